@@ -1,0 +1,43 @@
+"""FedProx: FedAvg with a spring to the model that was sent.
+
+w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);   then as FedAvg.
+
+Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.algorithm import algorithms
+from ..core.problem import LocalProblem
+from ..errors import InputError
+from ..vectors import Tree
+from .fedavg import FedAvg
+
+
+@algorithms.register("fedprox")
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term; with mu = 0 it is FedAvg.
+
+    Args:
+        mu: strength of the pull towards the model that was sent.
+    """
+
+    reference = "Li et al. 2020"
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise InputError(f"FedProx needs mu >= 0; got {self.mu}.")
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        start = sent["theta"]
+
+        def pulled(theta: Tensor, gradient: Tensor) -> Tensor:
+            return gradient + self.mu * (theta - start)
+
+        return {"theta": problem.descend(start, pulled)}, memory

@@ -1,0 +1,86 @@
+"""Files that are whole or not there: tensors and facts in one safetensors file with a checksum, written atomically."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from .errors import StoreError
+
+_FACTS, _SUM = "fedensemble", "sha256"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part; also across a power cut."""
+    spare = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(spare, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(spare, path)
+    except OSError as error:
+        spare.unlink(missing_ok=True) if spare.parent.is_dir() else None
+        raise StoreError(f"Could not write {path}: {_reason(error)}") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON that reads well and is the same for the same content."""
+    write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Writes tensors and JSON-able facts to one file that can be checked."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(facts, sort_keys=True)
+    write_bytes(path, to_bytes(held, {_FACTS: text, _SUM: _checksum(held, text)}))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a checkpoint; raises StoreError if the file is missing, cut short or changed."""
+    if not path.is_file():
+        raise StoreError(f"There is no checkpoint at {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
+        raise StoreError(f"{path} is damaged or no checkpoint: {error}") from None
+    if _FACTS not in metadata:
+        raise StoreError(f"{path} is a safetensors file, but not one of fedensemble's checkpoints.")
+    if metadata.get(_SUM) != _checksum(tensors, metadata[_FACTS]):
+        raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
+    return tensors, json.loads(metadata[_FACTS])
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _reason(error: OSError) -> str:
+    known = {
+        errno.ENOSPC: "the disk is full. Free some space and run the same command again; finished work is kept.",
+        errno.EACCES: "no write permission. Choose another folder, or change its permissions.",
+        errno.EPERM: "no write permission. Choose another folder, or change its permissions.",
+        errno.EROFS: "the file system is read-only. Choose another folder.",
+        errno.ENOTDIR: "a part of its path is a file, not a folder.",
+        errno.EEXIST: "a part of its path is a file, not a folder.",
+    }
+    return known.get(error.errno or 0, str(error))

@@ -1,0 +1,57 @@
+"""Weighted means by mode: the paper's server step, w_k = sum_i d_ik p_i w_i / sum_i d_ik p_i."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..vectors import Tree
+from .types import Cohort
+
+
+class ModeMeans:
+    """Sums uploads mode by mode as blocks of visits come in, and gives the means.
+
+    >>> means = ModeMeans(modes=2)
+    >>> means.add(torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), {"theta": torch.tensor([[0.0], [4.0]])})
+    >>> means.mean()["theta"].tolist()
+    [[3.0], [0.0]]
+    """
+
+    def __init__(self, modes: int) -> None:
+        self.modes = modes
+        self.sums: Tree = {}
+        self.count: Tensor | None = None
+        self.weight: Tensor | None = None
+
+    def add(self, mode: Tensor, weight: Tensor, uploads: Tree) -> None:
+        """Counts in a block of visits: modes [J], weights [J], uploads [J, P]."""
+        if self.count is None or self.weight is None:
+            self.count = weight.new_zeros(self.modes, 1)
+            self.weight = weight.new_zeros(self.modes, 1)
+            self.sums = {name: value.new_zeros(self.modes, value.shape[-1]) for name, value in uploads.items()}
+        if len(mode) == 1:  # one client at a time: touch one row only
+            self.count[mode[0]] += 1
+            self.weight[mode[0]] += weight[0]
+            for name, value in uploads.items():
+                self.sums[name][mode[0]] += weight[0] * value[0]
+            return
+        # A product with a K x J matrix, not index_add: its sums come in the same order every time, on a GPU too.
+        chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(weight.dtype)
+        self.count += chosen.sum(1, keepdim=True)
+        self.weight += (chosen * weight).sum(1, keepdim=True)
+        for name, value in uploads.items():
+            self.sums[name] += (chosen * weight).to(value.dtype) @ value
+
+    def mean(self) -> Tree:
+        """Weighted mean of each mode's uploads, [K, P]; zero where there were none."""
+        if self.weight is None:
+            return {}
+        scale = torch.where(self.weight > 0, self.weight, torch.ones_like(self.weight))
+        return {name: total / scale.to(total.dtype) for name, total in self.sums.items()}
+
+    def cohort(self, population: int) -> Cohort:
+        """Who stands behind the means."""
+        empty = torch.zeros(self.modes, 1)
+        count = empty if self.count is None else self.count
+        return Cohort(count, empty if self.weight is None else self.weight, population)

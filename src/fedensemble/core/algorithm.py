@@ -1,0 +1,81 @@
+"""What a federated method is: what a client does with a mode, and what the server does with the answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from ..errors import InputError
+from ..registry import Registry
+from ..vectors import Tree
+from .optimizer import SGD, Optimizer
+from .problem import LocalProblem
+from .types import Cohort
+
+algorithms: Registry[type[Algorithm]] = Registry("algorithm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """A federated method as arithmetic on models.
+
+    Everything it touches has shape [..., P]: the leading dimensions are whoever is being processed (none on a single
+    client, J visits in a batch, K modes on the server), the last one is the flattened model. Code broadcasts over `...`
+    and reduces only over the last dimension; then one definition runs on every engine.
+
+    Args:
+        lr: learning rate of local training.
+        lr_decay: the rate is multiplied by this every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is constant).
+        lr_decay_every: see above.
+        weighting: a mode's clients count by their "examples" (the paper's appendix) or are "uniform" (its remark).
+        optimizer: the local optimiser.
+    """
+
+    reference: ClassVar[str] = ""  # who described it first
+
+    lr: float = 0.1
+    lr_decay: float = 1.0
+    lr_decay_every: int = 10
+    weighting: Literal["examples", "uniform"] = "examples"
+    optimizer: Optimizer = SGD()
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        if not self.lr > 0:
+            raise InputError(f"{owner} needs lr > 0; got {self.lr}.")
+        if not 0 < self.lr_decay <= 1 or self.lr_decay_every < 1:
+            raise InputError(
+                f"{owner} needs 0 < lr_decay <= 1 and lr_decay_every >= 1; "
+                f"got {self.lr_decay} and {self.lr_decay_every}."
+            )
+        if self.weighting not in ("examples", "uniform"):
+            raise InputError(f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}.")
+        if not isinstance(self.optimizer, Optimizer):
+            raise InputError(f"{owner} needs an optimizer such as SGD() or Adam(); got {self.optimizer!r}.")
+
+    def rate(self, round: int) -> float:
+        """The learning rate in a round (counted from 0)."""
+        return self.lr * self.lr_decay ** (round // self.lr_decay_every)
+
+    def init_mode(self, theta: Tensor) -> Tree:
+        """Server state of modes with weights `theta`; "theta" is always in it."""
+        return {"theta": theta}
+
+    def init_memory(self, theta: Tensor) -> Tree:
+        """What a client keeps for a mode before it first trains it; empty for most methods."""
+        return {}
+
+    def broadcast(self, mode: Tree) -> Tree:
+        """What travels down to a client."""
+        return {"theta": mode["theta"]}
+
+    @abstractmethod
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        """What a client sends up, and its new memory."""
+
+    @abstractmethod
+    def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """The new server state, from the weighted mean of what a mode's clients sent."""

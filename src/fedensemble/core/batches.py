@@ -1,0 +1,81 @@
+"""Which examples a client sees in which local step: one definition for every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..errors import InputError
+
+LastBatch = Literal["keep", "wrap", "drop"]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client trains in a round.
+
+    Args:
+        epochs: passes over the client's examples; used when `steps` is None.
+        steps: number of minibatch steps, the same for all clients.
+        batch_size: B; at most the size of the largest client is used.
+        last_batch: an epoch's last, smaller batch is kept as it is ("keep"), filled up with the epoch's first examples
+            ("wrap"), or left out ("drop"; a client with less than one batch wraps).
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    last_batch: LastBatch = "keep"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"Local training needs batch_size >= 1; got {self.batch_size}.")
+        if self.epochs < 1 or (self.steps is not None and self.steps < 1):
+            raise InputError(f"Local training needs epochs >= 1 and steps >= 1; got {self.epochs} and {self.steps}.")
+        if self.last_batch not in ("keep", "wrap", "drop"):
+            raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {self.last_batch!r}.")
+
+    def steps_an_epoch(self, sizes: Tensor) -> Tensor:
+        """Minibatches in one pass over clients of these sizes."""
+        whole = sizes // self.batch_size
+        if self.last_batch == "drop":
+            return whole.clamp(min=1)
+        return whole + (sizes % self.batch_size > 0)
+
+    def count(self, sizes: Tensor) -> Tensor:
+        """Local steps of clients of these sizes."""
+        if self.steps is not None:
+            return torch.full_like(sizes, self.steps)
+        return self.epochs * self.steps_an_epoch(sizes)
+
+
+def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork) -> tuple[Tensor, Tensor]:
+    """Rows and weights of every local step of J visits.
+
+    Each epoch goes once through a client's examples in an order drawn from the visit's key.
+
+    Args:
+        keys: one a visit, [J].
+        sizes: examples of the visit's client, [J].
+
+    Returns:
+        rows [S, J, B], positions within the client, and weights [S, J, B]: 1 for an example that counts, 0 for filler
+        (beyond a smaller last batch, or beyond the visit's last step).
+    """
+    an_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
+    epochs = int(torch.max((counts + an_epoch - 1) // an_epoch))
+    steps, batch, longest = int(counts.max()), work.batch_size, int(sizes.max())
+    orders = torch.stack([draws.permutation(draws.fold(keys, e), longest, sizes) for e in range(epochs)])  # [E, J, n]
+
+    step = torch.arange(steps, device=sizes.device).reshape(-1, 1, 1)
+    epoch = (step // an_epoch.reshape(1, -1, 1)).clamp(max=epochs - 1)
+    place = (step % an_epoch.reshape(1, -1, 1)) * batch + torch.arange(batch, device=sizes.device)
+    size = sizes.reshape(1, -1, 1)
+    inside = torch.ones_like(place, dtype=torch.bool) if work.last_batch != "keep" else place < size
+    place = place % size
+    visit = torch.arange(len(sizes), device=sizes.device).reshape(1, -1, 1).expand_as(place)
+    return orders[epoch.expand_as(place), visit, place], inside & (step < counts.reshape(1, -1, 1))

@@ -1,0 +1,36 @@
+"""What carries out a plan: the only thing that differs between a laptop, a GPU and a fleet."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from ..registry import Registry
+from ..vectors import Tree
+from .algorithm import Algorithm
+from .types import Plan, Returned
+
+engines: Registry[type[Engine]] = Registry("engine")
+
+
+class Engine(ABC):
+    """Owns loops, data and client memory; everything else is pure."""
+
+    @abstractmethod
+    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
+        """Lets every client of the plan train its mode.
+
+        Args:
+            sent: what is broadcast, one row a mode, [K, P].
+            buffers: running statistics, one row a mode, [K, R].
+            round: counted from 0.
+        """
+
+    @abstractmethod
+    def memory_tensors(self) -> Tree:
+        """Client memory as named tensors, for a checkpoint."""
+
+    @abstractmethod
+    def load_memory(self, tensors: Tree) -> None:
+        """Puts back what `memory_tensors` gave."""

@@ -1,0 +1,122 @@
+"""A model as a function of a weight vector: its loss and gradient for one client, or for many by `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from .. import draws
+from ..errors import InputError
+from ..vectors import Layout, Tree
+from .losses import Loss, Task, find_loss, task_of
+from .randomness import KeyedRandomness
+
+ModelFactory = Callable[[], nn.Module]
+GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
+
+
+class Learner:
+    """What all clients share: the model's structure and the loss, without any weights.
+
+    Weights are a vector "theta" [P] of the trainable parameters; everything else that is floating point (running
+    statistics, frozen parameters) is a second vector, "buffers" [R].
+
+    Args:
+        model: a callable that returns a new nn.Module, freshly initialised.
+        loss: "cross_entropy", "mse" or a callable of outputs and targets.
+        targets: a few targets, to tell classification from regression.
+    """
+
+    def __init__(
+        self, model: ModelFactory, loss: str | Loss, targets: Tensor, device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        if isinstance(model, nn.Module) or not callable(model):
+            raise InputError(
+                f"model must be a callable that returns a new nn.Module, such as the class itself or a lambda; "
+                f"got {type(model).__name__}. Each of the K modes starts from its own initialisation."
+            )
+        self.factory, self.device, self.dtype = model, torch.device(device), dtype
+        self.loss, self.task = find_loss(loss), task_of(loss, targets)
+        template = self.build(0).to(device)
+        self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
+        self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
+        self.counters = {n: t.clone() for n, t in self._fixed(template) if not t.is_floating_point()}
+        if not self.theta_layout.names:
+            raise InputError(f"{type(template).__name__} has no trainable parameters.")
+        norms = [m for m in template.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.has_batch_statistics = bool(norms)
+        if any(m.momentum is None for m in norms):
+            raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
+        self.training_model = template.train()
+        self.eval_model = deepcopy(template).eval()
+        self.dropout_model = deepcopy(template).train()  # as the authors' code tested: dropout on, BatchNorm off
+        for module in self.dropout_model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+    def build(self, seed: int) -> nn.Module:
+        """A model initialised from a seed, on the CPU so that every device starts alike."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.factory()
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
+        if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in model.parameters()):
+            raise InputError("Lazy layers have no shape yet; run one batch through the model inside model().")
+        return model.to(self.dtype)
+
+    def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
+        """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
+        thetas, buffers = [], []
+        for mode in range(modes):
+            model = self.build(draws.torch_seed(draws.key(seed, "initialisation", mode)))
+            thetas.append(self.theta_layout.flatten(dict(model.named_parameters())).detach())
+            buffers.append(self.buffer_layout.flatten(dict(self._fixed(model))).detach())
+        return torch.stack(thetas).to(self.device), torch.stack(buffers).to(self.device, self.dtype)
+
+    def gradient_function(self, batched: bool) -> GradientFn:
+        """A function (theta, buffers, x, y, weight, key) -> (gradient, (loss, new buffers)).
+
+        Batched, every argument has a leading dimension of visits.
+        """
+
+        def objective(theta: Tensor, buffers: Tree, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
+            counters = {name: count.clone() for name, count in self.counters.items()}  # BatchNorm adds 1 in place
+            with KeyedRandomness(key):
+                tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
+                outputs = functional_call(self.training_model, tensors, (x,))
+            weight = weight.to(outputs.dtype)
+            value = (self.loss(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
+            return value, buffers
+
+        single = grad_and_value(objective, has_aux=True)
+        evaluate = vmap(single, randomness="error") if batched else single
+
+        def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
+            # Separate tensors, not views of one: under vmap an update of a view would be lost without a word.
+            named = {n: b.clone() for n, b in self.buffer_layout.unflatten(buffers).items()}
+            grad, (value, named) = evaluate(theta, named, x, y, weight, key)
+            return grad, (value, self.buffer_layout.flatten(named) if named else buffers)
+
+        return gradient
+
+    def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: draws.Key | None = None) -> Tensor:
+        """Outputs of one model [P] in eval mode, or with dropout active where a key is given."""
+        tensors = {**self.theta_layout.unflatten(theta), **self.buffer_layout.unflatten(buffers), **self.counters}
+        with torch.no_grad():
+            if dropout_key is None:
+                return functional_call(self.eval_model, tensors, (x,))
+            with KeyedRandomness(dropout_key):
+                return functional_call(self.dropout_model, tensors, (x,))
+
+    @staticmethod
+    def _fixed(model: nn.Module) -> list[tuple[str, Tensor]]:
+        """Tensors that gradient descent does not move."""
+        frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
+        return [*model.named_buffers(), *frozen]

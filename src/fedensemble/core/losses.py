@@ -1,0 +1,77 @@
+"""Losses by example: what a model is trained on, and whether its outputs are classes or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import InputError, unknown
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Task = Literal["classification", "regression"]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example, [B]; a sequence counts by the mean over its positions.
+
+    Classes are the last dimension of the outputs, [B, C] or [B, T, C]; torch's own [B, C, T] works too.
+    """
+    if outputs.shape[:-1] == targets.shape:
+        outputs = outputs.movedim(-1, 1)
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses.reshape(len(losses), -1).mean(1)
+
+
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error of each example, the mean over its outputs, [B]."""
+    if outputs.shape != targets.shape and outputs.shape == (*targets.shape, 1):
+        outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape:
+        raise InputError(
+            f"The model's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
+            "loss 'mse' needs them equal."
+        )
+    return ((outputs - targets) ** 2).reshape(len(outputs), -1).mean(1)
+
+
+def by_example(loss: Loss) -> Loss:
+    """Any loss as one that gives a number an example.
+
+    A loss that returns one number is taken as a mean over examples, and is asked about one example at a time.
+    """
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = loss(outputs, targets)
+        if value.dim() == 0:
+            return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
+        if value.shape[:1] != outputs.shape[:1]:
+            raise InputError(
+                f"The loss returned shape {tuple(value.shape)} for {len(outputs)} examples; return one number, or one "
+                "an example."
+            )
+        return value.reshape(len(outputs), -1).mean(1)
+
+    return losses
+
+
+_NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+
+
+def find_loss(loss: str | Loss) -> Loss:
+    """The loss by example for a name or a callable."""
+    if callable(loss):
+        return by_example(loss)
+    if loss not in _NAMED:
+        raise InputError(unknown("loss", str(loss), _NAMED))
+    return _NAMED[loss]
+
+
+def task_of(loss: str | Loss, targets: Tensor) -> Task:
+    """What is being learned: a named loss says so, otherwise integer targets are classes."""
+    if loss == "mse" or (loss != "cross_entropy" and targets.is_floating_point()):
+        return "regression"
+    return "classification"

@@ -1,0 +1,87 @@
+"""One client's objective, or that of J clients at once, as an algorithm sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..vectors import Tree
+from .optimizer import Optimizer
+
+Gradient = Callable[[Tensor], Tensor]
+Step = Callable[[Tree, Gradient], Tree]
+Adjust = Callable[[Tensor, Tensor], Tensor]
+
+
+class Steps(Protocol):
+    """What an engine gives a problem: gradients, step by step."""
+
+    count: int  # steps of the longest visit
+    active: Tensor | None  # [S, ..., 1], False where a visit is already done; None if none ever is
+
+    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Minibatch gradient [..., P], loss [...] and new buffers [..., R] in a local step."""
+        ...
+
+
+class LocalProblem:
+    """The objective of a visit: all an algorithm may know of a client.
+
+    Everything broadcasts over the leading dimensions: none, or J visits.
+
+    Args:
+        steps: where gradients come from.
+        buffers: running statistics the visit starts with, [..., R].
+        optimizer, lr: the local optimiser and this round's learning rate.
+        sizes: examples of the client, [..., 1].
+        counts: local steps of the client, [..., 1].
+    """
+
+    def __init__(
+        self, steps: Steps, buffers: Tensor, optimizer: Optimizer, lr: Tensor | float, sizes: Tensor, counts: Tensor
+    ) -> None:
+        self.optimizer, self.lr, self.sizes, self.counts = optimizer, lr, sizes, counts
+        self.buffers = buffers
+        self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
+        self._steps = steps
+
+    def iterate(self, state: Tree, step: Step) -> Tree:
+        """The state after all local steps of `step(state, gradient) -> state`.
+
+        `gradient(at)` is the gradient on this step's minibatch, at any point. Visits with fewer steps stand still while
+        others go on.
+        """
+        for index in range(self._steps.count):
+            active = None if self._steps.active is None else self._steps.active[index]
+
+            def gradient(at: Tensor, index: int = index, active: Tensor | None = active) -> Tensor:
+                value, (loss, buffers) = self._steps.gradient(index, at, self.buffers)
+                self.buffers = buffers if active is None else torch.where(active, buffers, self.buffers)
+                self.losses[index] = loss.detach()
+                return value
+
+            new = step(state, gradient)
+            if active is not None:
+                new = {name: torch.where(active, value, state[name]) for name, value in new.items()}
+            state = new
+        return state
+
+    def descend(self, start: Tensor, adjust: Adjust | None = None) -> Tensor:
+        """The model after local training from `start` with the local optimiser.
+
+        Args:
+            adjust: `adjust(theta, gradient)` is used in place of the gradient; this is where most methods differ.
+        """
+
+        def step(state: Tree, gradient: Gradient) -> Tree:
+            theta = state["theta"]
+            value = gradient(theta)
+            value = value if adjust is None else adjust(theta, value)
+            slots = {name: slot for name, slot in state.items() if name != "theta"}
+            theta, slots = self.optimizer.step(theta, value, slots, self.lr)
+            return {"theta": theta, **slots}
+
+        return self.iterate({"theta": start, **self.optimizer.slots(start)}, step)["theta"]

@@ -1,0 +1,84 @@
+"""LSTM, GRU and plain recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import InputError
+
+Cell = Callable[[Tensor, list[Tensor], Tensor, Tensor | None], list[Tensor]]
+
+
+def _lstm_cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    i, f, g, o = (given + F.linear(state[0], weight, bias)).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return [torch.sigmoid(o) * torch.tanh(c), c]
+
+
+def _gru_cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    r, z, n = given.chunk(3, dim=-1)
+    hr, hz, hn = F.linear(state[0], weight, bias).chunk(3, dim=-1)
+    z = torch.sigmoid(z + hz)
+    return [(1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn) + z * state[0]]
+
+
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+        return [activation(given + F.linear(state[0], weight, bias))]
+
+    return cell
+
+
+def _layer(x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool) -> Any:
+    """One direction of one layer: outputs [B, T, H] and the last state."""
+    bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
+    given = F.linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
+    outputs = []
+    for now in reversed(given) if backwards else given:
+        state = cell(now, state, weights[1], bias_state)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs, dim=1), state
+
+
+def _network(cell: Cell, states: int) -> Callable[..., Any]:
+    """A stand-in for torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+
+    def run(
+        dropout: Callable[..., Tensor], x: Tensor, initial: Any, weights: Sequence[Tensor], biases: Any,
+        layers: Any = None, p: Any = None, training: Any = None, bidirectional: Any = None, batch_first: Any = None,
+    ) -> Any:  # fmt: skip
+        if not isinstance(biases, bool):
+            raise InputError("Packed sequences cannot be batched over clients; pad them to one length.")
+        initial = list(initial) if states > 1 else [initial]
+        per, directions = (4 if biases else 2), (2 if bidirectional else 1)
+        if len(weights) != layers * directions * per:
+            raise InputError("LSTM with proj_size cannot be batched over clients; leave proj_size at 0.")
+        x = x if batch_first else x.transpose(0, 1)
+        finals: list[list[Tensor]] = []
+        for layer in range(layers):
+            if layer > 0:
+                x = dropout(x, p, training)
+            outputs = []
+            for direction in range(directions):
+                at = layer * directions + direction
+                y, last = _layer(x, [s[at] for s in initial], weights[at * per : (at + 1) * per], cell, direction == 1)
+                outputs.append(y)
+                finals.append(last)
+            x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
+        hidden = [torch.stack([f[s] for f in finals]) for s in range(states)]
+        return (x if batch_first else x.transpose(0, 1), *hidden)
+
+    return run
+
+
+RECURRENT: dict[Any, Callable[..., Any]] = {
+    torch.lstm: _network(_lstm_cell, 2),
+    torch.gru: _network(_gru_cell, 1),
+    torch.rnn_tanh: _network(_plain_cell(torch.tanh), 1),
+    torch.rnn_relu: _network(_plain_cell(torch.relu), 1),
+}

@@ -1,0 +1,55 @@
+"""One communication round of Fed-ensemble: the paper's Algorithm 1, lines 5 to 15."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import DivergedError
+from .algorithm import Algorithm
+from .engine import Engine
+from .schedule import Schedule
+from .types import EnsembleState, Plan, Returned, RoundReport
+
+
+def run_round(
+    state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine
+) -> tuple[EnsembleState, RoundReport]:
+    """The state after one more round, and what happened in it."""
+    plan = schedule.plan(state.schedule, state.round)  # who trains which mode
+    sent = algorithm.broadcast(state.modes)  # [K, P]
+    returned = engine.visit(algorithm, sent, state.buffers, plan, state.round)
+    check_finite(returned, plan, state.round)
+    updated = algorithm.server_update(state.modes, returned.uploads, returned.cohort)
+
+    trained = returned.cohort.count > 0  # a mode nobody trained keeps its weights and its server state
+    new = EnsembleState(
+        round=state.round + 1,
+        modes={name: torch.where(trained, updated[name], kept) for name, kept in state.modes.items()},
+        buffers=torch.where(trained, returned.buffers, state.buffers),
+        schedule=schedule.observe(state.schedule, plan, returned.loss),
+    )
+    losses = returned.loss.detach().cpu()
+    report = RoundReport(
+        round=new.round,
+        age=state.round // schedule.modes + 1,
+        plan=plan,
+        loss=float(losses.mean()),
+        losses=losses,
+        bytes_up=int(returned.bytes_up.sum()),
+        bytes_down=int(returned.bytes_down.sum()),
+        trained=tuple(torch.nonzero(trained.flatten()).flatten().tolist()),
+    )
+    return new, report
+
+
+def check_finite(returned: Returned, plan: Plan, round: int) -> None:
+    """Raises if a visit diverged, naming the first one."""
+    bad = torch.nonzero(~torch.isfinite(returned.loss)).flatten().cpu()
+    if len(bad):
+        j = int(bad[0])
+        others = f" ({len(bad) - 1} more visits likewise)" if len(bad) > 1 else ""
+        raise DivergedError(
+            f"loss became {float(returned.loss[j])} at round {round + 1}, client {int(plan.client[j])}, "
+            f"mode {int(plan.mode[j])} (step {int(returned.first_bad_step[j]) + 1}){others}. "
+            "Lower algorithm.lr, or set algorithm.optimizer.clip."
+        )

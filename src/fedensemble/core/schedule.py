@@ -1,0 +1,68 @@
+"""Who trains which mode in a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..errors import InputError
+from ..registry import Registry
+from ..vectors import Tree
+from .types import Plan
+
+schedules: Registry[type[Schedule]] = Registry("schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """A rule that makes each round's plan from the seed and the round alone.
+
+    Args:
+        modes: K, number of models in the ensemble.
+        strata: Q, groups of clients that train one mode together in a round.
+        clients_per_round: M.
+    """
+
+    one_mode_a_client: ClassVar[bool] = True  # within a round; False where models are trained apart
+
+    modes: int = 5
+    strata: int = 1
+    clients_per_round: int = 10
+
+    def check(self, population: int) -> None:
+        """Raises if this schedule cannot serve `population` clients."""
+        name, k, q, m = schedules.name_of(type(self)), self.modes, self.strata, self.clients_per_round
+        for what, value in (("modes", k), ("strata", q), ("clients_per_round", m)):
+            if value < 1:
+                raise InputError(f"Schedule '{name}' needs {what} >= 1; got {value}.")
+        if m > population:
+            raise InputError(
+                f"Schedule '{name}' needs clients_per_round <= clients; got clients_per_round={m}, "
+                f"clients={population}. Lower ensemble.clients_per_round."
+            )
+        if q > population:
+            raise InputError(
+                f"Schedule '{name}' needs strata <= clients; got strata={q}, clients={population}. "
+                "Lower ensemble.strata."
+            )
+        if q > m:
+            raise InputError(
+                f"Schedule '{name}' needs strata <= clients_per_round, so that every stratum serves a mode in every "
+                f"round; got strata={q}, clients_per_round={m}. Lower ensemble.strata or raise "
+                "ensemble.clients_per_round."
+            )
+
+    @abstractmethod
+    def init(self, population: int, seed: int) -> Tree:
+        """The schedule's state for N clients: tensors, so that a checkpoint can hold it."""
+
+    @abstractmethod
+    def plan(self, state: Tree, round: int) -> Plan:
+        """The visits of a round (counted from 0), sorted by client."""
+
+    def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
+        """The state after a round's losses [J] are known; most schedules do not care."""
+        return state

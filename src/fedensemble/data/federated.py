@@ -1,0 +1,202 @@
+"""All clients' examples in one flat array with offsets: client i owns rows `start[i] : start[i] + size[i]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """Turns stored inputs into what a model sees: `(x - mean) / std`, per channel, in floating point.
+
+    Images stay in memory as bytes and become numbers batch by batch.
+
+    >>> Standardise(mean=(127.5,), std=(127.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.float32)
+    tensor([[[[-1.,  1.]]]])
+    """
+
+    mean: tuple[float, ...]  # one number, or one a channel
+    std: tuple[float, ...]
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The standardised inputs, of the shape of `x`."""
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).reshape(shape)
+        return (x.to(dtype) - mean) / std
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """N clients' examples, and a test set that belongs to nobody.
+
+    Args:
+        x: inputs of all clients, one after another, [n, ...].
+        y: targets, [n, ...]; integers are class labels or tokens, floating-point numbers are regression targets.
+        start: first row of each client, [N].
+        size: number of rows of each client, [N].
+        x_test, y_test: held-out examples, or None.
+        standardise: applied to inputs when a batch is drawn, or None.
+        classes: number of classes (or tokens); None for regression.
+        names: names of the clients, where they have any.
+        info: facts for the run's record (source, partition, ...).
+    """
+
+    x: Tensor
+    y: Tensor
+    start: Tensor
+    size: Tensor
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+    standardise: Standardise | None = None
+    classes: int | None = None
+    names: tuple[str, ...] | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_examples(self.x, self.y, "the clients' data", self.classes)
+        if (self.x_test is None) != (self.y_test is None):
+            raise DataError("There is only one of x_test and y_test; give both, or neither.")
+        if self.x_test is not None and self.y_test is not None:
+            check_examples(self.x_test, self.y_test, "the test data", self.classes)
+            if self.x_test.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    f"Test inputs have shape {tuple(self.x_test.shape[1:])}, training inputs "
+                    f"{tuple(self.x.shape[1:])}; they must agree."
+                )
+        if self.names is not None and len(self.names) != len(self.size):
+            raise DataError(f"There are {len(self.size)} clients, but {len(self.names)} names; give one each.")
+        empty = torch.nonzero(self.size <= 0).flatten().tolist()
+        if empty:
+            raise DataError(
+                f"{len(empty)} of {len(self.size)} clients have no examples (first: client {empty[0]}). "
+                "Leave them out, or lower the number of clients."
+            )
+
+    def __len__(self) -> int:
+        """Number of clients, N."""
+        return len(self.size)
+
+    def client(self, index: int) -> tuple[Tensor, Tensor]:
+        """The stored inputs and targets of one client."""
+        rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
+        return self.x[rows], self.y[rows]
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Stored inputs as the model sees them: standardised; integers without a rule (tokens) stay integers."""
+        if self.standardise is not None:
+            return self.standardise(x, dtype)
+        return x.to(dtype) if x.is_floating_point() else x
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The same data with the training examples on `device`; nothing is copied if they are there."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+    def label_counts(self) -> Tensor:
+        """Examples of each class at each client, [N, C]; raises for regression data."""
+        if self.classes is None:
+            raise DataError("These targets are not class labels, so there is no label histogram.")
+        owner = torch.repeat_interleave(torch.arange(len(self)), self.size.cpu())
+        per_row = self.y.cpu().reshape(len(self.y), -1).long()
+        flat = owner.unsqueeze(1) * self.classes + per_row
+        return torch.bincount(flat.flatten(), minlength=len(self) * self.classes).reshape(len(self), self.classes)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[tuple[Any, Any]], **options: Any) -> FederatedData:
+        """Data from one (inputs, targets) pair a client; arrays, tensors or lists.
+
+        >>> data = FederatedData.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
+        >>> len(data), data.size.tolist(), data.classes
+        (2, [2, 1], 2)
+        """
+        if not clients:
+            raise DataError("There are no clients: pass at least one (inputs, targets) pair.")
+        pairs = [(as_tensor(x), as_targets(y)) for x, y in clients]
+        for index, (x, y) in enumerate(pairs):
+            if x.dim() > 0 and len(x) == 0:  # before shapes are compared: an empty list has no shape to speak of
+                raise DataError(f"Client {index} has no examples. Leave it out.")
+            check_examples(x, y, f"client {index}")
+            for what, got, first in (("inputs", x, pairs[0][0]), ("targets", y, pairs[0][1])):
+                if got.shape[1:] != first.shape[1:] or got.dtype != first.dtype:
+                    raise DataError(
+                        f"Clients disagree: {what} of client {index} are {describe(got)} an example, "
+                        f"those of client 0 are {describe(first)}. Give all clients one shape and type."
+                    )
+        sizes = torch.tensor([len(x) for x, _ in pairs])
+        return cls.from_arrays(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), sizes, **options)
+
+    @classmethod
+    def from_arrays(cls, x: Any, y: Any, sizes: Any, **options: Any) -> FederatedData:
+        """Data from arrays that already lie client after client, `sizes[i]` rows each."""
+        x, y, size = as_inputs(x), as_targets(y), torch.as_tensor(sizes, dtype=torch.int64)
+        if x.dtype == torch.uint8:
+            options.setdefault("standardise", Standardise((0.0,), (255.0,)))  # images
+        for name, convert in (("x_test", as_inputs), ("y_test", as_targets)):
+            if options.get(name) is not None:
+                options[name] = convert(options[name])
+        if int(size.sum()) != len(x):
+            raise DataError(f"Client sizes add up to {int(size.sum())}, but there are {len(x)} examples.")
+        if "classes" not in options and not y.is_floating_point():
+            targets = [values for values in (y, options.get("y_test")) if values is not None and values.numel()]
+            options["classes"] = 1 + max((int(values.max()) for values in targets), default=-1)
+        return cls(x=x, y=y, start=torch.cumsum(size, 0) - size, size=size, **options)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor of numbers: floats as float32, labels as int64, bytes (images) as they are."""
+    try:
+        tensor = values.detach() if isinstance(values, Tensor) else torch.as_tensor(sharable(np.asarray(values)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Data must be numbers in arrays of one shape; got {type(values).__name__}: {error}") from None
+    if tensor.is_floating_point():
+        return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise DataError(f"Data of type {tensor.dtype} cannot be trained on; convert it to numbers first.")
+    return tensor if tensor.dtype == torch.uint8 else tensor.long()
+
+
+def as_inputs(values: Any) -> Tensor:
+    """A tensor of inputs: bytes stay bytes if they are images (three axes or more), and become tokens if not."""
+    x = as_tensor(values)
+    return x.long() if x.dtype == torch.uint8 and x.dim() < 3 else x
+
+
+def as_targets(values: Any) -> Tensor:
+    """A tensor of targets: floating-point numbers, or labels as int64."""
+    y = as_tensor(values)
+    return y if y.is_floating_point() else y.long()
+
+
+def sharable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, or a copy of one that torch cannot share memory with: read-only, reversed or of another byte order."""
+    values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return values if values.flags.writeable and min(values.strides, default=0) >= 0 else values.copy()
+
+
+def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None) -> None:
+    """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
+    for what, values in (("Inputs", x), ("Targets", y)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            flat = torch.isfinite(values).reshape(len(values), -1).all(1)
+            row = int(torch.nonzero(~flat)[0])
+            raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
+    if len(y) and not y.is_floating_point() and int(y.min()) < 0:
+        raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
+    if len(y) and classes is not None and not y.is_floating_point() and int(y.max()) >= classes:
+        raise DataError(f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}.")
+
+
+def describe(values: Tensor) -> str:
+    """Shape of one example and its type, for messages."""
+    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -1,0 +1,117 @@
+"""Arrays of one's own, from a NumPy .npz file."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .source import Rows, Source, bad_file, data_folder, sources
+
+
+@sources.register("npz")
+def npz(
+    *,
+    path: Path | str,
+    root: Path | None = None,
+    x: str = "x",
+    y: str = "y",
+    x_test: str | None = None,
+    y_test: str | None = None,
+    client: str | None = None,
+    classes: int | None = None,
+) -> Source:
+    """The arrays of a .npz file; x with type uint8 and three or more axes are images, other integers are tokens.
+
+    Args:
+        path: the file; if it is not there, it is looked for in the data folder.
+        root: data folder.
+        x, y: names of the arrays of training inputs and targets.
+        x_test, y_test: names of the test arrays; by default those called x_test and y_test, if there are any.
+        client: name of the array with the client of each training row (numbers or texts); by default the one
+            called client, if there is one.
+        classes: number of classes; by default the largest label and one more.
+    """
+    file = find_npz(Path(path), root)
+    wanted = {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "client": client}
+    arrays = read_arrays(file, wanted)
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"The file {file} has only one of the two test arrays; give x_test and y_test, or neither.")
+    group, names = number_clients(file, arrays["client"]) if "client" in arrays else (None, None)
+    return Source(
+        arrays["x"],
+        arrays["y"],
+        arrays.get("x_test"),
+        arrays.get("y_test"),
+        classes=classes,
+        group=group,
+        group_names=names,
+        info={"source": "npz", "files": [str(file)]},
+    )
+
+
+def find_npz(path: Path, root: Path | None) -> Path:
+    """The file at `path`, or below the data folder."""
+    path = path.expanduser()
+    places = [path] if path.is_absolute() else [path, data_folder(root) / path]
+    for place in places:
+        if place.is_file():
+            return place
+    looked = ", ".join(str(place) for place in places)
+    raise DataError(
+        f"Dataset 'npz' needs the file {path.name}, which is missing. Looked for {looked}. "
+        "Give its path, or set FEDENSEMBLE_DATA to the folder that has it; numpy.savez writes such files."
+    )
+
+
+def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[Any]]:
+    """The arrays asked for, by role; one whose name is None is left out if no array has its role's name."""
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise bad_file(file, "it is no .npz file (numpy.savez writes those)") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise bad_file(file, "it is one array (.npy), not a .npz file with several (numpy.savez writes those)")
+    arrays: dict[str, NDArray[Any]] = {}
+    with archive:
+        for role, name in wanted.items():
+            if name is None and role not in archive.files:
+                continue
+            name = name or role
+            if name not in archive.files:
+                there = ", ".join(sorted(archive.files)) or "nothing"
+                raise DataError(f"The file {file} has no array '{name}' for {role}. It has {there}.")
+            arrays[role] = read_array(file, archive, name)
+    return arrays
+
+
+def read_array(file: Path, archive: Any, name: str) -> NDArray[Any]:
+    """One array; raises for those that are no plain numbers or texts."""
+    try:
+        array: NDArray[Any] = archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise bad_file(file, f"array '{name}' cannot be read ({error})") from None
+        raise DataError(
+            f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run code. "
+            "Save it as an array of numbers of one shape."
+        ) from None
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise bad_file(file, f"array '{name}' cannot be read ({error})") from None
+    if array.ndim == 0:
+        raise DataError(f"Array '{name}' in {file} is a single value; it needs one row an example.")
+    return array
+
+
+def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]]:
+    """The number of each row's client, [n], in sorted order of the ids, and the ids as texts."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+        raise DataError(
+            f"Client ids in {file} must be whole numbers or texts, one a training row; "
+            f"got {ids.dtype} of shape {ids.shape}."
+        )
+    names, group = np.unique(ids, return_inverse=True)
+    return group.astype(np.int64), tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)

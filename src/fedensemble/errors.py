@@ -1,0 +1,36 @@
+"""The errors a user can meet: each says what was wrong, where, what was got and what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedEnsembleError(Exception):
+    """Any error this package raises on purpose; the CLI prints it as one line, without a traceback."""
+
+
+class InputError(FedEnsembleError, ValueError):
+    """A setting, an argument or an array that cannot be used."""
+
+
+class DataError(FedEnsembleError, ValueError):
+    """A data file that is missing or unreadable, or data that cannot be trained on."""
+
+
+class DivergedError(FedEnsembleError, ArithmeticError):
+    """Training produced a loss or a model that is not finite."""
+
+
+class StoreError(FedEnsembleError, OSError):
+    """A run folder or checkpoint that cannot be read or written."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """A sentence that says `name` is no `kind` and names the nearest ones.
+
+    >>> unknown("algorithm", "fedavgg", ["fedavg", "fedprox"])
+    "unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, fedprox."
+    """
+    options = sorted(known)
+    close = get_close_matches(name, options, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"unknown {kind} '{name}': {hint}Known: {', '.join(options)}."

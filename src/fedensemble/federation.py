@@ -1,0 +1,263 @@
+"""A federation: clients' data, a model and a method, put together and trained round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checkpoint import read_checkpoint, write_checkpoint
+from .core.algorithm import Algorithm, algorithms
+from .core.batches import LastBatch, LocalWork
+from .core.engine import engines
+from .core.learner import Learner, ModelFactory
+from .core.losses import Loss
+from .core.optimizer import optimizers
+from .core.round import run_round
+from .core.schedule import Schedule, schedules
+from .core.types import EnsembleState, RoundReport
+from .data.federated import FederatedData
+from .errors import InputError, StoreError
+from .predict import Combine, Ensemble
+from .vectors import Tree
+
+FILE = "federation.safetensors"
+
+
+class Federation:
+    """Trains K modes on N clients with a federated method.
+
+    Args:
+        model: a callable that returns a new nn.Module.
+        data: the clients' examples.
+        algorithm: the method, such as `FedAvg(lr=0.1)`, or its registered name.
+        modes: K.
+        strata: Q; None gives each of a round's clients a stratum of its own (and 1 for one mode).
+        clients_per_round: M; None takes everybody.
+        schedule: registered name, or a Schedule (then `modes`, `strata` and `clients_per_round` are its own).
+        epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None keeps a smaller last batch,
+            except for models with BatchNorm, which wrap it (filler must not enter batch statistics).
+        loss: "cross_entropy", "mse" or a callable of outputs and targets.
+        engine: "vector" (all clients at once) or "loop" (one after another); the numbers agree.
+        engine_options: such as `block` for "vector".
+        combine: how modes are averaged in predictions.
+        device: "cpu", "cuda" or "auto".
+        dtype: of weights and arithmetic, torch.float32 or torch.float64.
+        seed: of everything random.
+
+    >>> from torch import nn
+    >>> from fedensemble.algorithms import FedAvg
+    >>> clients = [([[0.0], [0.1]], [0, 0]), ([[1.0], [0.9]], [1, 1])]
+    >>> federation = Federation(lambda: nn.Linear(1, 2), FederatedData.from_clients(clients), FedAvg(lr=1.0), modes=2)
+    >>> [report.age for report in federation.rounds(4)]
+    [1, 1, 2, 2]
+    """
+
+    def __init__(
+        self,
+        model: ModelFactory,
+        data: FederatedData,
+        algorithm: Algorithm | str = "fedavg",
+        *,
+        modes: int = 5,
+        strata: int | None = None,
+        clients_per_round: int | None = None,
+        schedule: str | Schedule = "stratified",
+        epochs: int = 1,
+        steps: int | None = None,
+        batch_size: int = 32,
+        last_batch: LastBatch | None = None,
+        loss: str | Loss = "cross_entropy",
+        engine: str = "vector",
+        engine_options: Mapping[str, Any] | None = None,
+        combine: Combine | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self.data, self.seed, self.combine = data, seed, combine
+        self.algorithm = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
+        if not isinstance(self.algorithm, Algorithm):
+            raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
+        per_round = len(data) if clients_per_round is None else clients_per_round
+        groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, len(data)), 1))
+        self.schedule = (
+            schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
+            if isinstance(schedule, str)
+            else schedule
+        )
+        self.learner = Learner(model, loss, data.y[:1], find_device(device), dtype)
+        check_outputs(self.learner, data)
+        rule: LastBatch = last_batch or ("wrap" if self.learner.has_batch_statistics else "keep")
+        if rule == "keep" and self.learner.has_batch_statistics:
+            raise InputError(
+                "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's statistics; "
+                "use 'wrap' or 'drop', or GroupNorm in the model."
+            )
+        work = LocalWork(epochs, steps, batch_size, rule)
+        self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
+        self._engine = (engine, dict(engine_options or {}))
+        self._loss = loss if isinstance(loss, str) else None
+        try:
+            self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
+        except TypeError:
+            raise InputError(f"Engine '{engine}' does not know these options: {self._engine[1]}.") from None
+        theta, buffers = self.learner.initial(seed, self.schedule.modes)
+        self.state = EnsembleState(
+            0, self.algorithm.init_mode(theta), buffers, self.schedule.init(len(data), seed)
+        )
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return self.state.round
+
+    def rounds(self, count: int) -> Iterator[RoundReport]:
+        """Trains `count` more rounds, one for each report taken."""
+        for _ in range(count):
+            self.state, report = run_round(
+                self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine
+            )
+            yield report
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The K modes as they are now."""
+        return Ensemble(
+            self.learner, self.state.modes["theta"], self.state.buffers,
+            standardise=self.data.standardise, combine=self.combine, seed=self.seed,
+        )  # fmt: skip
+
+    def tensors(self) -> Tree:
+        """Everything that training changes, by name."""
+        groups = {
+            "modes": self.state.modes, "schedule": self.state.schedule, "memory": self.engine.memory_tensors(),
+        }  # fmt: skip
+        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
+        return {**named, "buffers": self.state.buffers}
+
+    def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
+        """Puts back what `tensors` gave after `round` rounds."""
+
+        def group(prefix: str) -> Tree:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        modes = group("modes/")
+        expected = {name: tuple(tensor.shape) for name, tensor in self.state.modes.items()}
+        got = {name: tuple(tensor.shape) for name, tensor in modes.items()}
+        if expected != got:
+            raise StoreError(f"The checkpoint does not fit: this federation has modes {expected}, the file {got}.")
+        device = self.learner.device
+        self.engine.load_memory(group("memory/"))
+        self.state = EnsembleState(
+            round, {n: t.to(device) for n, t in modes.items()}, tensors["buffers"].to(device), group("schedule/")
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the whole federation, less model and data, to a folder; returns the file."""
+        path = Path(folder) / FILE
+        write_checkpoint(path, self.tensors(), {"round": self.round, "settings": self._settings()})
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path, *, model: ModelFactory, data: FederatedData, **changes: Any) -> Federation:
+        """A saved federation with its model and data; it continues as if it had never stopped.
+
+        Args:
+            changes: arguments that a file cannot hold (a loss or an algorithm that is not registered), or a new engine
+                or device.
+        """
+        tensors, facts = read_checkpoint(Path(folder) / FILE)
+        settings = dict(facts["settings"])
+        for name in ("algorithm", "schedule", "loss"):
+            if settings[name] is None and name not in changes:
+                raise InputError(f"The {name} saved in {folder} is not a registered one: pass {name}=... to load().")
+        settings["dtype"] = getattr(torch, settings["dtype"])
+        for name in ("algorithm", "schedule"):
+            if name not in changes:
+                settings[name] = _revive(settings[name])
+        federation = cls(model, data, **{**settings, **changes})
+        federation.restore(tensors, facts["round"])
+        return federation
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "algorithm": _describe(self.algorithm),
+            "schedule": _describe(self.schedule),
+            "epochs": self.work.epochs,
+            "steps": self.work.steps,
+            "batch_size": self.work.batch_size,
+            "last_batch": self.work.last_batch,
+            "loss": self._loss,
+            "engine": self._engine[0],
+            "engine_options": self._engine[1],
+            "combine": self.combine,
+            "device": str(self.learner.device),
+            "dtype": str(self.learner.dtype).removeprefix("torch."),
+            "seed": self.seed,
+        }
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device by name; "auto" is CUDA where there is any."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'.") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
+    return found
+
+
+def check_outputs(learner: Learner, data: FederatedData) -> None:
+    """Runs two examples through the model, so that what does not fit is said before training."""
+    x = data.inputs(data.x[:2], learner.dtype).to(learner.device)
+    y = data.y[:2].to(learner.device)
+    model = learner.build(0).to(learner.device).eval()
+    try:
+        with torch.no_grad():
+            outputs = model(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: {str(error).splitlines()[0]}"
+        ) from None
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
+    if learner.task == "classification":
+        if data.y.is_floating_point():
+            raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
+        classes = outputs.shape[1] if outputs.dim() == y.dim() + 1 and outputs.shape[:-1] != y.shape else outputs.shape[-1]
+        highest = int(data.y.max())
+        if highest >= classes:
+            raise InputError(
+                f"Labels go up to {highest}, but the model has {classes} outputs; it needs at least {highest + 1}."
+            )
+    else:
+        y = y.to(learner.dtype)
+    learner.loss(outputs, y)
+
+
+def _describe(part: Any) -> dict[str, Any] | None:
+    """A registered frozen dataclass as a name and its fields, or None if a file could not bring it back."""
+    for registry in (algorithms, schedules, optimizers):
+        name = registry.name_of(type(part))  # type: ignore[arg-type]
+        if name is not None and is_dataclass(part):
+            values = {f.name: getattr(part, f.name) for f in fields(part)}
+            inner = {key: _describe(value) if is_dataclass(value) else value for key, value in values.items()}
+            return {"name": name, **inner}
+    return None
+
+
+def _revive(description: Mapping[str, Any]) -> Any:
+    """The object that `_describe` described."""
+    values = {k: _revive(v) if isinstance(v, Mapping) else v for k, v in description.items() if k != "name"}
+    for registry in (algorithms, schedules, optimizers):
+        if description["name"] in registry:
+            return registry[description["name"]](**values)
+    raise InputError(f"'{description['name']}' is not registered here; import the package that defines it first.")

@@ -1,0 +1,74 @@
+"""How good and how sure an ensemble is, as plain numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .errors import DataError
+from .predict import Prediction
+
+_BINS = 15  # of the calibration error, as Guo et al. 2017
+_SMALLEST = 1e-12  # probabilities below this count as this, or one confident mistake would make the likelihood infinite
+
+
+def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    """All metrics of a prediction against targets [B, ...], by name."""
+    targets = targets.cpu()
+    if prediction.task == "regression":
+        return _regression(prediction, targets)
+    return _classification(prediction, targets)
+
+
+def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    classes = prediction.mean.shape[-1]
+    if int(targets.max()) >= classes:
+        raise DataError(f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs.")
+    mean = prediction.mean.reshape(-1, classes).double()
+    members = prediction.members.reshape(len(prediction.members), -1, classes).double()
+    target = targets.reshape(-1).long()
+    by_mode = (members.argmax(-1) == target).double().mean(1)
+    chosen = mean.gather(1, target.unsqueeze(1)).squeeze(1)
+    onehot = torch.nn.functional.one_hot(target, classes)
+    return {
+        "accuracy": float((mean.argmax(-1) == target).double().mean()),
+        "mode_accuracy_mean": float(by_mode.mean()),
+        "mode_accuracy_min": float(by_mode.min()),
+        "mode_accuracy_max": float(by_mode.max()),
+        "nll": float(-chosen.clamp(min=_SMALLEST).log().mean()),
+        "brier": float(((mean - onehot) ** 2).sum(1).mean()),
+        "ece": float(multiclass_calibration_error(mean, target, num_classes=classes, n_bins=_BINS)),
+        "entropy": float(prediction.entropy.double().mean()),
+        "mode_entropy": float(prediction.member_entropy.double().mean()),
+        "mutual_information": float(prediction.mutual_information.double().mean()),
+        "disagreement": disagreement(members),
+    }
+
+
+def disagreement(members: Tensor) -> float:
+    """Share of inputs on which two different modes choose different classes, the mean over pairs; 0 for one mode.
+
+    >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]))
+    1.0
+    """
+    modes, _, classes = members.shape
+    if modes == 1:
+        return 0.0
+    votes = torch.nn.functional.one_hot(members.argmax(-1), classes).sum(0).double()  # [B, C]
+    agreeing = (votes * (votes - 1)).sum(1) / (modes * (modes - 1))
+    return float(1 - agreeing.mean())
+
+
+def _regression(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    mean, members = prediction.mean.double(), prediction.members.double()
+    target = targets.double().reshape(mean.shape)
+    by_mode = ((members - target) ** 2).reshape(len(members), -1).mean(1)
+    return {
+        "mse": float(((mean - target) ** 2).mean()),
+        "mode_mse_mean": float(by_mode.mean()),
+        "mode_mse_min": float(by_mode.min()),
+        "mode_mse_max": float(by_mode.max()),
+        "variance": float(prediction.variance.double().mean()),
+    }

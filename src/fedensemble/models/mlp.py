@@ -1,0 +1,35 @@
+"""A multilayer perceptron."""
+
+from collections.abc import Sequence
+from math import prod
+
+from torch import Tensor, nn
+
+from .registry import models
+
+
+@models.register("mlp")
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them; inputs of any shape are flattened.
+
+    Args:
+        shape: shape of one input.
+        outputs: number of classes or targets.
+        hidden: widths of the hidden layers; none makes it linear.
+        dropout: probability, after each hidden layer.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        widths = [prod(shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inside, outside in zip(widths[:-1], widths[1:], strict=True):
+            layers += [nn.Linear(inside, outside), nn.ReLU()]
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]

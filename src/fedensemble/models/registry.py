@@ -1,0 +1,9 @@
+"""The table of models by name."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ..registry import Registry
+
+models: Registry[Callable[..., nn.Module]] = Registry("model")

@@ -1,0 +1,127 @@
+"""Predictions of an ensemble: the average of its modes, and how far they agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .core.learner import Learner
+from .core.losses import Task
+from .data.federated import Standardise, as_tensor
+from .errors import InputError
+
+Combine = Literal["probabilities", "logits", "outputs"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What K modes say of B inputs.
+
+    For classification `members` are class probabilities and `mean` their combination; for regression both are outputs.
+    """
+
+    mean: Tensor  # [B, ..., C]
+    members: Tensor  # [K, B, ..., C]
+    task: Task = "classification"
+    combine: Combine = "probabilities"
+
+    @cached_property
+    def label(self) -> Tensor:
+        """The most probable class, [B, ...]."""
+        self._need("classification", "label")
+        return self.mean.argmax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged prediction in nats: total uncertainty, [B, ...]."""
+        self._need("classification", "entropy")
+        return entropy(self.mean)
+
+    @cached_property
+    def member_entropy(self) -> Tensor:
+        """Mean over modes of their own entropy: uncertainty that more modes cannot lessen, [B, ...]."""
+        self._need("classification", "member_entropy")
+        return entropy(self.members).mean(0)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """Entropy of the mean less the mean entropy: how far the modes disagree, [B, ...]; never negative."""
+        self._need("classification", "mutual_information")
+        return (entropy(self.members.mean(0)) - self.member_entropy).clamp(min=0)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Variance over modes (unbiased; zero for one mode), [B, ..., C]."""
+        return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
+
+    def _need(self, task: Task, what: str) -> None:
+        if self.task != task:
+            raise InputError(f"'{what}' needs class probabilities, and this is {self.task}; use .mean and .variance.")
+
+
+class Ensemble:
+    """K trained modes of one model, ready to predict.
+
+    Args:
+        theta, buffers: weights [K, P] and running statistics [K, R].
+        standardise: what the training inputs went through, or None.
+        combine: average class "probabilities" or "logits"; "outputs" for regression.
+        dropout: keep dropout active, as the authors' code did; None tests as usual.
+    """
+
+    def __init__(
+        self, learner: Learner, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
+        combine: Combine | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.learner, self.theta, self.buffers = learner, theta, buffers
+        self.standardise, self.seed = standardise, seed
+        default: Combine = "probabilities" if learner.task == "classification" else "outputs"
+        self.combine: Combine = combine or default
+        if self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
+            raise InputError(
+                "combine is 'probabilities' or 'logits' for classification and 'outputs' for regression; "
+                f"got {self.combine!r} for {learner.task}."
+            )
+
+    def __len__(self) -> int:
+        """Number of modes, K."""
+        return len(self.theta)
+
+    def predict(self, x: Any, *, batch_size: int = 1024, dropout: bool = False) -> Prediction:
+        """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not standardised).
+
+        Args:
+            dropout: keep dropout active, as the authors' published code did when testing.
+        """
+        inputs = as_tensor(x)
+        inputs = inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
+        if not len(inputs):
+            raise InputError("There is nothing to predict: the input has no rows.")
+        pieces = [self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size))]
+        raw = torch.cat(pieces, dim=1)  # [K, B, ..., C]
+        if self.learner.task == "regression":
+            return Prediction(raw.mean(0), raw, "regression", "outputs")
+        members = torch.softmax(raw, dim=-1)
+        mean = members.mean(0) if self.combine == "probabilities" else torch.softmax(raw.mean(0), dim=-1)
+        return Prediction(mean, members, "classification", self.combine)
+
+    def _members(self, x: Tensor, piece: int, dropout: bool) -> Tensor:
+        learner = self.learner
+        x = x.to(learner.device)
+        x = self.standardise(x, learner.dtype) if self.standardise is not None else x
+        x = x.to(learner.dtype) if x.is_floating_point() else x
+        outputs = []
+        for mode in range(len(self)):
+            key = draws.key(self.seed, "evaluation", mode, piece) if dropout else None
+            outputs.append(learner.outputs(self.theta[mode], self.buffers[mode], x, key))
+        return torch.stack(outputs).cpu()
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy over the last dimension, in nats."""
+    return -torch.special.xlogy(probabilities, probabilities).sum(-1)

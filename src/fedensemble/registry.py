@@ -1,0 +1,62 @@
+"""Names for what can be plugged in: algorithms, schedules, engines, models, data sources, partitions."""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from .errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table from names to things of one kind, open to other packages.
+
+    A package outside adds its own by the entry-point group `fedensemble.<kind>s`; it is loaded when first asked for.
+
+    >>> colours: Registry[int] = Registry("colour")
+    >>> _ = colours.register("red")(0xFF0000)
+    >>> colours["red"] == 0xFF0000, list(colours)
+    (True, ['red'])
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: dict[str, T] = {}
+        self._outside: dict[str, Any] | None = None
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that files what it decorates under `name`."""
+
+        def add(item: T) -> T:
+            if name in self._items and self._items[name] is not item:
+                raise InputError(f"The {self.kind} name '{name}' is taken by {self._items[name]!r}; choose another.")
+            self._items[name] = item
+            return item
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._items and name in self._entry_points():
+            self._items[name] = self._entry_points()[name].load()
+        if name not in self._items:
+            raise InputError(unknown(self.kind, name, self))
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._items, *self._entry_points()}))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items or name in self._entry_points()
+
+    def name_of(self, item: T) -> str | None:
+        """The name `item` is registered under, or None."""
+        for name in self:
+            if self[name] is item:
+                return name
+        return None
+
+    def _entry_points(self) -> dict[str, Any]:
+        if self._outside is None:
+            self._outside = {point.name: point for point in entry_points(group=f"fedensemble.{self.kind}s")}
+        return self._outside

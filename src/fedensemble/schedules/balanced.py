@@ -1,0 +1,41 @@
+"""A Latin-square variant of the paper's schedule: in every round the modes are spread evenly over the strata.
+
+P[q, r] = sigma[(pi[q] + rho[r]) mod K] with random permutations sigma of the modes, pi of the strata and rho of the
+rounds, drawn anew each age.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .. import draws
+from ..core.schedule import schedules
+from ..errors import InputError
+from ..vectors import Tree
+from .stratified import Stratified
+
+
+@schedules.register("balanced")
+@dataclass(frozen=True, kw_only=True)
+class Balanced(Stratified):
+    """Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or ceil(Q/K) times.
+
+    So no mode is ever idle; it needs Q >= K.
+    """
+
+    def check(self, population: int) -> None:
+        super().check(population)
+        if self.strata < self.modes:
+            raise InputError(
+                f"Schedule 'balanced' needs strata >= modes, or some mode would be idle; got strata={self.strata}, "
+                f"modes={self.modes}. Raise ensemble.strata, or use schedule 'stratified'."
+            )
+
+    def permutations(self, state: Tree, age: int) -> Tensor:
+        at = draws.key(int(state["seed"]), "latin square", age)
+        sigma = draws.permutation(draws.fold(at, 0), self.modes)
+        pi = draws.permutation(draws.fold(at, 1), self.strata)
+        rho = draws.permutation(draws.fold(at, 2), self.modes)
+        return sigma[(pi.unsqueeze(1) + rho) % self.modes]

@@ -1,0 +1,45 @@
+"""Random strata, and drawing a round's clients from them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import draws
+
+
+def divide(population: int, strata: int, seed: int) -> Tensor:
+    """The stratum of each client, [N]: a random division into Q groups whose sizes differ by one at most.
+
+    >>> torch.bincount(divide(population=11, strata=3, seed=0)).tolist()
+    [4, 4, 3]
+    """
+    order = draws.permutation(draws.key(seed, "strata"), population)
+    stratum = torch.empty(population, dtype=torch.int64)
+    stratum[order] = torch.arange(population) % strata
+    return stratum
+
+
+def shares(sizes: Tensor, total: int, seed: int, round: int) -> Tensor:
+    """Clients to draw from each stratum, [Q], adding up to `total` <= N.
+
+    Each stratum gives total // Q; where that leaves a remainder, strata drawn anew every round give one more.
+    """
+    strata = len(sizes)
+    share = torch.full((strata,), total // strata, dtype=torch.int64)
+    room = sizes > share  # with sizes within one of each other, there is always room for the remainder
+    drawn = draws.bits(draws.key(seed, "remainder", round), strata).masked_fill(~room, (1 << 63) - 1)
+    share[torch.argsort(drawn, stable=True)[: total % strata]] += 1
+    return share
+
+
+def sample(stratum: Tensor, total: int, seed: int, round: int) -> Tensor:
+    """The clients of a round, [total], drawn without replacement from every stratum, in ascending order."""
+    strata = int(stratum.max()) + 1
+    share = shares(torch.bincount(stratum, minlength=strata), total, seed, round)
+    drawn = draws.bits(draws.key(seed, "clients", round), len(stratum))
+    order = torch.argsort(drawn, stable=True)
+    order = order[torch.argsort(stratum[order], stable=True)]  # stratum after stratum, at random within each
+    first = torch.cumsum(torch.bincount(stratum, minlength=strata), 0) - torch.bincount(stratum, minlength=strata)
+    place = torch.arange(len(stratum)) - first[stratum[order]]
+    return torch.sort(order[place < share[stratum[order]]]).values

@@ -1,0 +1,46 @@
+"""The paper's schedule: every age, each stratum goes through the modes in a random order of its own.
+
+P[q, .] = a random permutation of the K modes, drawn anew each age;   in round r of the age, stratum q trains P[q, r].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..core.schedule import Schedule, schedules
+from ..core.types import Plan
+from ..vectors import Tree
+from .strata import divide, sample
+
+
+@schedules.register("stratified")
+@dataclass(frozen=True, kw_only=True)
+class Stratified(Schedule):
+    """Algorithm 1 of the paper: over one age every mode is trained on every stratum exactly once.
+
+    In one round several strata may draw the same mode, and some mode none. With K = 1 and Q = 1 it is plain client
+    sampling.
+
+    >>> schedule = Stratified(modes=2, strata=2, clients_per_round=4)
+    >>> state = schedule.init(population=8, seed=0)
+    >>> schedule.permutations(state, age=0).shape
+    torch.Size([2, 2])
+    """
+
+    def init(self, population: int, seed: int) -> Tree:
+        self.check(population)
+        return {"stratum": divide(population, self.strata, seed), "seed": torch.tensor(seed)}
+
+    def permutations(self, state: Tree, age: int) -> Tensor:
+        """The matrix P of an age (counted from 0), [Q, K]."""
+        rows = draws.key(int(state["seed"]), "permutation", age, torch.arange(self.strata))
+        return draws.permutation(rows, self.modes)
+
+    def plan(self, state: Tree, round: int) -> Plan:
+        age, place = divmod(round, self.modes)
+        client = sample(state["stratum"], self.clients_per_round, int(state["seed"]), round)
+        return Plan(client, self.permutations(state, age)[state["stratum"][client], place])

@@ -1,0 +1,63 @@
+"""A model's weights as one vector: the names, shapes and places of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]  # named tensors of shape [..., P]; in an algorithm, "theta" is always the model
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a vector of length `total`.
+
+    >>> layout = Layout.of({"w": torch.ones(2, 3), "b": torch.zeros(2)})
+    >>> vector = layout.flatten({"w": torch.ones(2, 3), "b": torch.zeros(2)})
+    >>> vector.shape, layout.unflatten(vector)["w"].shape
+    (torch.Size([8]), torch.Size([2, 3]))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of some named tensors, in their order."""
+        return cls(tuple(tensors), tuple(t.shape for t in tensors.values()))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor."""
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def total(self) -> int:
+        """Length of the vector, P."""
+        return sum(self.sizes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector [..., P] from named tensors [..., *shape]."""
+        lead = [tensors[n].shape[: tensors[n].dim() - len(s)] for n, s in zip(self.names, self.shapes, strict=True)]
+        if not lead:
+            return torch.empty(0)
+        return torch.cat([tensors[n].reshape(*d, -1) for n, d in zip(self.names, lead, strict=True)], dim=-1)
+
+    def unflatten(self, vector: Tensor) -> Tree:
+        """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is one concatenation."""
+        pieces = torch.split(vector, self.sizes, dim=-1)
+        lead = vector.shape[:-1]
+        return {n: p.reshape(*lead, *s) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
+
+
+def row_bytes(tree: Mapping[str, Tensor]) -> int:
+    """Bytes of one row of a tree of [..., P] tensors: what one client sends or receives, uncompressed."""
+    return sum(t.shape[-1] * t.element_size() for t in tree.values())
+
+
+def rows(tree: Mapping[str, Tensor], index: Tensor | int) -> Tree:
+    """The rows of every tensor at `index`."""
+    return {name: t[index] for name, t in tree.items()}
