@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .errors import StoreError
 
-_FACTS, _SUM = "fedensemble", "sha256"
+_ENTRY = "fedensemble"  # in the file's metadata
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -38,14 +38,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON that reads well and is the same for the same content."""
-    write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Writes tensors and JSON-able facts to one file that can be checked."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
-    write_bytes(path, to_bytes(held, {_FACTS: text, _SUM: _checksum(held, text)}))
+    # One entry: the order of several is not fixed, and the same content must give the same bytes.
+    entry = json.dumps({"facts": text, "sha256": _checksum(held, text)})
+    write_bytes(path, to_bytes(held, {_ENTRY: entry}))
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -58,11 +60,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
         raise StoreError(f"{path} is damaged or no checkpoint: {error}") from None
-    if _FACTS not in metadata:
+    if _ENTRY not in metadata:
         raise StoreError(f"{path} is a safetensors file, but not one of fedensemble's checkpoints.")
-    if metadata.get(_SUM) != _checksum(tensors, metadata[_FACTS]):
+    try:
+        entry = json.loads(metadata[_ENTRY])
+        text, checksum = entry["facts"], entry["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f"{path} is damaged: its description cannot be read.") from None
+    if checksum != _checksum(tensors, str(text)):
         raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
-    return tensors, json.loads(metadata[_FACTS])
+    return tensors, json.loads(text)
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:

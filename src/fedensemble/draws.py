@@ -35,7 +35,9 @@ def fold(parent: Key, *words: Key) -> Key:
     for word in words:
         if isinstance(child, Tensor) or isinstance(word, Tensor):
             place = (word + 1) * _GOLDEN
-            child = _mix(_mix_any(child ^ _FOLD) + (place if isinstance(place, Tensor) else _signed(place)))
+            base = _mix(child ^ _FOLD) if isinstance(child, Tensor) else _signed(_mix_int(child ^ _FOLD))
+            mixed = base + (place if isinstance(place, Tensor) else _signed(place))
+            child = _mix(torch.as_tensor(mixed))
         else:
             child = _signed(_mix_int(_mix_int((child ^ _FOLD) % _WORD) + (word + 1) * _GOLDEN))
     return child
@@ -61,7 +63,8 @@ def uniform(at: Key, count: int, device: torch.device | str | None = None) -> Te
 
 def normal(at: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """Standard normal numbers, float64, [..., count]."""
-    return torch.special.ndtri(uniform(at, count, device))
+    drawn: Tensor = torch.special.ndtri(uniform(at, count, device))
+    return drawn
 
 
 def permutation(at: Key, count: int, sizes: Tensor | None = None) -> Tensor:
@@ -98,10 +101,6 @@ def _mix_int(z: int) -> int:
     z = ((z ^ (z >> 30)) * _FIRST) % _WORD
     z = ((z ^ (z >> 27)) * _SECOND) % _WORD
     return z ^ (z >> 31)
-
-
-def _mix_any(z: Key) -> Key:
-    return _mix(z) if isinstance(z, Tensor) else _signed(_mix_int(z))
 
 
 def _signed(z: int) -> int:

@@ -39,8 +39,8 @@ class Federation:
         strata: Q; None gives each of a round's clients a stratum of its own (and 1 for one mode).
         clients_per_round: M; None takes everybody.
         schedule: registered name, or a Schedule (then `modes`, `strata` and `clients_per_round` are its own).
-        epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None keeps a smaller last batch,
-            except for models with BatchNorm, which wrap it (filler must not enter batch statistics).
+        epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None is "keep", but "wrap" for
+            models with BatchNorm (filler must not enter batch statistics).
         loss: "cross_entropy", "mse" or a callable of outputs and targets.
         engine: "vector" (all clients at once) or "loop" (one after another); the numbers agree.
         engine_options: such as `block` for "vector".
@@ -107,9 +107,7 @@ class Federation:
         except TypeError:
             raise InputError(f"Engine '{engine}' does not know these options: {self._engine[1]}.") from None
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
-        self.state = EnsembleState(
-            0, self.algorithm.init_mode(theta), buffers, self.schedule.init(len(data), seed)
-        )
+        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, self.schedule.init(len(data), seed))
 
     @property
     def round(self) -> int:
@@ -129,7 +127,7 @@ class Federation:
         """The K modes as they are now."""
         return Ensemble(
             self.learner, self.state.modes["theta"], self.state.buffers,
-            standardise=self.data.standardise, combine=self.combine, seed=self.seed,
+            standardise=self.data.standardise, combine=self.combine, input_shape=self.data.x.shape[1:], seed=self.seed,
         )  # fmt: skip
 
     def tensors(self) -> Tree:
@@ -232,7 +230,7 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     if learner.task == "classification":
         if data.y.is_floating_point():
             raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
-        classes = outputs.shape[1] if outputs.dim() == y.dim() + 1 and outputs.shape[:-1] != y.shape else outputs.shape[-1]
+        classes = outputs.shape[-1 if outputs.shape[:-1] == y.shape else 1]
         highest = int(data.y.max())
         if highest >= classes:
             raise InputError(
@@ -250,7 +248,8 @@ def _describe(part: Any) -> dict[str, Any] | None:
         if name is not None and is_dataclass(part):
             values = {f.name: getattr(part, f.name) for f in fields(part)}
             inner = {key: _describe(value) if is_dataclass(value) else value for key, value in values.items()}
-            return {"name": name, **inner}
+            lost = any(inner[key] is None and is_dataclass(value) for key, value in values.items())
+            return None if lost else {"name": name, **inner}
     return None
 
 

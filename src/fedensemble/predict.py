@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -71,15 +72,17 @@ class Ensemble:
         theta, buffers: weights [K, P] and running statistics [K, R].
         standardise: what the training inputs went through, or None.
         combine: average class "probabilities" or "logits"; "outputs" for regression.
-        dropout: keep dropout active, as the authors' code did; None tests as usual.
+        input_shape: shape of one input, where it is to be checked.
+        seed: of dropout, where it is kept active.
     """
 
     def __init__(
         self, learner: Learner, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
-        combine: Combine | None = None, seed: int = 0,
+        combine: Combine | None = None, input_shape: Sequence[int] | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         self.learner, self.theta, self.buffers = learner, theta, buffers
         self.standardise, self.seed = standardise, seed
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
         self.combine: Combine = combine or default
         if self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
@@ -100,8 +103,11 @@ class Ensemble:
         """
         inputs = as_tensor(x)
         inputs = inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
-        if not len(inputs):
+        if inputs.dim() == 0 or not len(inputs):
             raise InputError("There is nothing to predict: the input has no rows.")
+        if self.input_shape is not None and tuple(inputs.shape[1:]) != self.input_shape:
+            got = tuple(inputs.shape[1:])
+            raise InputError(f"Inputs have shape {got} an example, but the modes were trained on {self.input_shape}.")
         pieces = [self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size))]
         raw = torch.cat(pieces, dim=1)  # [K, B, ..., C]
         if self.learner.task == "regression":
@@ -124,4 +130,5 @@ class Ensemble:
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy over the last dimension, in nats."""
-    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
+    terms: Tensor = torch.special.xlogy(probabilities, probabilities)
+    return -terms.sum(-1)

@@ -28,7 +28,7 @@ class Algorithm(ABC):
 
     Args:
         lr: learning rate of local training.
-        lr_decay: the rate is multiplied by this every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is constant).
+        lr_decay: multiplies the rate every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is constant).
         lr_decay_every: see above.
         weighting: a mode's clients count by their "examples" (the paper's appendix) or are "uniform" (its remark).
         optimizer: the local optimiser.
@@ -40,7 +40,7 @@ class Algorithm(ABC):
     lr_decay: float = 1.0
     lr_decay_every: int = 10
     weighting: Literal["examples", "uniform"] = "examples"
-    optimizer: Optimizer = SGD()
+    optimizer: Optimizer = SGD()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         owner = type(self).__name__

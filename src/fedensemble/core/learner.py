@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.parameter import UninitializedParameter
 
 from .. import draws
 from ..errors import InputError
 from ..vectors import Layout, Tree
-from .losses import Loss, Task, find_loss, task_of
+from .losses import Loss, find_loss, task_of
 from .randomness import KeyedRandomness
 
 ModelFactory = Callable[[], nn.Module]
@@ -49,7 +50,7 @@ class Learner:
         self.counters = {n: t.clone() for n, t in self._fixed(template) if not t.is_floating_point()}
         if not self.theta_layout.names:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
-        norms = [m for m in template.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms = [m for m in template.modules() if _mixes_examples(m)]
         self.has_batch_statistics = bool(norms)
         if any(m.momentum is None for m in norms):
             raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
@@ -67,7 +68,7 @@ class Learner:
             model = self.factory()
         if not isinstance(model, nn.Module):
             raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
-        if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in model.parameters()):
+        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise InputError("Lazy layers have no shape yet; run one batch through the model inside model().")
         return model.to(self.dtype)
 
@@ -108,15 +109,27 @@ class Learner:
 
     def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: draws.Key | None = None) -> Tensor:
         """Outputs of one model [P] in eval mode, or with dropout active where a key is given."""
-        tensors = {**self.theta_layout.unflatten(theta), **self.buffer_layout.unflatten(buffers), **self.counters}
+        tensors = {
+            **self.theta_layout.unflatten(theta),
+            **self.buffer_layout.unflatten(buffers.clone()),
+            **self.counters,
+        }
         with torch.no_grad():
             if dropout_key is None:
-                return functional_call(self.eval_model, tensors, (x,))
+                outputs: Tensor = functional_call(self.eval_model, tensors, (x,))
+                return outputs
             with KeyedRandomness(dropout_key):
-                return functional_call(self.dropout_model, tensors, (x,))
+                outputs = functional_call(self.dropout_model, tensors, (x,))
+                return outputs
 
     @staticmethod
     def _fixed(model: nn.Module) -> list[tuple[str, Tensor]]:
         """Tensors that gradient descent does not move."""
         frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
         return [*model.named_buffers(), *frozen]
+
+
+def _mixes_examples(module: nn.Module) -> bool:
+    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
+    kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -60,6 +60,10 @@ class KeyedRandomness(TorchFunctionMode):
         """The next uniform numbers, float64."""
         return draws.uniform(self.next_key(), torch.Size(shape).numel(), device).reshape(tuple(shape))
 
+    def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """The next normal numbers, float64."""
+        return draws.normal(self.next_key(), torch.Size(shape).numel(), device).reshape(tuple(shape))
+
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """As F.dropout."""
         if not 0 <= p <= 1:
@@ -84,7 +88,7 @@ class KeyedRandomness(TorchFunctionMode):
 
     def randn_like(self, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         """As torch.randn_like."""
-        return torch.special.ndtri(self.uniform(x.shape, x.device)).to(dtype or x.dtype)
+        return self.normal(x.shape, x.device).to(dtype or x.dtype)
 
     def rand(self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
         """As torch.rand."""
@@ -94,7 +98,7 @@ class KeyedRandomness(TorchFunctionMode):
     def randn(self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
         """As torch.randn."""
         wanted = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return torch.special.ndtri(self.uniform(wanted, device)).to(dtype or torch.get_default_dtype())
+        return self.normal(wanted, device).to(dtype or torch.get_default_dtype())
 
     def bernoulli(self, x: Tensor, p: float | None = None, **_: Any) -> Tensor:
         """As torch.bernoulli."""
@@ -102,13 +106,13 @@ class KeyedRandomness(TorchFunctionMode):
 
     def attention(self, *args: Any, **kwargs: Any) -> Any:
         """Attention passes through; dropout inside it is refused, for it cannot be keyed."""
-        if kwargs.get("dropout_p", 0.0) > 0 and kwargs.get("training", True):
+        if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0:
             raise InputError("Dropout inside attention cannot be repeated on every engine; set its dropout to 0.")
         return F.scaled_dot_product_attention(*args, **kwargs)
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """As `attention`, for nn.MultiheadAttention, whose dropout is the twelfth argument."""
-        p = kwargs.get("dropout_p", args[11] if len(args) > 11 else 0.0)
+        """As `attention`, for nn.MultiheadAttention, whose dropout is the eleventh argument."""
+        p = kwargs.get("dropout_p", args[10] if len(args) > 10 else 0.0)
         if p > 0 and kwargs.get("training", True):
             raise InputError("Dropout inside nn.MultiheadAttention cannot be repeated on every engine; set it to 0.")
         return F.multi_head_attention_forward(*args, **kwargs)
@@ -126,6 +130,7 @@ _HANDLED: dict[Any, Callable[..., Any]] = {
     torch.rand: KeyedRandomness.rand,
     torch.randn: KeyedRandomness.randn,
     torch.bernoulli: KeyedRandomness.bernoulli,
+    Tensor.bernoulli: KeyedRandomness.bernoulli,
     F.scaled_dot_product_attention: KeyedRandomness.attention,
     F.multi_head_attention_forward: KeyedRandomness.multi_head,
 }

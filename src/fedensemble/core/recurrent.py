@@ -1,4 +1,4 @@
-"""LSTM, GRU and plain recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed dropout."""
+"""Recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed dropout."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ class Plan(NamedTuple):
     mode: Tensor  # [J] int64
 
 
-class Cohort(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cohort:
     """Who stands behind each mode's update."""
 
     count: Tensor  # [K, 1] clients that trained the mode this round

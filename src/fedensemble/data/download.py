@@ -104,6 +104,8 @@ def get(name: str, root: Path | str | None = None, progress: Callable[[str], Non
             else:
                 paths.append(fetch(remote, folder / remote.folder, progress))
         except (OSError, ValueError, tarfile.TarError) as error:  # requests' errors are OSErrors, pooch's ValueErrors
+            if getattr(error, "response", None) is not None:
+                error.response.close()  # type: ignore[union-attr]  # pooch leaves the connection of a refusal open
             what = "unpack it there" if remote.members else "put it there"
             place = folder if remote.members else folder / remote.folder
             raise DataError(

@@ -23,13 +23,11 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
     owner = "Partition 'classes'"
     wanted = whole(owner, "classes_per_client", classes_per_client, minimum=1)
     count = number_of_clients("classes", source, clients)
-    labels = source.labels()
-    present, sizes = np.unique(labels, return_counts=True)
-    quota = class_quotas(sizes, count, wanted)
+    by_class = rows_by_class(source.labels())
+    quota = class_quotas(np.array([len(rows) for rows in by_class]), count, wanted)
     random = generator(seed, "partition/classes")
-    held = mix_classes(deal_classes(quota, count, wanted, random), len(present), random)
+    held = mix_classes(deal_classes(quota, count, wanted, random), len(by_class), random)
     parts: list[list[Rows]] = [[] for _ in range(count)]
-    by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     order = np.argsort(held.ravel(), kind="stable") // wanted  # clients of class 0, of class 1, ...
     for rows, owners in zip(by_class, np.split(order, np.cumsum(quota)[:-1]), strict=True):
         # Both shuffled: neither does a client number decide who gets an odd example, nor the order of the rows.
@@ -51,13 +49,19 @@ def dirichlet(source: Source, clients: int | None, seed: int, alpha: float = 0.5
     count = number_of_clients("dirichlet", source, clients, min_examples)
     alpha = positive("Partition 'dirichlet'", "alpha", alpha)
     random = generator(seed, "partition/dirichlet")
-    parts: list[list[Rows]] = [[] for _ in range(count)]
-    for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        pieces = np.split(rows, cuts(dirichlet_shares(random, alpha, count), len(rows)))
-        for part, piece in zip(parts, pieces, strict=True):
-            part.append(piece)
-    return fill_up([np.concatenate(part) for part in parts], min_examples, random)
+    owner = np.empty(len(labels), np.int64)
+    for rows in rows_by_class(labels):
+        places = cuts(dirichlet_shares(random, alpha, count), len(rows))
+        sizes = np.diff(places, prepend=0, append=len(rows))
+        owner[random.permutation(rows)] = np.repeat(np.arange(count), sizes)
+    ends = np.cumsum(np.bincount(owner, minlength=count))
+    return fill_up(np.split(np.argsort(owner, kind="stable"), ends[:-1]), min_examples, random)
+
+
+def rows_by_class(labels: Rows) -> list[Rows]:
+    """The rows of each class that occurs, in the order of the labels."""
+    _, sizes = np.unique(labels, return_counts=True)
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:

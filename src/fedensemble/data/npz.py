@@ -3,7 +3,7 @@
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,14 +69,9 @@ def find_npz(path: Path, root: Path | None) -> Path:
 
 def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[Any]]:
     """The arrays asked for, by role; one whose name is None is left out if no array has its role's name."""
-    try:
-        archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise bad_file(file, "it is no .npz file (numpy.savez writes those)") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise bad_file(file, "it is one array (.npy), not a .npz file with several (numpy.savez writes those)")
     arrays: dict[str, NDArray[Any]] = {}
-    with archive:
+    with file.open("rb") as opened:  # by hand: numpy leaves a file open that turns out to be no archive
+        archive = open_archive(file, opened)
         for role, name in wanted.items():
             if name is None and role not in archive.files:
                 continue
@@ -86,6 +81,17 @@ def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[
                 raise DataError(f"The file {file} has no array '{name}' for {role}. It has {there}.")
             arrays[role] = read_array(file, archive, name)
     return arrays
+
+
+def open_archive(file: Path, opened: BinaryIO) -> Any:
+    """The archive in the opened file, from which arrays are read by name."""
+    try:
+        archive = np.load(opened, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise bad_file(file, "it is no .npz file (numpy.savez writes those)") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise bad_file(file, "it is one array (.npy), not a .npz file with several (numpy.savez writes those)")
+    return archive
 
 
 def read_array(file: Path, archive: Any, name: str) -> NDArray[Any]:

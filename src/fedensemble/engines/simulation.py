@@ -1,4 +1,4 @@
-"""What the engines of one machine share: data, keys, weights, memory and sums; they differ in how visits are batched."""
+"""What engines of one machine share: data, keys, weights, memory and sums; they differ in how visits are batched."""
 
 from __future__ import annotations
 
@@ -84,20 +84,24 @@ class Simulation(Engine):
         loss = torch.empty(visits, dtype=self.learner.dtype, device=device)
         bad_step = torch.empty(visits, dtype=torch.int64, device=device)
         upload_bytes = 0
+        kept: list[tuple[Plan, Tree]] = []
         for block in self.blocks(plan):
             part = Plan(plan.client[block], plan.mode[block])
             trained = self.train(algorithm, rows(sent, part.mode), buffers[part.mode], part, round)
-            self.memory.write(part, trained.memory)
+            kept.append((part, trained.memory))
             weight = self.sizes[part.client].to(self.learner.dtype)
             weight = torch.ones_like(weight) if algorithm.weighting == "uniform" else weight
-            means.add(part.mode, weight, {**trained.uploads, _BUFFERS: trained.buffers})
+            means.add(part.mode, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[part.mode]})
             loss[block], bad_step[block] = trained.loss, trained.first_bad_step
             upload_bytes = row_bytes(trained.uploads)
+        if bool(loss.isfinite().all()):  # a round that fails leaves no trace: state and memory stay those before it
+            for part, memory in kept:
+                self.memory.write(part, memory)
         uploads = means.mean()
         carried = buffers.shape[-1] * buffers.element_size()
         return Returned(
             uploads={name: value for name, value in uploads.items() if name != _BUFFERS},
-            buffers=uploads[_BUFFERS],
+            buffers=buffers + uploads[_BUFFERS],
             cohort=means.cohort(len(self.data)),
             loss=loss,
             first_bad_step=bad_step,
@@ -133,9 +137,10 @@ class Simulation(Engine):
         active = steps.weight.any(-1)[order].reshape(len(order), visits).T
         loss = torch.where(active, losses, 0).sum(1) / active.sum(1)
         bad = active & ~torch.isfinite(losses)
-        first = torch.where(bad.any(1), bad.long().argmax(1), active.sum(1))
         finite = torch.stack([value.isfinite().all(-1) for value in uploads.values()]).all(0)
         loss = torch.where(finite, loss, torch.nan)
+        last = torch.where(finite, -1, active.sum(1) - 1)  # all losses were finite, but the last step's result is not
+        first = torch.where(bad.any(1), bad.long().argmax(1), last)
         return Trained(uploads, memory, problem.buffers.reshape(visits, -1), loss, first)
 
     def memory_tensors(self) -> Tree:
@@ -145,4 +150,5 @@ class Simulation(Engine):
         self.memory.load(tensors, self.learner.device)
 
 
-_BUFFERS = "buffers"  # running statistics are averaged like an upload
+# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
+_BUFFERS = "buffers"

@@ -1,6 +1,7 @@
 """A multilayer perceptron."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from torch import Tensor, nn
@@ -19,13 +20,11 @@ class MLP(nn.Module):
         dropout: probability, after each hidden layer.
     """
 
-    def __init__(
-        self, shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
-    ) -> None:
+    def __init__(self, shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
         super().__init__()
         widths = [prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for inside, outside in zip(widths[:-1], widths[1:], strict=True):
+        for inside, outside in pairwise(widths):
             layers += [nn.Linear(inside, outside), nn.ReLU()]
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))

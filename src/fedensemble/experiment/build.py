@@ -1,0 +1,77 @@
+"""Turns a config into objects; nothing else in the package ever sees a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.algorithm import Algorithm, algorithms
+from ..core.optimizer import optimizers
+from ..data import FederatedData, partition, partitions, sources
+from ..errors import DataError
+from ..federation import Federation, find_device
+from ..models import models
+from .config import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS, Config
+from .sections import parameters
+
+
+def resolve_device(config: Config) -> Config:
+    """The config with device "auto" replaced by the device it means here."""
+    engine = config.engine.model_copy(update={"device": str(find_device(config.engine.device))})
+    return config.model_copy(update={"engine": engine})
+
+
+def build_data(config: Config) -> FederatedData:
+    """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
+    table = {**config.data, "seed": config.data.get("seed") if config.data.get("seed") is not None else config.seed}
+    source, split = sources[table["source"]], partitions[table["partition"]]
+    loaded = source(**_taken(table, parameters(source)))
+    options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
+    return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
+
+
+def _taken(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: table[name] for name in known if name in table and table[name] is not None}
+
+
+def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
+    """The method with its hyper-parameters."""
+    values = {name: value for name, value in table.items() if name not in ("name", "optimizer")}
+    inner = dict(table["optimizer"])
+    return algorithms[table["name"]](**values, optimizer=optimizers[inner.pop("name")](**inner))
+
+
+def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
+    """What a model must know of the data: the shape of an input and the number of outputs."""
+    outputs = data.classes if loss == "cross_entropy" else int(data.y[0].numel())
+    if outputs is None:
+        raise DataError('The targets are numbers, not labels: set training.loss = "mse".')
+    return {"shape": list(data.x.shape[1:]), "outputs": outputs}
+
+
+def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    """A callable that makes the model anew."""
+    chosen = models[table["name"]]
+    options = {name: value for name, value in table.items() if name != "name"}
+    takes = parameters(chosen)
+    options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in takes}
+    return lambda: chosen(**options)
+
+
+def build_federation(config: Config, data: FederatedData) -> Federation:
+    """The federation a config describes."""
+    return Federation(
+        model=build_model(config.model, model_facts(data, config.training.loss)),
+        data=data,
+        algorithm=build_algorithm(config.algorithm),
+        engine=config.engine.name,
+        engine_options=config.engine.options,
+        device=config.engine.device,
+        dtype=getattr(torch, config.engine.dtype),
+        seed=config.seed,
+        **config.ensemble.model_dump(),
+        **config.training.model_dump(),
+    )

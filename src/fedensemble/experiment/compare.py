@@ -1,0 +1,156 @@
+"""Several runs on the same data and seeds, as one table: rows of settings, a run for each seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, ValidationError
+
+from ..errors import InputError, unknown
+from .build import resolve_device
+from .config import Config, resolve
+from .files import Values, merge, parse_setting, read_toml, with_settings
+from .run import Watcher, run
+from .sections import Table
+from .store import RunFolder
+
+
+class RowTable(Table):
+    """One row: a label, and what it changes."""
+
+    label: str
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class ComparisonTable(Table):
+    """A comparison file."""
+
+    name: str = Field(default="compare", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    base: str
+    seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
+    metric: str = "accuracy"
+    row: list[RowTable] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a comparison: one config a seed."""
+
+    label: str
+    configs: tuple[Config, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is to be compared."""
+
+    name: str
+    metric: str
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...]
+
+    def folder(self, root: Path) -> Path:
+        """Where its table goes."""
+        hashes = json.dumps([[row.label, *(config.hash() for config in row.configs)] for row in self.rows])
+        return root / self.name / f"compare-{sha256(hashes.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A row's runs: their folders and summaries, one a seed."""
+
+    label: str
+    folders: tuple[Path, ...]
+    summaries: tuple[Mapping[str, Any], ...]
+    curves: tuple[list[dict[str, Any]], ...] = field(default=())
+
+    def values(self, metric: str) -> list[float]:
+        """A metric of the last round, one a seed; empty where the runs have none."""
+        return [s["test"][metric] for s in self.summaries if metric in s.get("test", {})]
+
+
+def read_comparison(path: Path, settings: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Comparison:
+    """The comparison a file describes; its base is a config file relative to it."""
+    values = read_toml(path)
+    try:
+        table = ComparisonTable.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{path} is no comparison file: {_problems(error)}") from None
+    base = with_settings(read_toml(path.parent / table.base), settings)
+    changes = [(row.label, _changes(row.set)) for row in table.row]
+    return make_comparison(table.name, base, changes, seeds or table.seeds, table.metric)
+
+
+def make_comparison(
+    name: str, base: Mapping[str, Any], rows: Sequence[tuple[str, Values]], seeds: Sequence[int], metric: str
+) -> Comparison:
+    """The comparison of some changes of a base, each with every seed."""
+    if len({label for label, _ in rows}) < len(rows):
+        raise InputError(f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}.")
+    made = []
+    for label, changes in rows:
+        configs = []
+        for seed in seeds:
+            config = resolve(merge(merge(base, changes), {"seed": seed}), f"row '{label}'")
+            configs.append(resolve_device(config))
+        made.append(Row(label, tuple(configs)))
+    return Comparison(name, metric, tuple(made), tuple(seeds))
+
+
+def compare(
+    comparison: Comparison, root: Path, watch: Callable[[str, int], Watcher], finished: Callable[[], None]
+) -> list[RowResult]:
+    """Runs everything that is not finished yet; what was finished before costs nothing.
+
+    Args:
+        watch: given a row's label and a seed, who watches that run.
+        finished: called after each run.
+    """
+    results = []
+    for row in comparison.rows:
+        folders = [run_folder(config, root) for config in row.configs]
+        summaries = []
+        for config, folder in zip(row.configs, folders, strict=True):
+            summaries.append(run(config, folder, watch(row.label, config.seed)))
+            finished()
+        curves = tuple(RunFolder(folder).metrics() for folder in folders)
+        results.append(RowResult(row.label, tuple(folders), tuple(summaries), curves))
+    for result in results:
+        known = result.summaries[0].get("test", {})
+        if comparison.metric not in known:
+            raise InputError(unknown("metric", comparison.metric, known))
+    return results
+
+
+def run_folder(config: Config, root: Path) -> Path:
+    """Where a run goes unless it is told otherwise: root/name/hash."""
+    return root / config.name / config.hash()
+
+
+def summarise(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds (unbiased; 0 for one seed)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _changes(settings: Mapping[str, Any]) -> Values:
+    """A row's `set`: dotted keys become tables."""
+    changes: Values = {}
+    for key, value in settings.items():
+        nested = parse_setting(f"{key}=0")
+        holder = nested
+        *path, last = key.split(".")
+        for part in path:
+            holder = holder[part]
+        holder[last] = value
+        changes = merge(changes, nested)
+    return changes
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors())

@@ -1,0 +1,53 @@
+"""The K trained modes as a file that other programs can read: named tensors, and what it takes to rebuild the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import read_checkpoint, write_checkpoint
+from ..core.learner import Learner
+from ..data.federated import Standardise
+from ..errors import StoreError
+from ..predict import Ensemble
+from .build import build_model
+from .config import Config
+
+
+def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
+    """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>"."""
+    tensors: dict[str, Tensor] = {}
+    for mode in range(len(ensemble)):
+        named = ensemble.learner.theta_layout.unflatten(ensemble.theta[mode])
+        named |= ensemble.learner.buffer_layout.unflatten(ensemble.buffers[mode])
+        tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
+    rule = ensemble.standardise
+    held = {"modes": len(ensemble), "standardise": None if rule is None else [list(rule.mean), list(rule.std)]}
+    write_checkpoint(path, tensors, {**facts, **held})
+
+
+def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
+    """The ensemble of a finished run."""
+    tensors, facts = read_checkpoint(path)
+    model = build_model(config.model, facts["model"])
+    classes = config.training.loss == "cross_entropy"
+    targets = torch.zeros(1, dtype=torch.int64 if classes else torch.float32)
+    learner = Learner(model, config.training.loss, targets, device, getattr(torch, config.engine.dtype))
+    try:
+        rows = [
+            {name: tensors[f"{mode}/{name}"] for name in (*learner.theta_layout.names, *learner.buffer_layout.names)}
+            for mode in range(facts["modes"])
+        ]
+    except KeyError as error:
+        raise StoreError(f"{path} does not fit model '{config.model['name']}': it has no tensor {error}.") from None
+    theta = torch.stack([learner.theta_layout.flatten(row) for row in rows]).to(device)
+    buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(device, learner.dtype)
+    rule = facts["standardise"]
+    standardise = None if rule is None else Standardise(tuple(rule[0]), tuple(rule[1]))
+    return Ensemble(
+        learner, theta, buffers, standardise=standardise, combine=config.ensemble.combine,
+        input_shape=facts["model"]["shape"], seed=config.seed,
+    )  # fmt: skip

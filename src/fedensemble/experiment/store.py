@@ -1,0 +1,179 @@
+"""A run's folder: config, environment, metrics, checkpoints, modes; `summary.json` is written last and means done."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from ..checkpoint import read_checkpoint, write_bytes, write_checkpoint, write_json
+from ..errors import InputError, StoreError
+from .config import Config
+
+KEPT = 2  # checkpoints: should the newest be damaged, the one before it is still good
+
+Say = Callable[[str], None]
+
+
+class RunFolder:
+    """One run on disk; only one process at a time may train in it.
+
+    Args:
+        path: the folder; made when the run is claimed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file, self.metrics_file = path / "config.toml", path / "metrics.jsonl"
+        self.modes_file, self.summary_file = path / "modes.safetensors", path / "summary.json"
+        self._lock = FileLock(str(path / ".lock"))
+
+    def claim(self, config: Config) -> None:
+        """Takes the folder for a config, alone; raises if it belongs to another config or process."""
+        self._refuse_strangers(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise StoreError(
+                f"Another process trains in {self.path}; wait for it, or use another --out."
+            ) from None
+        except OSError as error:
+            raise StoreError(f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out.") from None
+        if not self.config_file.exists():
+            write_bytes(self.config_file, config.toml().encode())
+
+    def release(self) -> None:
+        """Lets others in."""
+        self._lock.release()
+
+    def _refuse_strangers(self, config: Config) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise StoreError(f"{self.path} is a file; a run needs a folder. Choose another --out.")
+        if not self.config_file.exists():
+            if self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+                raise StoreError(f"{self.path} holds other files and no run of ours. Choose another --out.")
+            return
+        theirs = self.read_config()
+        ours = tomllib.loads(config.toml())
+        if {**theirs, "name": ""} != {**ours, "name": ""}:
+            keys = ", ".join(sorted(_differences(theirs, ours))[:5])
+            raise StoreError(f"{self.path} belongs to a run with other settings ({keys}). Choose another --out.")
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings the folder was made with."""
+        try:
+            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{self.path} is not a run: it has no config.toml.") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise StoreError(f"{self.config_file} cannot be read: {error}.") from None
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is finished."""
+        return self.summary_file.exists()
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        if not self.done:
+            raise InputError(f"The run in {self.path} is not finished; run its command again to go on.")
+        return read_json(self.summary_file)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record a round, as far as they are whole."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut short
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise StoreError(f"{self.metrics_file} is damaged.") from None
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Adds a round's record."""
+        try:
+            with open(self.metrics_file, "ab") as file:
+                file.write((json.dumps(record) + "\n").encode())
+        except OSError as error:
+            raise StoreError(f"Cannot write {self.metrics_file}: {error.strerror or error}.") from None
+
+    def save(self, tensors: Mapping[str, Tensor], round: int, facts: Mapping[str, Any]) -> None:
+        """Writes a checkpoint that goes with the metrics so far, and drops all but the last ones."""
+        metrics = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        held = {"round": round, "metrics_bytes": len(metrics), "metrics_sha256": sha256(metrics).hexdigest()}
+        write_checkpoint(self._checkpoint(round), tensors, {**facts, **held})
+        for old in self._checkpoints()[KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def resume(self, facts: Mapping[str, Any], say: Say) -> tuple[dict[str, Tensor], int] | None:
+        """Tensors and round of the newest checkpoint that is whole, with the metrics cut back to it; or None.
+
+        Args:
+            facts: must be what the checkpoint was saved with (the data's fingerprint).
+        """
+        for path in self._checkpoints():
+            try:
+                tensors, held = read_checkpoint(path)
+            except StoreError as error:
+                say(f"{error} Going back to the one before it.")
+                continue
+            changed = [key for key, value in facts.items() if held.get(key) != value]
+            if changed:
+                raise StoreError(
+                    f"{self.path} was trained on other data; they have changed since. "
+                    "Choose another --out, or delete the folder."
+                )
+            metrics = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+            kept = metrics[: held["metrics_bytes"]]
+            if sha256(kept).hexdigest() != held["metrics_sha256"]:
+                say(f"{self.metrics_file} does not fit {path.name}. Going back to the checkpoint before it.")
+                continue
+            if kept != metrics:
+                write_bytes(self.metrics_file, kept)
+            return tensors, int(held["round"])
+        if self.metrics_file.exists():
+            write_bytes(self.metrics_file, b"")
+        return None
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Marks the run as done."""
+        write_json(self.summary_file, summary)
+
+    def _checkpoint(self, round: int) -> Path:
+        return self.path / "checkpoint" / f"round-{round:08d}.safetensors"
+
+    def _checkpoints(self) -> list[Path]:
+        """Checkpoints, newest first; half-written leftovers are not among them."""
+        return sorted((self.path / "checkpoint").glob("round-*.safetensors"), reverse=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}.") from None
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """All runs below a folder."""
+    return [RunFolder(path.parent) for path in sorted(root.glob("**/config.toml"))]
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Keys whose values differ, dotted."""
+    found = []
+    for key in {*a, *b}:
+        ours, theirs = a.get(key), b.get(key)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            found += _differences(ours, theirs, f"{prefix}{key}.")
+        elif ours != theirs and key != "name":
+            found.append(f"{prefix}{key}")
+    return found

@@ -1,0 +1,43 @@
+"""What a partition looks like: sizes, labels, a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..data import FederatedData
+from .plots import partition_figure, save
+from .tables import TextTable
+
+
+def write_data_report(data: FederatedData, picture: Path) -> list[TextTable]:
+    """Tables of sizes and labels; for class labels also the client x class picture."""
+    sizes = data.size.double()
+    quartiles = torch.quantile(sizes, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.double))
+    tests = 0 if data.x_test is None else len(data.x_test)
+    facts = [
+        ("clients", f"{len(data)}"),
+        ("training examples", f"{len(data.x)}"),
+        ("test examples", f"{tests}"),
+        ("shape of an input", f"{tuple(data.x.shape[1:])}"),
+        ("examples a client, min", f"{quartiles[0]:.0f}"),
+        ("examples a client, quartiles", " ".join(f"{q:.0f}" for q in quartiles[1:4])),
+        ("examples a client, max", f"{quartiles[4]:.0f}"),
+    ]
+    title = f"{data.info.get('source', 'data')}, partition {data.info.get('partition', '?')}"
+    tables = [TextTable(title, ("what", "value"), tuple(facts))]
+    if data.classes is not None and data.y.dim() == 1:
+        counts = data.label_counts()
+        held = (counts > 0).sum(0)
+        totals = counts.sum(0)
+        rows = tuple((str(c), f"{totals[c]}", f"{held[c]}", _bar(totals[c], totals.max())) for c in range(data.classes))
+        per = (counts > 0).sum(1)
+        title = f"Labels; a client has {int(per.min())} to {int(per.max())} classes"
+        tables.append(TextTable(title, ("class", "examples", "clients", ""), rows))
+        save(partition_figure(data), picture)
+    return tables
+
+
+def _bar(value: torch.Tensor, most: torch.Tensor, width: int = 30) -> str:
+    return "█" * max(1, round(width * float(value) / float(most))) if value > 0 else ""

@@ -1,0 +1,78 @@
+"""Live progress: a bar with the time left on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..core.types import RoundReport
+from ..experiment.config import Config
+from ..experiment.run import Watcher
+from .tables import show
+
+PLAIN_LINES = 5  # progress lines of a run when nobody sits at a terminal
+
+
+class Live:
+    """Shows runs as they go; `watcher` gives what a run reports to."""
+
+    def __init__(self, console: Console, runs: int = 1) -> None:
+        self.console, self.runs = console, runs
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            console=console, disable=not console.is_terminal, transient=runs > 1,
+        )  # fmt: skip
+        self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def watcher(self, label: str) -> Watcher:
+        """Who watches a run of this label."""
+        task = self.bar.add_task(label, total=None, note="", visible=False)
+        rounds = 0
+
+        def started(config: Config, done: int) -> None:
+            nonlocal rounds
+            rounds = config.rounds
+            self.bar.update(task, total=rounds, completed=done, visible=True)
+
+        def advanced(report: RoundReport, metrics: dict[str, float]) -> None:
+            text = note(report, metrics)
+            self.bar.update(task, completed=report.round, note=text)
+            if not self.console.is_terminal and report.round % max(1, rounds // PLAIN_LINES) == 0:
+                self.console.print(f"{label}: round {report.round}/{rounds}  {text}", highlight=False)
+
+        return Watcher(say=self.say, started=started, advanced=advanced)
+
+    def finished(self) -> None:
+        """Counts one run as done and clears its bar."""
+        for task in self.bar.task_ids[1:]:
+            if self.runs > 1:
+                self.bar.remove_task(task)
+        self.bar.advance(self.total)
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        self.bar.console.print(text, highlight=False, soft_wrap=True)
+
+
+def note(report: RoundReport, metrics: dict[str, float]) -> str:
+    """The loss of a round and the latest test of the ensemble and its modes."""
+    text = f"loss {report.loss:.3f}"
+    if "accuracy" in metrics:
+        low, high = (show("accuracy", metrics[f"mode_accuracy_{end}"]) for end in ("min", "max"))
+        text += f"  ensemble {show('accuracy', metrics['accuracy'])} %  modes {low}-{high} %"
+    elif "mse" in metrics:
+        text += f"  ensemble MSE {show('mse', metrics['mse'])}  modes {show('mse', metrics['mode_mse_mean'])}"
+    return text

@@ -1,0 +1,42 @@
+"""The report of one run: a table and its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import write_bytes
+from ..errors import InputError
+from ..experiment.store import RunFolder
+from .plots import run_figure, save
+from .tables import TextTable, run_table
+
+
+def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> TextTable:
+    """Writes report.md and curves.png into a run's folder; returns the table."""
+    store = RunFolder(folder)
+    values, records = store.read_config(), store.metrics()
+    if not records:
+        raise InputError(f"The run in {folder} has no finished round yet.")
+    if summary is None:
+        summary = store.summary() if store.done else unfinished(values, records)
+    table = run_table(summary)
+    save(run_figure(records, table.title), folder / "curves.png")
+    state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
+    text = f"# {table.title}\n{state}\n{table.markdown()}\n![curves](curves.png)\n\nSettings: `config.toml`.\n"
+    write_bytes(folder / "report.md", text.encode())
+    return table
+
+
+def unfinished(values: Mapping[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What can be said of a run that is still going."""
+    tested = [record for record in records if "test" in record]
+    return {
+        "name": f"{values['name']} (not finished)",
+        "modes": values["ensemble"]["modes"],
+        "rounds": len(records),
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        **({key: value for key, value in tested[-1].items() if key.startswith("test")} if tested else {}),
+    }

@@ -1,0 +1,189 @@
+"""The contract of an algorithm."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.engine import engines
+from ..core.types import Cohort
+from ..engines.simulation import Simulation
+from ..federation import Federation
+from ..vectors import Tree, rows
+from .compare import remembered, require, require_close, require_equal, snapshot
+from .plain import without_ensemble
+from .problems import numbers, quadratic_problem, small_federation, train
+
+_ROUNDS = 5  # more than an age of four modes, so that every mode is trained and most client memories are read again
+_ENSEMBLES = ((1, 1), (4, 2))  # modes, strata; with fewer strata than modes some mode is idle in every round
+
+
+def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None = None) -> None:
+    """Nothing, or an AssertionError that says which contract the algorithm broke.
+
+    Args:
+        algorithm: an algorithm, or a class that needs no arguments.
+        engine: a registered engine; None checks all that simulate on this machine.
+    """
+    method = algorithm() if isinstance(algorithm, type) else algorithm
+    check_arithmetic(method)
+    for name in [engine] if engine is not None else simulation_engines():
+        runs = {modes: train(small_federation(method, name, modes, strata), _ROUNDS) for modes, strata in _ENSEMBLES}
+        for modes, strata in _ENSEMBLES:
+            check_agreement(method, name, runs[modes], strata)
+            check_resume(method, name, runs[modes], strata)
+        check_base_method(method, name, runs[1])
+        check_separation(method, name, runs[_ENSEMBLES[-1][0]])
+        check_idle(method, name)
+        check_bytes(method, name)
+
+
+def simulation_engines() -> list[str]:
+    """Names of the registered engines that run on this machine alone."""
+    return [name for name in engines if issubclass(engines[name], Simulation)]
+
+
+def check_arithmetic(algorithm: Algorithm) -> None:
+    """Shapes are kept, inputs are not written to, and a row's result is the same alone and among others."""
+    owner, visits, size = type(algorithm).__name__, 5, 6
+    modes = algorithm.init_mode(numbers(visits, size))
+    require("theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}.")
+    before = snapshot(modes)
+    sent = algorithm.broadcast(modes)
+    require_equal(snapshot(modes), before, f"{owner}.broadcast wrote into the server's state")
+    memory = algorithm.init_memory(sent["theta"] if "theta" in sent else modes["theta"])
+
+    before = snapshot(sent, memory)
+    uploads, kept = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
+    require_equal(snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given")
+    _require_rows(uploads, visits, f"{owner}.local_training's upload")
+    _require_rows(kept, visits, f"{owner}.local_training's memory")
+    require(_forms(kept) == _forms(memory), f"{owner}.local_training changed the form of its memory: {_forms(kept)}.")
+
+    cohort = Cohort(1.0 + torch.arange(visits).unsqueeze(-1), 2.0 + torch.arange(visits).unsqueeze(-1), 9)
+    given = (modes, uploads, {"count": cohort.count, "weight": cohort.weight})
+    before = snapshot(*given)
+    updated = algorithm.server_update(modes, uploads, cohort)
+    require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
+    require(_forms(updated) == _forms(modes), f"{owner}.server_update must keep the form {_forms(modes)}; it gave "
+            f"{_forms(updated)}.")  # fmt: skip
+
+    for j in range(visits):
+        what = f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] (row {j})"
+        alone, own = algorithm.local_training(
+            rows(sent, j), rows(memory, j), quadratic_problem(algorithm, visits, size, only=j)
+        )
+        require_close(alone, rows(uploads, j), what.format("client"))
+        require_close(own, rows(kept, j), what.format("client's memory"))
+        part = Cohort(cohort.count[j], cohort.weight[j], cohort.population)
+        single = algorithm.server_update(rows(modes, j), rows(uploads, j), part)
+        require_close(single, rows(updated, j), what.format("mode"))
+
+
+def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
+    """The engine gives what 'loop' gives, and the same seed gives the same bytes."""
+    modes = run.schedule.modes
+    again = train(small_federation(algorithm, engine, modes, strata), _ROUNDS)
+    require_equal(again.tensors(), run.tensors(), f"{_name(algorithm)}, engine '{engine}': the same seed gave another run")
+    if engine == "loop":
+        return
+    reference = train(small_federation(algorithm, "loop", modes, strata), _ROUNDS)
+    what = f"{_name(algorithm)}, {modes} modes: engine '{engine}' disagrees with 'loop' after {_ROUNDS} rounds"
+    require_close(run.state.modes, reference.state.modes, what)
+    require_close(remembered(run.engine), remembered(reference.engine), f"{what} in client memory")
+
+
+def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
+    """Save, load and go on is the same, bit for bit, as never to stop."""
+    modes = run.schedule.modes
+    first = train(small_federation(algorithm, engine, modes, strata), _ROUNDS // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        first.save(folder)
+        second = Federation.load(
+            Path(folder), model=first.learner.factory, data=first.data, algorithm=algorithm, schedule=first.schedule
+        )
+    what = f"{_name(algorithm)}, {modes} modes, engine '{engine}': a checkpoint round trip"
+    require_equal(second.tensors(), first.tensors(), f"{what} lost something")
+    train(second, _ROUNDS - _ROUNDS // 2)
+    require_equal(second.tensors(), run.tensors(), f"{what} led to another result than an uninterrupted run")
+
+
+def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> None:
+    """With one mode and one stratum, the ensemble is the method itself."""
+    expected, memory = without_ensemble(algorithm, small_federation(algorithm, engine, modes=1, strata=1), _ROUNDS)
+    what = f"{_name(algorithm)}, engine '{engine}': one mode is not the method without ensemble"
+    require_close(rows(run.state.modes, 0), expected, what)
+    require_close(remembered(run.engine), memory, f"{what} in client memory")
+
+
+def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None:
+    """A mode's start never reaches another mode, its server state or what clients keep for it."""
+    modes, strata = _ENSEMBLES[-1]
+    other = small_federation(algorithm, engine, modes, strata)
+    changed = modes - 1
+    theta = other.state.modes["theta"].clone()
+    theta[changed] = -theta[changed] + 0.1
+    other.state = replace(other.state, modes=algorithm.init_mode(theta))
+    train(other, _ROUNDS)
+    what = f"{_name(algorithm)}, engine '{engine}': mode {changed} leaks into other modes"
+    require_equal(_of_others(other.state.modes, changed), _of_others(run.state.modes, changed), what)
+    mine, theirs = ({n: t for n, t in remembered(f.engine).items() if not n.endswith(f"mode {changed}")}
+                    for f in (other, run))  # fmt: skip
+    require_equal(mine, theirs, f"{what}' client memory")
+
+
+def check_idle(algorithm: Algorithm, engine: str) -> None:
+    """A mode nobody trained keeps its weights, its server state and its clients' memory, and old states stay whole."""
+    modes, strata = _ENSEMBLES[-1]
+    federation = small_federation(algorithm, engine, modes, strata)
+    for _ in range(_ROUNDS):
+        old, before, kept = federation.state, snapshot(federation.state.modes), remembered(federation.engine)
+        report = next(federation.rounds(1))
+        require_equal(snapshot(old.modes), before, f"{_name(algorithm)}: a round wrote into the state before it")
+        what = f"{_name(algorithm)}, engine '{engine}', round {report.round}: a mode nobody trained changed"
+        now = remembered(federation.engine)
+        for mode in set(range(modes)) - set(report.trained):
+            require_equal(rows(federation.state.modes, mode), rows(old.modes, mode), f"{what} (mode {mode})")
+            idle = {name: row for name, row in kept.items() if name.endswith(f"mode {mode}")}
+            require_equal({name: now[name] for name in idle}, idle, f"{what} (client memory of mode {mode})")
+
+
+def check_bytes(algorithm: Algorithm, engine: str) -> None:
+    """What a client sends and receives does not depend on the number of modes."""
+    costs = {}
+    for modes, strata in _ENSEMBLES:
+        report = next(small_federation(algorithm, engine, modes, strata).rounds(1))
+        visits = len(report.plan.client)
+        costs[modes] = (report.bytes_up / visits, report.bytes_down / visits)
+    require(
+        len(set(costs.values())) == 1,
+        f"{_name(algorithm)}, engine '{engine}': bytes a client (up, down) depend on the number of modes: {costs}.",
+    )
+
+
+def _require_rows(tree: Tree, visits: int, what: str) -> None:
+    for name, value in tree.items():
+        require(
+            value.dim() == 2 and len(value) == visits and value.dtype == torch.float64,
+            f"{what} '{name}' must be [..., P] like the input, float64; got {tuple(value.shape)} {value.dtype}.",
+        )
+
+
+def _forms(tree: Tree) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (tuple(value.shape), str(value.dtype)) for name, value in sorted(tree.items())}
+
+
+def _of_others(tree: Tree, mode: int) -> Tree:
+    def others(value: Tensor) -> Tensor:
+        return torch.cat([value[:mode], value[mode + 1 :]])
+
+    return {name: others(value) for name, value in tree.items()}
+
+
+def _name(algorithm: Algorithm) -> str:
+    return type(algorithm).__name__

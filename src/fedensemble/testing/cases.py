@@ -1,0 +1,132 @@
+"""Models and settings on which engines are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.learner import ModelFactory
+from ..core.optimizer import SGD, Adam, Optimizer
+from ..core.types import EnsembleState
+from ..data.federated import FederatedData
+from ..federation import Federation
+from .compare import require
+from .problems import CLASSES, FEATURES, SIZES, classification, labels, numbers, ragged, small_model
+
+_TOKENS, _LENGTH, _SIDE = 6, 4, 6
+
+
+def _nothing_more(federation: Federation, start: EnsembleState) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compare: a model, data, settings of the federation, and what must hold besides agreement."""
+
+    name: str
+    model: ModelFactory
+    data: Callable[[], FederatedData] = classification
+    optimizer: Optimizer = SGD()
+    settings: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[Federation, EnsembleState], None] = _nothing_more
+
+
+def _images() -> FederatedData:
+    return ragged(numbers(sum(SIZES), 2, _SIDE, _SIDE), labels(sum(SIZES)))
+
+
+def _regression() -> FederatedData:
+    return ragged(numbers(sum(SIZES), FEATURES), numbers(sum(SIZES), 2, word=1))
+
+
+def _texts() -> FederatedData:
+    return ragged(labels(sum(SIZES), _LENGTH, classes=_TOKENS), labels(sum(SIZES), _LENGTH, classes=_TOKENS, word=1))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.ReLU(), nn.Linear(6, CLASSES))
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.Dropout2d(0.4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
+        nn.Linear(4 * 4, CLASSES),
+    )  # fmt: skip
+
+
+def _batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES))
+
+
+def _group_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, CLASSES))
+
+
+def _layer_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, CLASSES))
+
+
+class _Recurrent(nn.Module):
+    """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves both ends."""
+
+    def __init__(self, kind: type[nn.RNNBase], tied: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, 5)
+        self.layers = kind(5, 5, batch_first=True, **options)
+        self.out = nn.Linear(5, _TOKENS, bias=False)
+        if tied:
+            self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(self.embedding(x))[0])  # type: ignore[no-any-return]
+
+
+def _frozen() -> nn.Module:
+    model = _mlp()
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def _huber(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.smooth_l1_loss(outputs, targets)
+
+
+def _statistics_moved(federation: Federation, start: EnsembleState) -> None:
+    moved = (federation.state.buffers != start.buffers).any(1)
+    require(
+        bool(moved.all()), f"BatchNorm's running statistics did not change in modes {moved.logical_not().tolist()}."
+    )
+
+
+def _frozen_kept(federation: Federation, start: EnsembleState) -> None:
+    kept = torch.equal(federation.state.buffers, start.buffers)
+    require(kept, "A parameter with requires_grad=False changed in training; it must stay bit for bit.")
+
+
+CASES = (
+    Case("MLP", _mlp),
+    Case("CNN with Dropout and Dropout2d", _cnn, _images),
+    Case("BatchNorm", _batch_norm, _images, check=_statistics_moved),
+    Case("BatchNorm, last_batch='drop'", _batch_norm, _images, settings={"last_batch": "drop"}, check=_statistics_moved),
+    Case("GroupNorm", _group_norm, _images),
+    Case("LayerNorm", _layer_norm),
+    Case("Embedding and LSTM with dropout between layers", lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3), _texts),
+    Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
+    Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
+    Case("frozen parameters", _frozen, check=_frozen_kept),
+    Case("regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}),
+    Case("a loss that returns one number", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": _huber}),
+    Case("several epochs", small_model, settings={"epochs": 3}),
+    Case("a fixed number of steps", small_model, settings={"steps": 4}),
+    Case("last_batch='wrap'", small_model, settings={"last_batch": "wrap", "epochs": 2}),
+    Case("last_batch='drop'", small_model, settings={"last_batch": "drop", "epochs": 2}),
+    Case("SGD with momentum, weight decay and clipping", small_model, classification,
+         SGD(momentum=0.9, weight_decay=0.01, clip=0.5), {"epochs": 2}),
+    Case("Adam", small_model, classification, Adam(weight_decay=0.01, clip=1.0), {"epochs": 2}),
+)  # fmt: skip

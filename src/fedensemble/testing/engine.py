@@ -1,0 +1,126 @@
+"""The contract of an engine: it gives what 'loop' gives, for models and settings of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms import FedAvg
+from ..core.algorithm import Algorithm
+from ..core.problem import LocalProblem
+from ..core.types import Cohort
+from ..federation import Federation
+from ..schedules import Stratified
+from ..vectors import Tree
+from .cases import CASES, Case
+from .compare import remembered, require, require_close, require_equal, snapshot
+
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remembering(Algorithm):
+    """A made-up method with server state and client memory, so that both are exercised."""
+
+    def init_mode(self, theta: Tensor) -> Tree:
+        return {"theta": theta, "pace": torch.zeros_like(theta)}
+
+    def init_memory(self, theta: Tensor) -> Tree:
+        return {"last": torch.zeros_like(theta), "visits": torch.zeros_like(theta[..., :1])}
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        theta = problem.descend(sent["theta"], lambda at, gradient: gradient + 0.1 * memory["last"])
+        change = theta - sent["theta"]
+        return {"change": change}, {"last": change, "visits": memory["visits"] + 1}
+
+    def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        pace = 0.5 * mode["pace"] + uploads["change"]
+        return {"theta": mode["theta"] + pace, "pace": pace}
+
+
+def check_engine(name: str, **options: Any) -> None:
+    """Nothing, or an AssertionError that says which contract the engine broke, and on which model.
+
+    Args:
+        name: a registered engine.
+        options: engine options, such as `block` for "vector".
+    """
+    check_inputs(name, options)
+    check_memory(name, options)
+    for case in CASES:
+        check_case(name, case, options)
+
+
+def check_case(name: str, case: Case, options: dict[str, Any]) -> None:
+    """The engine agrees with 'loop' on one case: weights, running statistics, losses and bytes."""
+    got, reference = _federation(name, case, options), _federation("loop", case, {})
+    start = reference.state
+    what = f"Engine '{name}' disagrees with 'loop' on {case.name}"
+    for mine, theirs in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
+        require_close({"losses": mine.losses}, {"losses": theirs.losses}, f"{what}, round {mine.round}")
+        costs = [(report.bytes_up, report.bytes_down) for report in (mine, theirs)]
+        require(costs[0] == costs[1], f"{what}: bytes up and down are {costs[0]}, not {costs[1]}.")
+    require_close(got.state.modes, reference.state.modes, what)
+    require_close({"buffers": got.state.buffers}, {"buffers": reference.state.buffers}, what)
+    for federation in (got, reference):
+        case.check(federation, start)
+
+
+def check_memory(name: str, options: dict[str, Any]) -> None:
+    """Client memory agrees with that of 'loop', and survives being taken out and put back."""
+    case = CASES[0]
+    algorithm = _Remembering(lr=0.1)
+    got, reference = (_federation(n, case, o, algorithm) for n, o in ((name, options), ("loop", {})))
+    for federation in (got, reference):
+        for _ in federation.rounds(_ROUNDS):
+            pass
+    what = f"Engine '{name}' disagrees with 'loop' on a method with client memory"
+    require_close(got.state.modes, reference.state.modes, what)
+    require_close(remembered(got.engine), remembered(reference.engine), what)
+    revived = _federation(name, case, options, algorithm)
+    revived.restore(snapshot_of(got), got.round)
+    require_equal(revived.tensors(), got.tensors(), f"Engine '{name}' loses client memory when it is loaded")
+    for federation in (got, revived):
+        next(federation.rounds(1))
+    require_equal(
+        revived.tensors(), got.tensors(), f"Engine '{name}' goes on differently after client memory is loaded"
+    )
+
+
+def check_inputs(name: str, options: dict[str, Any]) -> None:
+    """What the server sends is not written to."""
+    for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
+        federation = _federation(name, case, options)
+        state = federation.state
+        sent = federation.algorithm.broadcast(state.modes)
+        given = {**sent, "buffers": state.buffers, "x": federation.data.x, "y": federation.data.y}
+        before = snapshot(given)
+        federation.engine.visit(
+            federation.algorithm, sent, state.buffers, federation.schedule.plan(state.schedule, 0), 0
+        )
+        require_equal(snapshot(given), before, f"Engine '{name}' wrote into what it was given ({case.name})")
+
+
+def snapshot_of(federation: Federation) -> Tree:
+    """Copies of everything that training changes."""
+    return {name: tensor.clone() for name, tensor in federation.tensors().items()}
+
+
+def _federation(name: str, case: Case, options: dict[str, Any], algorithm: Algorithm | None = None) -> Federation:
+    data = case.data()
+    settings: dict[str, Any] = {"batch_size": 3, "loss": "cross_entropy", **case.settings}
+    method = algorithm or FedAvg(lr=0.1, optimizer=case.optimizer)
+    schedule = Stratified(modes=2, strata=2, clients_per_round=len(data) - 1)
+    return Federation(
+        case.model,
+        data,
+        method,
+        schedule=schedule,
+        engine=name,
+        engine_options=options,
+        dtype=torch.float64,
+        **settings,
+    )

@@ -1,0 +1,71 @@
+"""A federated method without any ensemble: a loop over clients, one nn.Module, torch's own autograd."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from .. import draws
+from ..core.algorithm import Algorithm
+from ..core.batches import batch_table
+from ..core.problem import LocalProblem
+from ..core.types import Cohort
+from ..federation import Federation
+from ..vectors import Tree
+
+
+class AutogradSteps:
+    """One client's local steps on a plain nn.Module with cross-entropy.
+
+    Args:
+        x, y: the client's examples.
+        place, weight: rows and weights of every step, [S, B].
+    """
+
+    active = None
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> None:
+        self.model, self.x, self.y, self.place, self.weight = model, x, y, place, weight
+        self.count = len(place)
+
+    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Gradient of the mean loss over the rows that count."""
+        chosen = self.place[step][self.weight[step].bool()]
+        vector_to_parameters(at, self.model.parameters())
+        loss = F.cross_entropy(self.model(self.x[chosen]), self.y[chosen])
+        gradient = torch.autograd.grad(loss, list(self.model.parameters()))
+        return parameters_to_vector(gradient), (loss.detach(), buffers)
+
+
+def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) -> tuple[Tree, Tree]:
+    """Server state [P] and client memory after some rounds from the federation's present state, which stays as it is."""
+    data, work, seed = federation.data, federation.work, federation.seed
+    model = federation.learner.build(0)
+    mode = {name: value[0].clone() for name, value in federation.state.modes.items()}
+    memory: dict[int, Tree] = {}
+    for round in range(rounds):
+        clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
+        sent = algorithm.broadcast(mode)
+        sums: Tree = {}
+        total = 0.0
+        for client in clients:
+            x, y = data.client(client)
+            key = draws.key(seed, "batches", round, torch.tensor([client]), torch.tensor([0]))
+            place, weight = batch_table(torch.as_tensor(key), data.size[client : client + 1], work)
+            steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
+            problem = LocalProblem(
+                steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round),
+                data.size[client : client + 1], torch.tensor([steps.count]),
+            )  # fmt: skip
+            kept = memory.get(client, algorithm.init_memory(sent["theta"]))
+            uploads, memory[client] = algorithm.local_training(sent, kept, problem)
+            share = float(data.size[client]) if algorithm.weighting == "examples" else 1.0
+            sums = {name: sums.get(name, 0) + share * value for name, value in uploads.items()}
+            total += share
+        count, weights = (torch.tensor([value], dtype=torch.float64) for value in (len(clients), total))
+        means = {name: value / total for name, value in sums.items()}
+        mode = algorithm.server_update(mode, means, Cohort(count, weights, len(data)))
+    named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
+    return mode, named

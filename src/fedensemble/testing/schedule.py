@@ -1,0 +1,125 @@
+"""The contract of a schedule."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ..core.schedule import Schedule
+from ..core.types import Plan
+from ..errors import InputError
+from .compare import require, require_equal, snapshot
+
+# Clients, modes, strata, clients a round; also with clients_per_round no multiple of strata, and with everybody.
+_SETTINGS = ((12, 3, 4, 8), (13, 4, 5, 7), (10, 1, 1, 3), (9, 3, 3, 9), (20, 4, 2, 6), (5, 5, 5, 5))
+_AGES = 150
+# Over 150 ages a mode has 450 visits or more. Were they independent, a share would scatter by 5 %; strata move together
+# and double that at most. Five times the first is no bad luck.
+_FAIR_TO_MODES = 1.25
+# A client of a stratum of one is drawn twice as often as those of a stratum of two, as in the paper.
+_FAIR_TO_CLIENTS = 2.5
+
+
+def check_schedule(schedule: type[Schedule]) -> None:
+    """Nothing, or an AssertionError that says which contract the schedule broke.
+
+    A round has `clients_per_round` visits; where a client may train several modes (`one_mode_a_client` is False), each
+    mode has as many.
+
+    Args:
+        schedule: a class that is built with `modes`, `strata` and `clients_per_round`.
+    """
+    served = 0
+    for population, modes, strata, per_round in _SETTINGS:
+        made = schedule(modes=modes, strata=strata, clients_per_round=per_round)
+        try:
+            made.init(population, seed=0)
+        except InputError:
+            continue  # a schedule may need more, and say so
+        served += 1
+        check_plans(made, population)
+        check_purity(made, population)
+        check_fairness(made, population)
+    require(served > 0, f"{schedule.__name__} refuses every ordinary setting: {_SETTINGS} (N, K, Q, M).")
+
+
+def check_plans(schedule: Schedule, population: int) -> None:
+    """Every plan is well formed."""
+    name = _name(schedule, population)
+    visits = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
+    for seed, round in product(range(3), range(3 * schedule.modes)):
+        plan = schedule.plan(schedule.init(population, seed), round)
+        where = f"{name}, seed {seed}, round {round}"
+        for what, values in plan._asdict().items():
+            require(values.dtype == torch.int64 and values.dim() == 1, f"{where}: {what} must be int64 [J].")
+            require(len(values) == visits, f"{where}: a plan must have {visits} visits; {what} has {len(values)}.")
+        clients, modes = plan.client.tolist(), plan.mode.tolist()
+        require(min(clients) >= 0 and max(clients) < population, f"{where}: a client is outside 0 .. {population - 1}.")
+        require(
+            min(modes) >= 0 and max(modes) < schedule.modes, f"{where}: a mode is outside 0 .. {schedule.modes - 1}."
+        )
+        require(clients == sorted(clients), f"{where}: visits must be sorted by client; got {clients}.")
+        pairs = set(zip(clients, modes, strict=True))
+        require(len(pairs) == visits, f"{where}: a client is given the same mode twice.")
+        if schedule.one_mode_a_client:
+            require(len(set(clients)) == visits, f"{where}: a client has two modes in one round.")
+
+
+def check_purity(schedule: Schedule, population: int) -> None:
+    """A plan is a function of state and round alone, and the seed matters."""
+    name, rounds = _name(schedule, population), range(3 * schedule.modes)
+    state = schedule.init(population, seed=1)
+    tensors = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
+    require(tensors, f"{name}: the state must be a dict of tensors, or a checkpoint cannot hold it.")
+    before = snapshot(state)
+    forwards = [schedule.plan(state, round) for round in rounds]
+    backwards = [schedule.plan(state, round) for round in reversed(rounds)][::-1]
+    revived = [schedule.plan({n: t.clone() for n, t in state.items()}, round) for round in rounds]
+    require_equal(snapshot(state), before, f"{name}: plan wrote into the state")
+    again = schedule.init(population, seed=1)
+    require_equal(again, state, f"{name}: the same seed gave another state")
+    fresh = [schedule.plan(again, round) for round in rounds]
+    for first, *others in zip(forwards, backwards, revived, fresh, strict=True):
+        same = all(torch.equal(torch.stack(first), torch.stack(other)) for other in others)
+        require(same, f"{name}: plan is not a function of state and round alone; it gave two plans for one round.")
+    observed = schedule.observe(state, forwards[0], torch.ones(len(forwards[0].client)))
+    require_equal(snapshot(state), before, f"{name}: observe wrote into the state")
+    forms = [{n: (t.shape, t.dtype) for n, t in tree.items()} for tree in (state, observed)]
+    require(forms[0] == forms[1], f"{name}: observe changed the form of the state from {forms[0]} to {forms[1]}.")
+    if schedule.clients_per_round < population:  # with everybody in every round there may be nothing to draw
+        different = _plans(schedule, population, seed=1) != _plans(schedule, population, seed=2)
+        require(different, f"{name}: different seeds give the same plans.")
+
+
+def check_fairness(schedule: Schedule, population: int) -> None:
+    """Over many ages every client is drawn alike, every mode trained alike, and they all meet."""
+    name, modes = _name(schedule, population), schedule.modes
+    state = schedule.init(population, seed=2)
+    met = torch.zeros(population, modes)
+    for round in range(_AGES * modes):
+        plan: Plan = schedule.plan(state, round)
+        met.index_put_((plan.client, plan.mode), torch.ones(len(plan.client)), accumulate=True)
+    for what, totals, bound in (("client", met.sum(1), _FAIR_TO_CLIENTS), ("mode", met.sum(0), _FAIR_TO_MODES)):
+        share = totals / totals.mean()
+        for worst in (int(share.argmin()), int(share.argmax())):
+            require(
+                1 / bound < float(share[worst]) < bound,
+                f"{name}: over {_AGES} ages {what} {worst} has {int(totals[worst])} visits where the mean is "
+                f"{float(totals.mean()):.0f}; {what}s must be treated alike.",
+            )
+    missed = torch.nonzero(met == 0).tolist()
+    require(not missed, f"{name}: over {_AGES} ages client {missed and missed[0][0]} never trained some mode.")
+
+
+def _plans(schedule: Schedule, population: int, seed: int) -> list[list[list[int]]]:
+    state = schedule.init(population, seed)
+    return [torch.stack(schedule.plan(state, round)).tolist() for round in range(2 * schedule.modes)]
+
+
+def _name(schedule: Schedule, population: int) -> str:
+    return (
+        f"{type(schedule).__name__}(modes={schedule.modes}, strata={schedule.strata}, "
+        f"clients_per_round={schedule.clients_per_round}) on {population} clients"
+    )

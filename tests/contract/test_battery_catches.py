@@ -1,0 +1,330 @@
+"""The battery catches what it is there for: deliberately broken algorithms, schedules and engines."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified
+from fedensemble.core.engine import engines
+from fedensemble.engines.loop import LoopEngine
+from fedensemble.testing import check_algorithm, check_engine, check_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducesOverTheBatch(FedAvg):
+    def local_training(self, sent, memory, problem):
+        clip = lambda at, gradient: gradient / gradient.norm().clamp(min=1.0)  # noqa: E731 (norm of all visits together)
+        return {"theta": problem.descend(sent["theta"], clip)}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesModesOnTheServer(FedAvg):
+    def server_update(self, mode, uploads, cohort):
+        return {"theta": 0.9 * uploads["theta"] + 0.1 * uploads["theta"].mean(0, keepdim=uploads["theta"].dim() > 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutatesSent(FedAvg):
+    def local_training(self, sent, memory, problem):
+        sent["theta"] -= 0.01
+        return {"theta": problem.descend(sent["theta"])}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutatesModes(FedAvg):
+    def server_update(self, mode, uploads, cohort):
+        return {"theta": mode["theta"].mul_(0.5).add_(0.5 * uploads["theta"])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutatesMemory(FedAvg):
+    def init_memory(self, theta):
+        return {"visits": torch.zeros_like(theta)}
+
+    def local_training(self, sent, memory, problem):
+        memory["visits"] += 1
+        return {"theta": problem.descend(sent["theta"])}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemembersOutsideMemory(FedAvg):
+    """Keeps state in the algorithm: it is shared by clients and modes, and no checkpoint holds it."""
+
+    calls: list = field(default_factory=list)
+
+    def local_training(self, sent, memory, problem):
+        self.calls.append(1)
+        return {"theta": problem.descend(sent["theta"]) + 1e-3 * len(self.calls)}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStateOutsideModes(FedAvg):
+    """Momentum held by the object, per call: wrong after a checkpoint, and it reaches idle modes."""
+
+    held: dict = field(default_factory=dict)
+
+    def server_update(self, mode, uploads, cohort):
+        if uploads["theta"].shape == self.held.get("v", uploads["theta"]).shape:
+            self.held["v"] = 0.5 * self.held.get("v", 0) + uploads["theta"] - mode["theta"]
+            return {"theta": mode["theta"] + self.held["v"]}
+        self.held.pop("v")
+        return {"theta": uploads["theta"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsAllModes(FedAvg):
+    def broadcast(self, mode):
+        theta = mode["theta"]
+        return {"theta": theta, "all": theta.flatten().expand(*theta.shape[:-1], -1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropsServerState(FedAvg):
+    def init_mode(self, theta):
+        return {"theta": theta, "v": torch.zeros_like(theta)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadsANumber(FedAvg):
+    def local_training(self, sent, memory, problem):
+        theta = problem.descend(sent["theta"])
+        return {"theta": theta, "length": theta.norm(dim=-1)}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsFromTorch(FedAvg):
+    def local_training(self, sent, memory, problem):
+        theta = problem.descend(sent["theta"])
+        return {"theta": theta + 1e-3 * torch.randn_like(theta)}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsInFloat32(FedAvg):
+    def local_training(self, sent, memory, problem):
+        return {"theta": problem.descend(sent["theta"]).float()}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependsOnTheNumberOfModes(FedAvg):
+    """Divides by the modes in the batch: right unbatched, wrong for an ensemble."""
+
+    def server_update(self, mode, uploads, cohort):
+        modes = len(mode["theta"]) if mode["theta"].dim() > 1 else 1
+        return {"theta": mode["theta"] + (uploads["theta"] - mode["theta"]) / modes}
+
+
+ALGORITHMS = [
+    (ReducesOverTheBatch, "the same result alone"),
+    (MixesModesOnTheServer, "the same result alone"),
+    (MutatesSent, "local_training wrote into"),
+    (MutatesModes, "server_update wrote into"),
+    (MutatesMemory, "local_training wrote into"),
+    (RemembersOutsideMemory, "the same result alone"),
+    (ServerStateOutsideModes, "the same result|another run|disagrees"),
+    (SendsAllModes, "number of modes|form|the same result"),
+    (DropsServerState, "must keep the form"),
+    (UploadsANumber, r"must be \[..., P\]"),
+    (DrawsFromTorch, "the same result alone"),
+    (TrainsInFloat32, "float64"),
+    (DependsOnTheNumberOfModes, "the same result alone"),
+]
+
+
+@pytest.mark.parametrize(("broken", "says"), ALGORITHMS, ids=lambda value: getattr(value, "__name__", ""))
+def test_algorithm(broken, says):
+    with pytest.raises(AssertionError, match=says):
+        check_algorithm(broken, "vector")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Algorithm):
+    """Right on the first calls and wrong later, so that the cheap checks pass and those on whole runs must catch it."""
+
+    wrong: str = ""
+    seen: dict = field(default_factory=dict)
+
+    def init_mode(self, theta):
+        return {"theta": theta, "v": torch.zeros_like(theta)}
+
+    def local_training(self, sent, memory, problem):
+        return {"theta": problem.descend(sent["theta"])}, memory
+
+    def server_update(self, mode, uploads, cohort):
+        new = {"theta": uploads["theta"], "v": mode["v"] + 1}
+        if len(mode["theta"]) == 4 and self.wrong == "leak":  # K = 4 in the runs, never in the check of arithmetic
+            new["theta"] = new["theta"] + 0.1 * mode["theta"].flip(0)
+        if len(mode["theta"]) == 4 and self.wrong == "idle":
+            mode["v"].add_(1.0)
+        if self.wrong == "one mode" and mode["theta"].shape[0] == 1 and mode["theta"].dim() == 2:
+            new["theta"] = 0.5 * new["theta"] + 0.5 * mode["theta"]
+        if self.wrong == "calls" and len(mode["theta"]) == 4:
+            self.seen["calls"] = self.seen.get("calls", 0) + 1
+            new["v"] = new["v"] + self.seen["calls"]
+        return new
+
+
+def test_algorithm_with_server_state():
+    check_algorithm(Late(), "loop")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("leak", "mode 3 leaks into other modes"),
+        ("idle", "wrote into the state before it|leaks"),
+        ("one mode", "not the method without ensemble"),
+        ("calls", "disagrees|another run|round trip"),
+    ],
+)
+def test_algorithm_that_is_wrong_only_in_whole_runs(wrong, says):
+    with pytest.raises(AssertionError, match=says):
+        check_algorithm(Late(wrong=wrong), "loop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoModesAClient(Stratified):
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        client = plan.client.clone()
+        client[1] = client[0]
+        return Plan(client, torch.where(torch.arange(len(client)) == 1, (plan.mode[0] + 1) % self.modes, plan.mode))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneVisitTooFew(Stratified):
+    def plan(self, state, round):
+        return Plan(*(part[:-1] for part in super().plan(state, round)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsorted(Stratified):
+    def plan(self, state, round):
+        return Plan(*(part.flip(0) for part in super().plan(state, round)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsFromOne(Stratified):
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        return Plan(plan.client, plan.mode + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetsTheLastMode(Stratified):
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        return Plan(plan.client, plan.mode.clamp(max=max(self.modes - 2, 0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysTheFirstClients(Stratified):
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        return Plan(torch.arange(len(plan.client)), plan.mode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IgnoresTheSeed(Stratified):
+    def init(self, population, seed):
+        return super().init(population, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsPlansFromTorch(Stratified):
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        return Plan(plan.client, torch.randint(self.modes, plan.mode.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsItsCalls(Stratified):
+    def plan(self, state, round):
+        state["seed"] += 1
+        return super().plan(state, round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOfNumbers(Stratified):
+    def init(self, population, seed):
+        return {**super().init(population, seed), "seed": seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusesEverything(Stratified):
+    def check(self, population):
+        super().check(0)
+
+
+SCHEDULES = [
+    (TwoModesAClient, "two modes in one round|same mode twice"),
+    (OneVisitTooFew, "must have 8 visits"),
+    (Unsorted, "sorted by client"),
+    (CountsFromOne, "a mode is outside"),
+    (ForgetsTheLastMode, "must be treated alike"),
+    (AlwaysTheFirstClients, "different seeds|must be treated alike"),
+    (IgnoresTheSeed, "different seeds"),
+    (DrawsPlansFromTorch, "function of state and round alone"),
+    (CountsItsCalls, "wrote into the state"),
+    (StateOfNumbers, "dict of tensors"),
+    (RefusesEverything, "refuses every ordinary setting"),
+]
+
+
+@pytest.mark.parametrize(("broken", "says"), SCHEDULES, ids=lambda value: getattr(value, "__name__", ""))
+def test_schedule(broken, says):
+    assert issubclass(broken, Schedule)
+    with pytest.raises(AssertionError, match=says):
+        check_schedule(broken)
+
+
+class ForgetsBuffers(LoopEngine):
+    def visit(self, algorithm, sent, buffers, plan, round):
+        return super().visit(algorithm, sent, buffers, plan, round)._replace(buffers=buffers)
+
+
+class ForgetsMemory(LoopEngine):
+    def load_memory(self, tensors):
+        pass
+
+
+class SharesMemoryBetweenModes(LoopEngine):
+    def train(self, algorithm, sent, buffers, plan, round):
+        kept, self.memory.row = self.memory.row, {(client, 0): row for (client, _), row in self.memory.row.items()}
+        trained = super().train(algorithm, sent, buffers, Plan(plan.client, plan.mode), round)
+        self.memory.row = kept
+        return trained
+
+
+class AnotherOrderOfBatches(LoopEngine):
+    def train(self, algorithm, sent, buffers, plan, round):
+        return super().train(algorithm, sent, buffers, plan, round + 1)
+
+
+class SkipsTheLastStep(LoopEngine):
+    def __init__(self, learner, data, work, seed):
+        super().__init__(learner, data, replace(work, last_batch="drop") if work.last_batch == "keep" else work, seed)
+
+
+class WritesIntoSent(LoopEngine):
+    def visit(self, algorithm, sent, buffers, plan, round):
+        returned = super().visit(algorithm, sent, buffers, plan, round)
+        sent["theta"].zero_()
+        return returned
+
+
+ENGINES = [
+    (ForgetsBuffers, "on BatchNorm"),
+    (ForgetsMemory, "loses client memory"),
+    (SharesMemoryBetweenModes, "client memory"),
+    (AnotherOrderOfBatches, "disagrees with 'loop'"),
+    (SkipsTheLastStep, "disagrees with 'loop'"),
+    (WritesIntoSent, "wrote into what it was given"),
+]
+
+
+@pytest.mark.parametrize(("broken", "says"), ENGINES, ids=lambda value: getattr(value, "__name__", ""))
+def test_engine(broken, says, monkeypatch):
+    monkeypatch.setitem(engines._items, "broken", broken)
+    with pytest.raises(AssertionError, match=says):
+        check_engine("broken")

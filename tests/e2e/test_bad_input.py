@@ -1,0 +1,243 @@
+"""Bad input: one clear message, exit code 2, no traceback, nothing destroyed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedensemble import cli
+
+from .test_cli import SMALL
+
+
+def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
+    """The command line in this process (a new one would cost seconds each): exit code, output, errors."""
+    before, argv = os.getcwd(), sys.argv
+    os.chdir(cwd)
+    sys.argv = ["fedensemble", *map(str, arguments)]
+    try:
+        captured = CliRunner()
+        with captured.isolation() as streams:
+            code = cli._guarded()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()
+    finally:
+        os.chdir(before)
+        sys.argv = argv
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(SMALL.format(rounds=3))
+    return tmp_path
+
+
+BAD_SETTINGS = [
+    (["ensemble.mode=3"], "ensemble.mode: unknown key 'mode': did you mean 'modes'?"),
+    (["ensembel.modes=3"], "ensembel: unknown key 'ensembel': did you mean 'ensemble'?"),
+    (["algorithm.name=fedavgg"], "unknown algorithm 'fedavgg': did you mean 'fedavg'?"),
+    (["algorithm.mu=1.0"], "algorithm.mu: unknown key 'mu'"),
+    (["algorithm.lr=fast"], "algorithm.lr: input should be a valid number"),
+    (["algorithm.lr=-1"], "FedAvg needs lr > 0; got -1"),
+    (["algorithm.optimizer.name=sdg"], "unknown optimizer 'sdg': did you mean 'sgd'?"),
+    (["ensemble.modes=0"], "ensemble.modes: input should be greater than 0; got 0"),
+    (["rounds=2.5"], "rounds: input should be a valid integer"),
+    (["ensemble.strata=50"], "needs strata <= clients; got strata=50, clients=12"),
+    (["ensemble.clients_per_round=13"], "needs clients_per_round <= clients"),
+    (["ensemble.strata=7"], "needs strata <= clients_per_round"),
+    (["ensemble.schedule=balanced", "ensemble.modes=4"], "'balanced' needs strata >= modes"),
+    (["ensemble.schedule=stratfied"], "did you mean 'stratified'?"),
+    (["engine.name=vectr"], "did you mean 'vector'?"),
+    (["engine.options.blok=3"], "does not know these options"),
+    (["engine.device=gpu"], "device is 'cpu', 'cuda'"),
+    (["data.source=mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
+    (["data.partition=classses"], "unknown partition 'classses': did you mean 'classes'?"),
+    (["data.classes_per_client=9"], "classes"),
+    (["data.clients=1000"], "clients"),
+    (["model.hidden=wide"], "model.hidden"),
+    (["model.name=resnet99"], "unknown model"),
+    (["name=../x"], "name:"),
+    (["nonsense"], "--set takes KEY=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=[" ".join(s) for s, _ in BAD_SETTINGS])
+def test_bad_settings(folder: Path, settings: list[str], message: str) -> None:
+    sets = [part for setting in settings for part in ("--set", setting)]
+    code, _, errors = run("run", "small.toml", *sets, cwd=folder)
+    assert code == 2, errors
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not list((folder / "runs").glob("**/metrics.jsonl"))
+
+
+def test_all_problems_at_once(folder: Path) -> None:
+    sets = ["--set", "ensemble.mode=3", "--set", "rounds=0", "--set", "algorithm.lrr=1", "--set", "data.cliens=3"]
+    code, _, errors = run("run", "small.toml", *sets, cwd=folder)
+    assert code == 2
+    assert "4 problems" in errors
+    for key in ("ensemble.mode", "rounds", "algorithm.lrr", "data.cliens"):
+        assert key in errors
+
+
+def test_files_that_are_no_configs(folder: Path) -> None:
+    (folder / "broken.toml").write_text("a = [1,")
+    (folder / "binary.toml").write_bytes(bytes(range(256)))
+    (folder / "self.toml").write_text('extends = "self.toml"')
+    for name, message in (
+        ("missing.toml", "Cannot read"),
+        ("broken.toml", "is not valid TOML"),
+        ("binary.toml", "is not a text file"),
+        ("self.toml", "extends itself"),
+        (".", "Cannot read"),
+    ):
+        code, _, errors = run("run", name, cwd=folder)
+        assert code == 2 and message in errors, errors
+
+
+def test_divergence_names_the_visit_and_keeps_the_run(folder: Path) -> None:
+    code, _, errors = run("run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder)
+    assert code == 1
+    assert "round 1, client" in errors and "mode" in errors and "Lower algorithm.lr" in errors
+    assert (folder / "a" / "config.toml").exists() and not (folder / "a" / "summary.json").exists()
+
+
+def test_a_folder_that_belongs_to_another_run(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    before = {p: p.read_bytes() for p in (folder / "a").rglob("*") if p.is_file()}
+    code, _, errors = run("run", "small.toml", "--set", "seed=9", "--out", "a", cwd=folder)
+    assert code == 2 and "belongs to a run with other settings (seed)" in errors
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.tex").write_text("years of work")
+    code, _, errors = run("run", "small.toml", "--out", "mine", cwd=folder)
+    assert code == 2 and "holds other files" in errors
+    code, _, errors = run("run", "small.toml", "--out", "small.toml", cwd=folder)
+    assert code == 2 and "is a file" in errors
+    assert {p: p.read_bytes() for p in (folder / "a").rglob("*") if p.is_file()} == before
+
+
+def test_two_processes_in_one_folder(folder: Path) -> None:
+    from filelock import FileLock
+
+    (folder / "a").mkdir()
+    with FileLock(str(folder / "a" / ".lock")):
+        code, _, errors = run("run", "small.toml", "--out", "a", cwd=folder)
+    assert code == 2 and "Another process" in errors
+
+
+def test_full_disk_and_missing_permission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    import fedensemble.checkpoint as checkpoint
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.os, "fsync", full)
+        code, _, errors = run("run", "small.toml", "--out", "a", cwd=folder)
+    assert code == 2 and "disk is full" in errors
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0  # nothing was lost: it goes on
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", forbidden)
+        code, _, errors = run("run", "small.toml", "--out", "b", cwd=folder)
+    assert code == 2 and "Permission denied" in errors
+
+
+def npz(path: Path, **arrays: object) -> None:
+    base = {"x": np.zeros((40, 3), np.float32), "y": np.arange(40) % 2, "x_test": np.zeros((4, 3), np.float32)}
+    np.savez(path, **{**base, "y_test": np.arange(4) % 2, **arrays})
+
+
+def test_data_that_cannot_be_trained_on(folder: Path) -> None:
+    bad = np.zeros((40, 3), np.float32)
+    bad[7, 1] = np.nan
+    for arrays, message in (
+        ({"x": bad}, "nan or infinity (first in row"),
+        ({"y": np.arange(39) % 2}, "39"),
+        ({"y": -np.ones(40, int)}, "Labels"),
+        ({"x_test": np.zeros((4, 2), np.float32)}, "they must agree"),
+        ({"x": np.array([object()] * 40)}, "x"),
+    ):
+        npz(folder / "d.npz", **arrays)
+        sets = ["--set", "data={source='npz', path='d.npz', clients=4}"]
+        (folder / "npz.toml").write_text(
+            "[data]\nsource='npz'\npath='d.npz'\nclients=4\n[ensemble]\nmodes=1\nclients_per_round=2"
+        )
+        code, _, errors = run("run", "npz.toml", cwd=folder)
+        assert code == 2 and message in errors, (errors, sets)
+        assert "Traceback" not in errors
+
+
+def test_missing_data_says_where_and_how(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDENSEMBLE_DATA", str(folder / "nothing"))
+    (folder / "m.toml").write_text("[data]\nsource='mnist'\nclients=10\n[model]\nname='cnn'")
+    code, _, errors = run("run", "m.toml", cwd=folder)
+    assert code == 2
+    for part in ("train-images-idx3-ubyte", str(folder / "nothing"), "fedensemble data get mnist"):
+        assert part in errors
+
+
+def test_clients_with_one_class_are_fine(folder: Path) -> None:
+    code, _, errors = run("run", "small.toml", "--set", "data.classes_per_client=1", "--out", "a", cwd=folder)
+    assert code == 0, errors
+
+
+def test_predict_checks_its_input(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    (folder / "no.npz").write_text("not a zip")
+    np.savez(folder / "shape.npz", x=np.zeros((2, 99), np.float32))
+    np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
+    np.savez(folder / "pickle.npz", x=np.array([object()]))
+    for name, message in (
+        ("missing.npz", "There is no file"),
+        ("no.npz", "cannot be read"),
+        ("shape.npz", "trained on"),
+        ("names.npz", "needs an array named x"),
+        ("pickle.npz", "cannot be read"),
+    ):
+        code, _, errors = run("predict", "a", name, "-o", "out.npz", cwd=folder)
+        assert code == 2 and message in errors, errors
+        assert not (folder / "out.npz").exists()
+    code, _, errors = run("predict", "nowhere", "shape.npz", "-o", "out.npz", cwd=folder)
+    assert code == 2 and "is not a run" in errors
+
+
+def test_predict_writes_uncertainty(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    from fedensemble.data import load
+
+    x = load("gaussians", n=400, classes=4).x_test
+    np.savez(folder / "in.npz", x=np.asarray(x))
+    code, _, errors = run("predict", "a", "in.npz", "-o", "out.npz", "--members", cwd=folder)
+    assert code == 0, errors
+    with np.load(folder / "out.npz") as out:
+        assert set(out.files) == {"mean", "label", "entropy", "mutual_information", "members"}
+        assert out["members"].shape == (3, len(x), 4)
+        np.testing.assert_allclose(out["mean"], out["members"].mean(0), atol=1e-6)
+        np.testing.assert_array_equal(out["label"], out["mean"].argmax(1))
+        assert (out["mutual_information"] >= 0).all() and (out["entropy"] >= out["mutual_information"] - 1e-6).all()
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["run", "--frob"], ["ls"], ["ls", "things"], ["predict", "a"]])
+def test_usage_errors(folder: Path, arguments: list[str]) -> None:
+    code, _, errors = run(*arguments, cwd=folder)
+    assert code == 2 and "Traceback" not in errors
+
+
+def test_a_real_process_prints_no_traceback(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedensemble", "run", "small.toml", "--set", "ensemble.mode=3"],
+        cwd=folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: small.toml has 1 problem") and "Traceback" not in done.stderr

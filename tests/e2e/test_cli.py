@@ -1,0 +1,164 @@
+"""The command line as a user meets it: in processes of its own, killed and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SMALL = """
+name = "small"
+rounds = {rounds}
+[data]
+source = "gaussians"
+n = 400
+classes = 4
+clients = 12
+partition = "classes"
+classes_per_client = 2
+[model]
+name = "mlp"
+hidden = [8]
+[ensemble]
+modes = 3
+strata = 3
+clients_per_round = 6
+[evaluation]
+every = 5
+"""
+
+
+def fedensemble(*arguments: object, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "fedensemble", *map(str, arguments)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL.format(rounds=20))
+    return file
+
+
+def trained_bytes(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("modes.safetensors", "metrics.jsonl")}
+
+
+def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
+    done = fedensemble("run", config, "--out", "a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout and "\x1b" not in done.stdout
+    assert {p.name for p in (tmp_path / "a").iterdir()} >= {
+        "config.toml", "env.json", "metrics.jsonl", "modes.safetensors", "checkpoint", "summary.json", "curves.png",
+        "report.md",
+    }  # fmt: skip
+    assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 20
+
+    summary = (tmp_path / "a" / "summary.json").read_bytes()
+    again = fedensemble("run", config, "--out", "a", cwd=tmp_path)
+    assert again.returncode == 0
+    assert (tmp_path / "a" / "summary.json").read_bytes() == summary  # its seconds would differ had it trained
+
+    np.savez(tmp_path / "in.npz", x=np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32))
+    features = json.loads(summary)  # the run says what it is
+    assert features["modes"] == 3
+    listed = fedensemble("ls", "runs", "--runs", ".", "--json", cwd=tmp_path)
+    assert json.loads(listed.stdout)[0]["state"] == "done"
+    assert fedensemble("report", "a", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_same_seed_same_bytes(config: Path, tmp_path: Path, engine: str) -> None:
+    for folder in ("a", "b"):
+        done = fedensemble("run", config, "--set", f"engine.name={engine}", "--out", folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert trained_bytes(tmp_path / "a") == trained_bytes(tmp_path / "b")
+    other = fedensemble("run", config, "--set", "seed=1", "--out", "c", cwd=tmp_path)
+    assert other.returncode == 0
+    assert trained_bytes(tmp_path / "c")["modes.safetensors"] != trained_bytes(tmp_path / "a")["modes.safetensors"]
+
+
+def test_killed_at_any_moment_it_continues_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(rounds=120))
+    command = ["run", "small.toml", "--checkpoint-seconds", "0"]
+    whole = fedensemble(*command, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    kills = 0
+    for attempt in range(40):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedensemble", *command, "--out", "killed"],
+            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        metrics = tmp_path / "killed" / "metrics.jsonl"
+        target = 17 * (attempt + 1)  # some rounds further each time, then a moment that no round knows of
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= target:
+                time.sleep(0.003 * attempt)
+                process.kill()
+                break
+            time.sleep(0.001)
+        if process.wait(timeout=60) == 0:
+            break
+        kills += 1
+    assert kills >= 2
+    assert trained_bytes(tmp_path / "killed") == trained_bytes(tmp_path / "whole")
+
+
+def test_interrupt_is_said_and_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(rounds=100_000))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedensemble", "run", "small.toml", "--out", "a"],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run the same command again" in errors and "Traceback" not in errors
+    assert list((tmp_path / "a" / "checkpoint").glob("*.safetensors"))
+
+
+def test_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(rounds=12))
+    whole = fedensemble("run", "small.toml", "--checkpoint-seconds", "0", "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    expected = trained_bytes(tmp_path / "whole")
+    (tmp_path / "whole" / "summary.json").unlink()  # as if it had been killed before the end
+    newest = max((tmp_path / "whole" / "checkpoint").glob("round-*"))
+    content = bytearray(newest.read_bytes())
+    content[-3] ^= 1
+    newest.write_bytes(bytes(content))
+    again = fedensemble("run", "small.toml", "--out", "whole", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "damaged" in again.stdout and "Continuing" in again.stdout
+    assert trained_bytes(tmp_path / "whole") == expected
+
+
+def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> None:
+    done = fedensemble("compare", config, "--modes", "1,3", "--seeds", "0,1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs" / "small").glob("compare-*")
+    assert {p.name for p in folder.iterdir()} == {"report.md", "table.csv", "curves.png", "runs.json"}
+    rows = (folder / "table.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]
+    assert sum(len(runs) for runs in json.loads((folder / "runs.json").read_text()).values()) == 4
+
+
+def test_data_show_draws_the_partition(config: Path, tmp_path: Path) -> None:
+    done = fedensemble("data", "show", config, "-o", "p.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a client has 2 to 2 classes" in done.stdout
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

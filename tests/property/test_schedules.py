@@ -1,0 +1,138 @@
+"""Schedules over random N, Q, K, M and ages."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedensemble import Balanced, Independent, IndependentKFold, Stratified
+from fedensemble.schedules.strata import divide, sample, shares
+
+SEEDS = st.integers(0, 2**40)
+# With this many degrees of freedom the 1 - 1e-6 quantile of chi-square is below df + 7 sqrt(2 df) + 16 (Wilson-Hilferty
+# with room); the seeds are fixed, so a pass stays a pass.
+QUANTILE = staticmethod(lambda df: df + 7 * (2 * df) ** 0.5 + 16).__func__
+
+
+@st.composite
+def federations(draw, at_least_modes=False):
+    """(population, strata, modes, clients_per_round) that the schedules accept."""
+    modes = draw(st.integers(1, 8))
+    population = draw(st.integers(modes if at_least_modes else 1, 40))
+    per_round = draw(st.integers(modes if at_least_modes else 1, population))
+    strata = draw(st.integers(modes if at_least_modes else 1, per_round))
+    return population, strata, modes, per_round
+
+
+def chi_square(counts):
+    expected = counts.sum(-1, keepdim=True) / counts.shape[-1]
+    return ((counts - expected) ** 2 / expected).sum(-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(federations(), SEEDS, st.integers(0, 1000))
+def test_rows_are_permutations_and_a_mode_meets_every_stratum_once_an_age(setting, seed, age):
+    population, strata, modes, per_round = setting
+    schedule = Stratified(modes=modes, strata=strata, clients_per_round=per_round)
+    state = schedule.init(population, seed)
+    matrix = schedule.permutations(state, age)
+    assert matrix.shape == (strata, modes)
+    assert torch.equal(matrix.sort(1).values, torch.arange(modes).expand(strata, modes))
+    met = torch.zeros(strata, modes)
+    for round in range(age * modes, (age + 1) * modes):
+        plan = schedule.plan(state, round)
+        pairs = torch.unique(torch.stack([state["stratum"][plan.client], plan.mode]), dim=1)
+        assert pairs.shape[1] == strata  # all clients of a stratum have one mode, and every stratum has clients
+        met[pairs[0], pairs[1]] += 1
+    assert bool((met == 1).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(federations(), SEEDS, st.integers(0, 10_000))
+def test_exactly_m_visits_and_one_mode_a_client(setting, seed, round):
+    population, strata, modes, per_round = setting
+    for kind in (Stratified, Independent):
+        schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
+        plan = schedule.plan(schedule.init(population, seed), round)
+        assert len(plan.client) == len(plan.mode) == per_round
+        assert len(set(plan.client.tolist())) == per_round
+        assert plan.client.tolist() == sorted(plan.client.tolist())
+        assert 0 <= int(plan.client.min()) and int(plan.client.max()) < population
+        assert 0 <= int(plan.mode.min()) and int(plan.mode.max()) < modes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 60), st.data(), SEEDS)
+def test_strata_and_shares(population, data, seed):
+    strata = data.draw(st.integers(1, population))
+    total = data.draw(st.integers(strata, population) | st.integers(max(strata, population - 2), population))
+    stratum = divide(population, strata, seed)
+    sizes = torch.bincount(stratum, minlength=strata)
+    assert int(sizes.max() - sizes.min()) <= 1
+    share = shares(sizes, total, seed, round=3)
+    assert int(share.sum()) == total
+    assert bool((share <= sizes).all())
+    assert bool((share >= total // strata).all())
+    assert int(share.max() - share.min()) <= 1
+    drawn = sample(stratum, total, seed, round=3)
+    assert torch.equal(torch.bincount(stratum[drawn], minlength=strata), share)
+
+
+@settings(max_examples=60, deadline=None)
+@given(federations(at_least_modes=True), SEEDS, st.integers(0, 1000))
+def test_balanced_has_no_idle_mode(setting, seed, age):
+    population, strata, modes, per_round = setting
+    schedule = Balanced(modes=modes, strata=strata, clients_per_round=per_round)
+    state = schedule.init(population, seed)
+    matrix = schedule.permutations(state, age)
+    assert torch.equal(matrix.sort(1).values, torch.arange(modes).expand(strata, modes))
+    counts = torch.stack([torch.bincount(column, minlength=modes) for column in matrix.T])
+    assert int(counts.min()) == strata // modes
+    assert int(counts.max()) == -(-strata // modes)
+    for round in range(age * modes, (age + 1) * modes):
+        assert set(schedule.plan(state, round).mode.tolist()) == set(range(modes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(federations(), SEEDS, st.integers(0, 1000))
+def test_independent_trains_one_mode_a_round_and_kfold_all(setting, seed, round):
+    population, strata, modes, per_round = setting
+    options = {"modes": modes, "strata": strata, "clients_per_round": per_round}
+    equal = Independent(**options)
+    plan = equal.plan(equal.init(population, seed), round)
+    assert set(plan.mode.tolist()) == {round % modes}
+    kfold = IndependentKFold(**options)
+    plan = kfold.plan(kfold.init(population, seed), round)
+    assert torch.bincount(plan.mode, minlength=modes).tolist() == [per_round] * modes
+    assert len(set(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))) == per_round * modes
+    assert plan.client.tolist() == sorted(plan.client.tolist())
+
+
+@pytest.mark.parametrize("kind", [Stratified, Balanced])
+def test_marginals_are_uniform_over_many_ages(kind):
+    modes, strata, ages = 4, 6, 1500
+    schedule = kind(modes=modes, strata=strata, clients_per_round=6)
+    state = schedule.init(12, seed=3)
+    matrices = torch.stack([schedule.permutations(state, age) for age in range(ages)])  # [T, Q, K]
+    counts = torch.nn.functional.one_hot(matrices, modes).sum(0).double()  # [Q, K places, K modes]
+    assert float(chi_square(counts).max()) < QUANTILE(modes - 1)
+
+
+def test_orders_of_a_stratum_are_uniform_and_independent_of_its_neighbour():
+    schedule = Stratified(modes=3, strata=2, clients_per_round=2)
+    state = schedule.init(4, seed=1)
+    matrices = torch.stack([schedule.permutations(state, age) for age in range(3600)])
+    code = matrices[..., 0] * 3 + matrices[..., 1]  # which of six orders, [T, Q]
+    seen = torch.unique(code)
+    assert len(seen) == 6
+    index = torch.searchsorted(seen, code)
+    joint = torch.bincount(index[:, 0] * 6 + index[:, 1], minlength=36).double()
+    assert float(chi_square(joint)) < QUANTILE(35)
+
+
+def test_clients_of_equal_strata_are_drawn_alike():
+    schedule = Stratified(modes=2, strata=5, clients_per_round=7)
+    state = schedule.init(20, seed=0)
+    drawn = torch.cat([schedule.plan(state, round).client for round in range(3000)])
+    # Without replacement the counts scatter less than a multinomial's, so the bound holds all the more.
+    assert float(chi_square(torch.bincount(drawn, minlength=20).double())) < QUANTILE(19)

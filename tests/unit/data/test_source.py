@@ -1,0 +1,62 @@
+"""What a source is, where files are looked for, and how options are checked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedensemble.data
+from fedensemble.data import Source, data_folder, load, sources
+from fedensemble.errors import DataError, InputError
+
+
+def test_folder_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDENSEMBLE_DATA", str(tmp_path / "environment"))
+    assert data_folder(tmp_path / "mine") == tmp_path / "mine"
+    assert data_folder() == tmp_path / "environment"
+    monkeypatch.setenv("FEDENSEMBLE_DATA", "~/data")
+    assert data_folder() == Path.home() / "data"
+    monkeypatch.delenv("FEDENSEMBLE_DATA")
+    assert "fedensemble" in str(data_folder())
+
+
+def test_known_sources():
+    expected = {"cifar10", "cifar100", "digits", "gaussians", "mnist", "npz", "openimage", "shakespeare", "sine"}
+    assert expected <= set(sources)
+
+
+def test_option_names():
+    with pytest.raises(InputError, match="unknown dataset 'minst': did you mean 'mnist'"):
+        load("minst")
+    with pytest.raises(InputError, match="'featurs': did you mean 'features'"):
+        load("gaussians", featurs=3)
+
+
+def test_lengths_must_agree():
+    with pytest.raises(DataError, match="3 inputs but 2 targets"):
+        Source(np.zeros((3, 1)), np.zeros(2))
+    with pytest.raises(DataError, match="no training examples"):
+        Source(np.zeros((0, 1)), np.zeros(0))
+    with pytest.raises(DataError, match=r"Dataset 'mine'.*client numbers have shape"):
+        Source(np.zeros((3, 1)), np.zeros(3), group=np.zeros(2, np.int64), info={"source": "mine"})
+
+
+def test_labels_only_where_there_are_some():
+    assert Source(np.zeros((2, 1)), np.array([1, 0], np.uint8)).labels().tolist() == [1, 0]
+    for targets in (np.zeros(2), np.zeros((2, 3), np.int64)):
+        with pytest.raises(InputError, match="cannot be divided by label"):
+            Source(np.zeros((2, 1)), targets).labels()
+
+
+def test_import_is_light():
+    code = (
+        "import sys, fedensemble.data; print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
+    )
+    path = str(Path(fedensemble.data.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stdout.strip() == "[]", done.stderr
