@@ -79,9 +79,7 @@ def compare_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    inputs: Annotated[
-        Path, typer.Argument(help="An .npz file with inputs x, in the training data's units.")
-    ],
+    inputs: Annotated[Path, typer.Argument(help="An .npz file with inputs x, in the training data's units.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.")],
     members: Annotated[bool, typer.Option(help="Write every mode's prediction, too.")] = False,
     device: Device = None,

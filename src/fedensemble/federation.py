@@ -80,6 +80,8 @@ class Federation:
         seed: int = 0,
     ) -> None:
         self.data, self.seed, self.combine = data, seed, combine
+        if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+            raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
         self.algorithm = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
@@ -90,6 +92,7 @@ class Federation:
             if isinstance(schedule, str)
             else schedule
         )
+        planned = self.schedule.init(len(data), seed)
         self.learner = Learner(model, loss, data.y[:1], find_device(device), dtype)
         check_outputs(self.learner, data)
         rule: LastBatch = last_batch or ("wrap" if self.learner.has_batch_statistics else "keep")
@@ -107,7 +110,7 @@ class Federation:
         except TypeError:
             raise InputError(f"Engine '{engine}' does not know these options: {self._engine[1]}.") from None
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
-        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, self.schedule.init(len(data), seed))
+        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
 
     @property
     def round(self) -> int:
@@ -230,6 +233,11 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     if learner.task == "classification":
         if data.y.is_floating_point():
             raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
+        if outputs.dim() <= y.dim():
+            raise InputError(
+                f"The model must return a number for every class, [B, ..., C]; got shape {tuple(outputs.shape)} for "
+                f"labels {tuple(y.shape)}."
+            )
         classes = outputs.shape[-1 if outputs.shape[:-1] == y.shape else 1]
         highest = int(data.y.max())
         if highest >= classes:

@@ -50,7 +50,7 @@ class Layout:
         """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is one concatenation."""
         pieces = torch.split(vector, self.sizes, dim=-1)
         lead = vector.shape[:-1]
-        return {n: p.reshape(*lead, *s) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
+        return {n: p.reshape((*lead, *s)) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
 
 
 def row_bytes(tree: Mapping[str, Tensor]) -> int:

@@ -66,7 +66,7 @@ def test_reported_loss_is_the_mean_over_steps():
     key = draws.key(0, "batches", 0, torch.tensor([0]), torch.tensor([0]))
     rows, weights = batch_table(key, data.size, federation.work)
     steps = [rows[s, 0][weights[s, 0]] for s in range(3)]
-    expected = sum(float(F.cross_entropy(model(data.x[step]), data.y[step])) for step in steps) / 3
+    expected = sum(F.cross_entropy(model(data.x[step]), data.y[step]).item() for step in steps) / 3
     assert next(federation.rounds(1)).loss == pytest.approx(expected, abs=1e-10)  # the rate is nearly zero, not zero
 
 
@@ -75,7 +75,7 @@ def test_aggregation_weights():
     means.add(torch.tensor([0, 2]), torch.tensor([1.0, 5.0]), {"theta": torch.tensor([[2.0, 4.0], [7.0, 7.0]])})
     means.add(torch.tensor([0]), torch.tensor([3.0]), {"theta": torch.tensor([[6.0, 0.0]])})
     assert means.mean()["theta"].tolist() == [[5.0, 1.0], [0.0, 0.0], [7.0, 7.0]]  # (1*2 + 3*6)/4, (1*4 + 3*0)/4
-    cohort = means.cohort(population=9)
+    cohort = means.cohort(population=9, coin=torch.zeros(3, 1))
     assert cohort.count.flatten().tolist() == [2, 0, 1]
     assert cohort.weight.flatten().tolist() == [4, 0, 5]
     assert cohort.population == 9

@@ -8,8 +8,8 @@ from fedensemble import FedAvg, FedProx, FederatedData, Federation
 from fedensemble.testing.problems import numbers
 
 CLIENTS, FEATURES, STEPS, LR = 5, 3, 4, 0.1
-ROUNDS = 400
-# The map contracts by less than 0.9 a round, so after 400 rounds only rounding is left, amplified by 1 / (1 - 0.9).
+ROUNDS = 200
+# The map contracts by less than 0.9 a round, so after 200 rounds only rounding is left, amplified by 1 / (1 - 0.9).
 FIXED_POINT = 1e-12
 
 

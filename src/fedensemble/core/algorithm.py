@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..registry import Registry
-from ..vectors import Tree
+from ..vectors import Tree, row_bytes
 from .optimizer import SGD, Optimizer
 from .problem import LocalProblem
 from .types import Cohort
@@ -71,6 +71,14 @@ class Algorithm(ABC):
     def broadcast(self, mode: Tree) -> Tree:
         """What travels down to a client."""
         return {"theta": mode["theta"]}
+
+    def upload_bytes(self, uploads: Tree) -> int:
+        """Bytes of what one client sends; methods that compress say the length of their encoding."""
+        return row_bytes(uploads)
+
+    def download_bytes(self, sent: Tree) -> int:
+        """Bytes of what one client receives."""
+        return row_bytes(sent)
 
     @abstractmethod
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .. import draws
 from ..vectors import Tree
 from .optimizer import Optimizer
 
@@ -38,15 +39,30 @@ class LocalProblem:
         optimizer, lr: the local optimiser and this round's learning rate.
         sizes: examples of the client, [..., 1].
         counts: local steps of the client, [..., 1].
+        key: for random numbers of the algorithm's own, [...].
+        coin: a number in (0, 1) that all clients of a mode and the server share in a round, [..., 1].
     """
 
     def __init__(
-        self, steps: Steps, buffers: Tensor, optimizer: Optimizer, lr: Tensor | float, sizes: Tensor, counts: Tensor
+        self,
+        steps: Steps,
+        buffers: Tensor,
+        optimizer: Optimizer,
+        lr: Tensor | float,
+        sizes: Tensor,
+        counts: Tensor,
+        key: Tensor,
+        coin: Tensor,
     ) -> None:
-        self.optimizer, self.lr, self.sizes, self.counts = optimizer, lr, sizes, counts
+        self.optimizer, self.lr, self.sizes, self.counts, self.coin = optimizer, lr, sizes, counts, coin
         self.buffers = buffers
         self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
-        self._steps = steps
+        self._steps, self._key, self._drawn = steps, key, 0
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Fresh random numbers in (0, 1) shaped like `like`, [..., P]: for compression, sampling and the like."""
+        self._drawn += 1
+        return draws.uniform(draws.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .. import draws
@@ -108,14 +109,16 @@ class KeyedRandomness(TorchFunctionMode):
         """Attention passes through; dropout inside it is refused, for it cannot be keyed."""
         if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0:
             raise InputError("Dropout inside attention cannot be repeated on every engine; set its dropout to 0.")
-        return F.scaled_dot_product_attention(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels know no `vmap`
+            return F.scaled_dot_product_attention(*args, **kwargs)
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """As `attention`, for nn.MultiheadAttention, whose dropout is the eleventh argument."""
         p = kwargs.get("dropout_p", args[10] if len(args) > 10 else 0.0)
         if p > 0 and kwargs.get("training", True):
             raise InputError("Dropout inside nn.MultiheadAttention cannot be repeated on every engine; set it to 0.")
-        return F.multi_head_attention_forward(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.multi_head_attention_forward(*args, **kwargs)
 
 
 _HANDLED: dict[Any, Callable[..., Any]] = {

@@ -14,11 +14,12 @@ from ..core.aggregate import ModeMeans
 from ..core.algorithm import Algorithm
 from ..core.batches import LocalWork, batch_table
 from ..core.engine import Engine
+from ..core.keys import shared_coin, visit_key
 from ..core.learner import GradientFn, Learner
 from ..core.problem import LocalProblem
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
-from ..vectors import Tree, row_bytes, rows
+from ..vectors import Tree, rows
 from .memory import ClientMemory
 
 
@@ -93,7 +94,7 @@ class Simulation(Engine):
             weight = torch.ones_like(weight) if algorithm.weighting == "uniform" else weight
             means.add(part.mode, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[part.mode]})
             loss[block], bad_step[block] = trained.loss, trained.first_bad_step
-            upload_bytes = row_bytes(trained.uploads)
+            upload_bytes = algorithm.upload_bytes(trained.uploads)
         if bool(loss.isfinite().all()):  # a round that fails leaves no trace: state and memory stay those before it
             for part, memory in kept:
                 self.memory.write(part, memory)
@@ -102,29 +103,34 @@ class Simulation(Engine):
         return Returned(
             uploads={name: value for name, value in uploads.items() if name != _BUFFERS},
             buffers=buffers + uploads[_BUFFERS],
-            cohort=means.cohort(len(self.data)),
+            cohort=means.cohort(len(self.data), self.coin(round, torch.arange(len(buffers), device=device))),
             loss=loss,
             first_bad_step=bad_step,
             bytes_up=torch.full((visits,), upload_bytes + carried),
-            bytes_down=torch.full((visits,), row_bytes(sent) + carried),
+            bytes_down=torch.full((visits,), algorithm.download_bytes(sent) + carried),
         )
 
     def train(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Trained:
         """Local training of a block of visits; without batching the block is one visit and has no leading dimension."""
         sizes = self.sizes[plan.client]
-        keys = draws.key(self.seed, "batches", round, plan.client, plan.mode)
-        place, weight = batch_table(keys, sizes, self.work)  # type: ignore[arg-type]
+        batches, noise, own = (
+            visit_key(purpose, self.seed, round, plan.client, plan.mode)
+            for purpose in ("batches", "model", "algorithm")
+        )
+        place, weight = batch_table(batches, sizes, self.work)
         place = place + self.starts[plan.client].reshape(1, -1, 1)
-        noise = draws.key(self.seed, "model noise", round, plan.client, plan.mode)
+        coin = self.coin(round, plan.mode)
         memory = self.memory.read(plan, algorithm.init_memory(sent["theta"]))
         counts = self.work.count(sizes)
         if not self.batched:
-            place, weight, noise = place[:, 0], weight[:, 0], noise[0]  # type: ignore[index]
+            place, weight, noise, own = place[:, 0], weight[:, 0], noise[0], own[0]
+            coin = coin[0]
             sent, memory, buffers, sizes, counts = rows(sent, 0), rows(memory, 0), buffers[0], sizes[0], counts[0]
-        steps = Minibatches(self.data, self.learner.dtype, self.gradient, noise, place, weight)  # type: ignore[arg-type]
+        steps = Minibatches(self.data, self.learner.dtype, self.gradient, noise, place, weight)
         problem = LocalProblem(
-            steps, buffers, algorithm.optimizer, algorithm.rate(round), sizes.unsqueeze(-1), counts.unsqueeze(-1)
-        )
+            steps, buffers, algorithm.optimizer, algorithm.rate(round),
+            sizes.unsqueeze(-1), counts.unsqueeze(-1), own, coin,
+        )  # fmt: skip
         uploads, memory = algorithm.local_training(sent, memory, problem)
         return self._collect(uploads, memory, problem, steps)
 
@@ -142,6 +148,10 @@ class Simulation(Engine):
         last = torch.where(finite, -1, active.sum(1) - 1)  # all losses were finite, but the last step's result is not
         first = torch.where(bad.any(1), bad.long().argmax(1), last)
         return Trained(uploads, memory, problem.buffers.reshape(visits, -1), loss, first)
+
+    def coin(self, round: int, mode: Tensor) -> Tensor:
+        """The number that server and clients of a mode share in a round, [..., 1]."""
+        return shared_coin(self.seed, round, mode).to(self.learner.dtype)
 
     def memory_tensors(self) -> Tree:
         return self.memory.tensors()

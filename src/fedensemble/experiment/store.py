@@ -41,9 +41,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise StoreError(
-                f"Another process trains in {self.path}; wait for it, or use another --out."
-            ) from None
+            raise StoreError(f"Another process trains in {self.path}; wait for it, or use another --out.") from None
         except OSError as error:
             raise StoreError(f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out.") from None
         if not self.config_file.exists():

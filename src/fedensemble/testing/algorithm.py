@@ -33,6 +33,7 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
     method = algorithm() if isinstance(algorithm, type) else algorithm
     check_arithmetic(method)
     for name in [engine] if engine is not None else simulation_engines():
+        check_bytes(method, name)
         runs = {modes: train(small_federation(method, name, modes, strata), _ROUNDS) for modes, strata in _ENSEMBLES}
         for modes, strata in _ENSEMBLES:
             check_agreement(method, name, runs[modes], strata)
@@ -40,7 +41,6 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
         check_base_method(method, name, runs[1])
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
-        check_bytes(method, name)
 
 
 def simulation_engines() -> list[str]:
@@ -65,7 +65,8 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     _require_rows(kept, visits, f"{owner}.local_training's memory")
     require(_forms(kept) == _forms(memory), f"{owner}.local_training changed the form of its memory: {_forms(kept)}.")
 
-    cohort = Cohort(1.0 + torch.arange(visits).unsqueeze(-1), 2.0 + torch.arange(visits).unsqueeze(-1), 9)
+    order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
+    cohort = Cohort(1.0 + order, 2.0 + order, population=9, coin=torch.full_like(order, 0.3))
     given = (modes, uploads, {"count": cohort.count, "weight": cohort.weight})
     before = snapshot(*given)
     updated = algorithm.server_update(modes, uploads, cohort)
@@ -80,7 +81,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         )
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
-        part = Cohort(cohort.count[j], cohort.weight[j], cohort.population)
+        part = Cohort(cohort.count[j], cohort.weight[j], cohort.population, cohort.coin[j])
         single = algorithm.server_update(rows(modes, j), rows(uploads, j), part)
         require_close(single, rows(updated, j), what.format("mode"))
 
@@ -89,7 +90,9 @@ def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: 
     """The engine gives what 'loop' gives, and the same seed gives the same bytes."""
     modes = run.schedule.modes
     again = train(small_federation(algorithm, engine, modes, strata), _ROUNDS)
-    require_equal(again.tensors(), run.tensors(), f"{_name(algorithm)}, engine '{engine}': the same seed gave another run")
+    require_equal(
+        again.tensors(), run.tensors(), f"{_name(algorithm)}, engine '{engine}': the same seed gave another run"
+    )
     if engine == "loop":
         return
     reference = train(small_federation(algorithm, "loop", modes, strata), _ROUNDS)

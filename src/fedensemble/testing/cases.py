@@ -87,6 +87,19 @@ class _Recurrent(nn.Module):
         return self.out(self.layers(self.embedding(x))[0])  # type: ignore[no-any-return]
 
 
+class _Attention(nn.Module):
+    """Tokens in, tokens out, by one transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(4, _TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(self.embedding(x)))  # type: ignore[no-any-return]
+
+
 def _frozen() -> nn.Module:
     model = _mlp()
     next(model.parameters()).requires_grad_(False)
@@ -118,6 +131,7 @@ CASES = (
     Case("LayerNorm", _layer_norm),
     Case("Embedding and LSTM with dropout between layers", lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3), _texts),
     Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
+    Case("attention", _Attention, _texts),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
     Case("frozen parameters", _frozen, check=_frozen_kept),
     Case("regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}),

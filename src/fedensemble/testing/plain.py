@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from .. import draws
 from ..core.algorithm import Algorithm
 from ..core.batches import batch_table
+from ..core.keys import shared_coin, visit_key
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..federation import Federation
@@ -47,17 +47,17 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
     memory: dict[int, Tree] = {}
     for round in range(rounds):
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
-        sent = algorithm.broadcast(mode)
+        sent, coin = algorithm.broadcast(mode), shared_coin(seed, round, torch.tensor(0))
         sums: Tree = {}
         total = 0.0
         for client in clients:
             x, y = data.client(client)
-            key = draws.key(seed, "batches", round, torch.tensor([client]), torch.tensor([0]))
-            place, weight = batch_table(torch.as_tensor(key), data.size[client : client + 1], work)
+            visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
+            place, weight = batch_table(visit_key("batches", *visit), data.size[client : client + 1], work)
             steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
             problem = LocalProblem(
                 steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round),
-                data.size[client : client + 1], torch.tensor([steps.count]),
+                data.size[client : client + 1], torch.tensor([steps.count]), visit_key("algorithm", *visit)[0], coin,
             )  # fmt: skip
             kept = memory.get(client, algorithm.init_memory(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, kept, problem)
@@ -66,6 +66,6 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             total += share
         count, weights = (torch.tensor([value], dtype=torch.float64) for value in (len(clients), total))
         means = {name: value / total for name, value in sums.items()}
-        mode = algorithm.server_update(mode, means, Cohort(count, weights, len(data)))
+        mode = algorithm.server_update(mode, means, Cohort(count, weights, len(data), coin))
     named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
     return mode, named

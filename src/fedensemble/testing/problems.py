@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import draws
 from ..core.algorithm import Algorithm
+from ..core.keys import visit_key
 from ..core.problem import LocalProblem
 from ..data.federated import FederatedData
 from ..federation import Federation
@@ -90,4 +91,8 @@ def quadratic_problem(algorithm: Algorithm, visits: int, size: int, only: int | 
         curvature, centre, counts = curvature[only], centre[only], counts[only]
         sizes, buffers = sizes[only], buffers[only]
     steps = Quadratics(curvature, centre, counts)
-    return LocalProblem(steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts)
+    key = visit_key("algorithm", 0, 0, torch.arange(visits), torch.zeros(visits, dtype=torch.int64))
+    coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # the battery's server has the same
+    if only is not None:
+        key, coin = key[only], coin[only]
+    return LocalProblem(steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts, key, coin)

@@ -1,0 +1,85 @@
+"""Imports go one way: errors and draws <- core <- plug-ins <- federation <- experiment <- command line."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedensemble
+
+ROOT = Path(fedensemble.__file__).parent
+GROUND = {"errors", "registry", "draws", "vectors", "version"}
+DATA = {"data"} | GROUND
+CORE = {"core"} | GROUND
+METHOD = CORE | DATA
+ALLOWED = {
+    **dict.fromkeys(GROUND, GROUND),
+    "data": DATA,
+    "models": {"models"} | GROUND,
+    "core": CORE,
+    "checkpoint": GROUND,
+    "algorithms": {"algorithms"} | CORE,
+    "schedules": {"schedules"} | CORE,
+    "engines": {"engines"} | METHOD,
+    "predict": METHOD,
+    "metrics": METHOD | {"predict"},
+}
+METHODS = METHOD | set(ALLOWED)
+ALLOWED["federation"] = METHODS
+ALLOWED["testing"] = METHODS | {"federation", "testing"}
+ALLOWED["experiment"] = METHODS | {"federation", "experiment"}
+ALLOWED["report"] = METHODS | {"federation", "experiment", "report"}
+ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "cli"}
+ALLOWED["__main__"] = {"cli"}
+LIGHT = {"core": {"torch"}, "algorithms": {"torch"}, "schedules": {"torch"}, "engines": {"torch"}, "draws": {"torch"}}
+
+
+def imports(path):
+    """Module names a file imports: absolute, with the package's own as 'fedensemble.x.y'."""
+    package = ("fedensemble", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (start, node.module) if part)
+            if module == "fedensemble":  # from .. import draws
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_direction(path):
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert room in ALLOWED, f"say in this test what {room} may import"
+    for name in imports(path):
+        if name.startswith("fedensemble."):
+            other = name.split(".")[1]
+            assert other in ALLOWED[room], f"{path.relative_to(ROOT)} imports {name}"
+        elif room in LIGHT:
+            outside = name.split(".")[0]
+            assert outside in sys.stdlib_module_names | LIGHT[room], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_parser_sees_imports():
+    assert "fedensemble.core.problem" in set(imports(ROOT / "algorithms" / "fedavg.py"))
+    assert "fedensemble.draws" in set(imports(ROOT / "core" / "learner.py"))
+    assert "torch.func" in set(imports(ROOT / "core" / "learner.py"))
+
+
+def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
+    import subprocess
+
+    code = (
+        "import sys, torch; before = torch.get_rng_state(); import fedensemble; "
+        "assert torch.equal(before, torch.get_rng_state()); "
+        "heavy = {'matplotlib', 'torchmetrics', 'sklearn', 'typer', 'pandas'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)})
+    assert done.returncode == 0, done.stderr
