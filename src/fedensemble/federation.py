@@ -252,7 +252,7 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
 def _describe(part: Any) -> dict[str, Any] | None:
     """A registered frozen dataclass as a name and its fields, or None if a file could not bring it back."""
     for registry in (algorithms, schedules, optimizers):
-        name = registry.name_of(type(part))  # type: ignore[arg-type]
+        name = registry.name_of(type(part))
         if name is not None and is_dataclass(part):
             values = {f.name: getattr(part, f.name) for f in fields(part)}
             inner = {key: _describe(value) if is_dataclass(value) else value for key, value in values.items()}

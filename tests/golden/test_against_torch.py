@@ -69,7 +69,9 @@ def test_recurrent(kind, layers, bidirectional, batch_first, bias):
         with KeyedRandomness(draws.key(0, "test")):
             got = module(x, initial)
         torch.testing.assert_close(got, expected, rtol=0, atol=SAME_FORMULA)
-        ours, theirs = (torch.autograd.grad(out[0].square().sum(), list(module.parameters())) for out in (got, expected))
+        ours, theirs = (
+            torch.autograd.grad(out[0].square().sum(), list(module.parameters())) for out in (got, expected)
+        )
         torch.testing.assert_close(ours, theirs, rtol=0, atol=100 * SAME_FORMULA)  # sums over steps and examples
 
 

@@ -37,7 +37,7 @@ def hand_written(federation, data, lr, rounds):
                 gradients = torch.autograd.grad(loss, list(client_model.parameters()))
                 with torch.no_grad():
                     for parameter, gradient in zip(client_model.parameters(), gradients, strict=True):
-                        parameter -= lr * gradient
+                        parameter.sub_(lr * gradient)
             for name, value in client_model.state_dict().items():
                 sums[name] += len(y) * value
             total += len(y)
@@ -84,7 +84,7 @@ def test_aggregation_weights():
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.parametrize(("weighting", "expected"), [("examples", 0.75), ("uniform", 0.5)])
 def test_weighting(engine, weighting, expected):
-    """One step from w = 0 on (w - y)^2 at rate 1/2 lands on y: clients with y = 0 (1 example) and y = 1 (3 examples)."""
+    """From w = 0, one step on (w - y)^2 at rate 1/2 lands on y; y is 0 (one example) or 1 (three examples)."""
     data = FederatedData.from_clients([([[1.0]], [[0.0]]), ([[1.0]] * 3, [[1.0]] * 3)])
 
     def model():

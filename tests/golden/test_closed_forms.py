@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FedAvg, FedProx, FederatedData, Federation
+from fedensemble import FedAvg, FederatedData, Federation, FedProx
 from fedensemble.testing.problems import numbers
 
 CLIENTS, FEATURES, STEPS, LR = 5, 3, 4, 0.1
@@ -18,7 +18,7 @@ def linear():
 
 
 def quadratics():
-    """Data of five clients with different optima and sizes, and the A_i, b_i of f_i(w) = w'A_i w / 2 - b_i'w + const."""
+    """Data of five clients with different optima, and the A_i, b_i of f_i(w) = w'A_i w / 2 - b_i'w + const."""
     sizes = [4, 6, 8, 10, 12]
     clients, forms = [], []
     for index, size in enumerate(sizes):
@@ -80,9 +80,7 @@ def test_one_local_step_reaches_the_optimum():
     )
     for _ in federation.rounds(ROUNDS):
         pass
-    torch.testing.assert_close(
-        federation.state.modes["theta"][0], torch.linalg.solve(a, b), rtol=0, atol=FIXED_POINT
-    )
+    torch.testing.assert_close(federation.state.modes["theta"][0], torch.linalg.solve(a, b), rtol=0, atol=FIXED_POINT)
 
 
 def test_a_round_of_each_mode_is_the_affine_map():

@@ -12,7 +12,7 @@ KNOWN = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
 SIGNED = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.integers(0, 2**40)
 MANY = 200_000
-# A mean of n numbers scatters by sigma / sqrt(n), a variance by about 2 sigma^2 / sqrt(n); six of these are no bad luck.
+# A mean of n numbers scatters by sigma / sqrt(n), a variance by about 2 sigma^2 / sqrt(n); six times is no bad luck.
 SIX_SIGMA = 6 / MANY**0.5
 
 
@@ -44,7 +44,9 @@ def test_keys_broadcast(seed, purpose, one, other):
 
 
 def test_keys_differ_by_seed_purpose_words_and_order():
-    keys = {draws.key(seed, purpose, a, b) for seed in range(8) for purpose in "xyz" for a in range(8) for b in range(8)}
+    keys = {
+        draws.key(seed, purpose, a, b) for seed in range(8) for purpose in "xyz" for a in range(8) for b in range(8)
+    }
     assert len(keys) == 8 * 3 * 8 * 8
     assert draws.key(0, "x", 1) != draws.key(0, "x", 1, 0)
     assert draws.key(0, "x") != draws.key(0, "x", 0)
@@ -77,7 +79,8 @@ def test_bits_are_not_negative_and_fair():
 def test_uniform_moments(at):
     # along positions of one key, and along keys
     drawn = draws.uniform(at, MANY if isinstance(at, int) else 1).flatten()
-    assert 0 < float(drawn.min()) and float(drawn.max()) < 1
+    assert float(drawn.min()) > 0
+    assert float(drawn.max()) < 1
     assert abs(float(drawn.mean()) - 1 / 2) < SIX_SIGMA * (1 / 12) ** 0.5
     assert abs(float(drawn.var()) - 1 / 12) < SIX_SIGMA * 2 / 12
     assert abs(float((drawn[1:] * drawn[:-1]).mean()) - 1 / 4) < SIX_SIGMA  # neighbours are uncorrelated
@@ -96,7 +99,7 @@ def test_normal_moments():
 
 def test_extreme_bits_give_finite_numbers():
     lowest, highest = (0 + 0.5) * 2.0**-53, ((1 << 53) - 1 + 0.5) * 2.0**-53
-    assert 0 < lowest
+    assert lowest > 0
     assert torch.special.ndtri(torch.tensor([lowest], dtype=torch.float64)).isfinite()
     assert highest <= 1
 

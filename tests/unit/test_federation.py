@@ -37,59 +37,59 @@ def batch_norm():
 
 
 ERRORS = {
-    "an instance for a model": (dict(model=small_model()), "callable that returns a new nn.Module.*got Sequential"),
-    "a number for a model": (dict(model=3), "callable that returns a new nn.Module"),
-    "a factory of something else": (dict(model=lambda: 3), "must return an nn.Module; got int"),
-    "nothing to train": (dict(model=lambda: nn.Flatten()), "Flatten has no trainable parameters"),
-    "lazy layers": (dict(model=lambda: nn.LazyLinear(3)), "Lazy layers"),
-    "a wrong input size": (dict(model=lambda: nn.Linear(7, 3)), r"cannot take inputs of shape \(2, 4\)"),
-    "two outputs": (dict(model=lambda: nn.LSTM(4, 3)), "must return one tensor; got tuple"),
+    "an instance for a model": ({"model": small_model()}, "callable that returns a new nn.Module.*got Sequential"),
+    "a number for a model": ({"model": 3}, "callable that returns a new nn.Module"),
+    "a factory of something else": ({"model": lambda: 3}, "must return an nn.Module; got int"),
+    "nothing to train": ({"model": nn.Flatten}, "Flatten has no trainable parameters"),
+    "lazy layers": ({"model": lambda: nn.LazyLinear(3)}, "Lazy layers"),
+    "a wrong input size": ({"model": lambda: nn.Linear(7, 3)}, r"cannot take inputs of shape \(2, 4\)"),
+    "two outputs": ({"model": lambda: nn.LSTM(4, 3)}, "must return one tensor; got tuple"),
     "labels outside the outputs": (
-        dict(model=lambda: nn.Linear(4, 2)),
+        {"model": lambda: nn.Linear(4, 2)},
         "Labels go up to 2, but the model has 2 outputs; it needs at least 3",
     ),
-    "float targets": (dict(model=lambda: nn.Linear(4, 1), data=regression()), "needs integer labels.*use loss='mse'"),
+    "float targets": ({"model": lambda: nn.Linear(4, 1), "data": regression()}, "needs integer labels.*use loss='mse'"),
     "mse of another shape": (
-        dict(model=lambda: nn.Linear(4, 3), data=regression(2), loss="mse"),
+        {"model": lambda: nn.Linear(4, 3), "data": regression(2), "loss": "mse"},
         r"outputs have shape \(2, 3\), the targets \(2, 2\)",
     ),
-    "an unknown loss": (dict(loss="cross_entrophy"), "unknown loss 'cross_entrophy': did you mean 'cross_entropy'"),
-    "an unknown engine": (dict(engine="vectors"), "unknown engine 'vectors': did you mean 'vector'"),
-    "an unknown algorithm": (dict(algorithm="fedavgg"), "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
-    "an unknown schedule": (dict(schedule="stratify"), "unknown schedule 'stratify': did you mean 'stratified'"),
-    "a class for an algorithm": (dict(algorithm=FedAvg), "must be an Algorithm or a registered name"),
-    "an unknown engine option": (dict(engine_options={"blocks": 3}), "'vector' does not know these options.*blocks"),
-    "an option of another engine": (dict(engine="loop", engine_options={"block": 3}), "'loop' does not know"),
-    "a block of nothing": (dict(engine_options={"block": 0}), "'vector' needs block >= 1; got 0"),
-    "BatchNorm with keep": (dict(model=batch_norm, last_batch="keep"), "last_batch='keep'.*use 'wrap' or 'drop'"),
+    "an unknown loss": ({"loss": "cross_entrophy"}, "unknown loss 'cross_entrophy': did you mean 'cross_entropy'"),
+    "an unknown engine": ({"engine": "vectors"}, "unknown engine 'vectors': did you mean 'vector'"),
+    "an unknown algorithm": ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
+    "an unknown schedule": ({"schedule": "stratify"}, "unknown schedule 'stratify': did you mean 'stratified'"),
+    "a class for an algorithm": ({"algorithm": FedAvg}, "must be an Algorithm or a registered name"),
+    "an unknown engine option": ({"engine_options": {"blocks": 3}}, "'vector' does not know these options.*blocks"),
+    "an option of another engine": ({"engine": "loop", "engine_options": {"block": 3}}, "'loop' does not know"),
+    "a block of nothing": ({"engine_options": {"block": 0}}, "'vector' needs block >= 1; got 0"),
+    "BatchNorm with keep": ({"model": batch_norm, "last_batch": "keep"}, "last_batch='keep'.*use 'wrap' or 'drop'"),
     "BatchNorm that counts": (
-        dict(model=lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))),
+        {"model": lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))},
         "momentum=None",
     ),
     "more clients than there are": (
-        dict(clients_per_round=7),
+        {"clients_per_round": 7},
         "clients_per_round <= clients; got clients_per_round=7, clients=6. Lower ensemble.clients_per_round",
     ),
-    "more strata than clients": (dict(strata=7), "strata <= clients; got strata=7, clients=6. Lower ensemble.strata"),
+    "more strata than clients": ({"strata": 7}, "strata <= clients; got strata=7, clients=6. Lower ensemble.strata"),
     "more strata than clients a round": (
-        dict(strata=4, clients_per_round=3),
+        {"strata": 4, "clients_per_round": 3},
         "strata <= clients_per_round.*got strata=4, clients_per_round=3",
     ),
-    "no clients a round": (dict(clients_per_round=0), "clients_per_round >= 1; got 0"),
-    "no modes": (dict(modes=0), "modes >= 1; got 0"),
-    "no strata": (dict(strata=0), "strata >= 1; got 0"),
+    "no clients a round": ({"clients_per_round": 0}, "clients_per_round >= 1; got 0"),
+    "no modes": ({"modes": 0}, "modes >= 1; got 0"),
+    "no strata": ({"strata": 0}, "strata >= 1; got 0"),
     "balanced with few strata": (
-        dict(schedule="balanced", modes=3, strata=2),
+        {"schedule": "balanced", "modes": 3, "strata": 2},
         "'balanced' needs strata >= modes.*got strata=2, modes=3",
     ),
-    "a device that is none": (dict(device="gpu"), "device is 'cpu', 'cuda'.*got 'gpu'"),
-    "no class scores": (dict(model=lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))), r"got shape \(2,\)"),
-    "a long seed": (dict(seed=2**63), "at most 63 bits"),
-    "a word for a seed": (dict(seed="zero"), "whole number.*'zero'"),
-    "batches of nothing": (dict(batch_size=0), "batch_size >= 1; got 0"),
-    "no epochs": (dict(epochs=0), "epochs >= 1"),
-    "no steps": (dict(steps=0), "steps >= 1"),
-    "an unknown last batch": (dict(last_batch="skip"), "last_batch is 'keep', 'wrap' or 'drop'; got 'skip'"),
+    "a device that is none": ({"device": "gpu"}, "device is 'cpu', 'cuda'.*got 'gpu'"),
+    "no class scores": ({"model": lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))}, r"got shape \(2,\)"),
+    "a long seed": ({"seed": 2**63}, "at most 63 bits"),
+    "a word for a seed": ({"seed": "zero"}, "whole number.*'zero'"),
+    "batches of nothing": ({"batch_size": 0}, "batch_size >= 1; got 0"),
+    "no epochs": ({"epochs": 0}, "epochs >= 1"),
+    "no steps": ({"steps": 0}, "steps >= 1"),
+    "an unknown last batch": ({"last_batch": "skip"}, "last_batch is 'keep', 'wrap' or 'drop'; got 'skip'"),
 }
 
 
@@ -102,7 +102,7 @@ def test_error(name):
 
 def test_combine_must_fit_the_task():
     with pytest.raises(InputError, match="'probabilities' or 'logits' for classification"):
-        federation(combine="outputs").ensemble  # noqa: B018
+        federation(combine="outputs").ensemble
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -160,7 +160,9 @@ def test_divergence_names_the_step(engine):
         lambda: nn.Linear(4, 1), regression(), FedAvg(lr=1e120), loss="mse", engine=engine, dtype=torch.float64,
         epochs=3, modes=1,
     )  # fmt: skip
-    with pytest.raises(DivergedError, match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr"):
+    with pytest.raises(
+        DivergedError, match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr"
+    ):
         next(made.rounds(1))
 
 
@@ -201,7 +203,12 @@ def test_defaults():
     assert federation().work.last_batch == "keep"
     assert federation(batch_norm).work.last_batch == "wrap"
     running = nn.InstanceNorm1d(2, track_running_stats=True)
-    assert federation(lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), running, nn.Flatten(), nn.Linear(4, 3))).work.last_batch == "wrap"
+    assert (
+        federation(
+            lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), running, nn.Flatten(), nn.Linear(4, 3))
+        ).work.last_batch
+        == "wrap"
+    )
 
 
 def test_modes_start_apart_and_a_mode_starts_alike_in_every_ensemble():
@@ -226,7 +233,9 @@ def test_a_scalar_parameter_trains():
         def forward(self, x):
             return self.scale * self.layer(x)
 
-    results = [train(federation(Scaled, engine=engine, dtype=torch.float64), 2).state.modes for engine in ("loop", "vector")]
+    results = [
+        train(federation(Scaled, engine=engine, dtype=torch.float64), 2).state.modes for engine in ("loop", "vector")
+    ]
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)  # engines' agreement
 
 
@@ -238,8 +247,14 @@ def test_dropout_runs_of_two_engines_agree_in_float32():
 
 class TestSaveAndLoad:
     def test_goes_on_as_if_it_had_never_stopped(self, tmp_path):
-        options = dict(schedule=Balanced(modes=2, strata=3, clients_per_round=4), combine="logits", epochs=2, seed=4,
-                       algorithm=FedProx(lr=0.2, mu=0.1, optimizer=Adam(clip=2.0)), engine_options={"block": 2})  # fmt: skip
+        options = {
+            "algorithm": FedProx(lr=0.2, mu=0.1, optimizer=Adam(clip=2.0)),
+            "schedule": Balanced(modes=2, strata=3, clients_per_round=4),
+            "combine": "logits",
+            "epochs": 2,
+            "seed": 4,
+            "engine_options": {"block": 2},
+        }
         whole = train(federation(batch_norm, **options), 5)
         train(federation(batch_norm, **options), 2).save(tmp_path)
         loaded = Federation.load(tmp_path, model=batch_norm, data=DATA)

@@ -81,5 +81,7 @@ def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
         "heavy = {'matplotlib', 'torchmetrics', 'sklearn', 'typer', 'pandas'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+    )
     assert done.returncode == 0, done.stderr

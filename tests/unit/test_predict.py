@@ -80,7 +80,9 @@ def test_mutual_information_is_never_negative_and_certainty_has_no_entropy():
 def test_disagreement_by_brute_force():
     members = probabilities(modes=5)
     pairs = list(itertools.combinations(range(5), 2))
-    expected = sum(float((members[a].argmax(-1) != members[b].argmax(-1)).double().mean()) for a, b in pairs) / len(pairs)
+    expected = sum(float((members[a].argmax(-1) != members[b].argmax(-1)).double().mean()) for a, b in pairs) / len(
+        pairs
+    )
     assert disagreement(members) == pytest.approx(expected, abs=1e-12)
     assert disagreement(members[:1]) == 0.0
     assert disagreement(members[:1].expand(3, -1, -1)) == 0.0
@@ -152,7 +154,9 @@ def test_regression():
     errors = ((raw - y) ** 2).mean((1, 2))
     assert metrics["mse"] == pytest.approx(float(((raw.mean(0) - y) ** 2).mean()), abs=1e-12)
     assert metrics["mode_mse_mean"] == pytest.approx(float(errors.mean()), abs=1e-12)
-    assert (metrics["mode_mse_min"], metrics["mode_mse_max"]) == pytest.approx((float(errors.min()), float(errors.max())))
+    assert (metrics["mode_mse_min"], metrics["mode_mse_max"]) == pytest.approx(
+        (float(errors.min()), float(errors.max()))
+    )
     assert metrics["variance"] == pytest.approx(float(raw.var(0).mean()), abs=1e-12)
     # ambiguity decomposition: the mean's error is the modes' mean error less their (biased) spread
     assert metrics["mse"] == pytest.approx(metrics["mode_mse_mean"] - 3 / 4 * metrics["variance"], abs=1e-12)

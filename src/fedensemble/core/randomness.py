@@ -63,7 +63,8 @@ class KeyedRandomness(TorchFunctionMode):
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """The next normal numbers, float64."""
-        return draws.normal(self.next_key(), torch.Size(shape).numel(), device).reshape(tuple(shape))
+        drawn: Tensor = torch.special.ndtri(self.uniform(shape, device))
+        return drawn
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """As F.dropout."""

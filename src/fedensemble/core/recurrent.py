@@ -11,36 +11,34 @@ from torch import Tensor
 
 from ..errors import InputError
 
-Cell = Callable[[Tensor, list[Tensor], Tensor, Tensor | None], list[Tensor]]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Cell = Callable[[Tensor, list[Tensor], Tensor], list[Tensor]]  # (given, state, what the state adds) -> next state
 
 
-def _lstm_cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    i, f, g, o = (given + F.linear(state[0], weight, bias)).chunk(4, dim=-1)
+def _lstm_cell(given: Tensor, state: list[Tensor], fed: Tensor) -> list[Tensor]:
+    i, f, g, o = (given + fed).chunk(4, dim=-1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return [torch.sigmoid(o) * torch.tanh(c), c]
 
 
-def _gru_cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+def _gru_cell(given: Tensor, state: list[Tensor], fed: Tensor) -> list[Tensor]:
     r, z, n = given.chunk(3, dim=-1)
-    hr, hz, hn = F.linear(state[0], weight, bias).chunk(3, dim=-1)
+    hr, hz, hn = fed.chunk(3, dim=-1)
     z = torch.sigmoid(z + hz)
     return [(1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn) + z * state[0]]
 
 
 def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
-    def cell(given: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-        return [activation(given + F.linear(state[0], weight, bias))]
-
-    return cell
+    return lambda given, state, fed: [activation(given + fed)]
 
 
-def _layer(x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool) -> Any:
+def _layer(x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear) -> Any:
     """One direction of one layer: outputs [B, T, H] and the last state."""
     bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
-    given = F.linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
+    given = linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
     outputs = []
     for now in reversed(given) if backwards else given:
-        state = cell(now, state, weights[1], bias_state)
+        state = cell(now, state, linear(state[0], weights[1], bias_state))
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs, dim=1), state
 
@@ -51,6 +49,7 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
     def run(
         dropout: Callable[..., Tensor], x: Tensor, initial: Any, weights: Sequence[Tensor], biases: Any,
         layers: Any = None, p: Any = None, training: Any = None, bidirectional: Any = None, batch_first: Any = None,
+        linear: Linear = F.linear,
     ) -> Any:  # fmt: skip
         if not isinstance(biases, bool):
             raise InputError("Packed sequences cannot be batched over clients; pad them to one length.")
@@ -66,7 +65,8 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
             outputs = []
             for direction in range(directions):
                 at = layer * directions + direction
-                y, last = _layer(x, [s[at] for s in initial], weights[at * per : (at + 1) * per], cell, direction == 1)
+                start, own = [s[at] for s in initial], weights[at * per : (at + 1) * per]
+                y, last = _layer(x, start, own, cell, direction == 1, linear)
                 outputs.append(y)
                 finals.append(last)
             x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]

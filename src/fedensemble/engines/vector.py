@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.engine import engines
 from ..core.types import Plan
 from ..errors import InputError
+from .folded import can_fold, folded_gradient
 from .simulation import Simulation
 
 _COPIES = 8  # of a visit's weights alive at once: start, point, gradient, slots and what autograd keeps
@@ -32,6 +33,12 @@ class VectorEngine(Simulation):
         super().__init__(*args, **options)
         if block is not None and block < 1:
             raise InputError(f"Engine 'vector' needs block >= 1; got {block}.")
+        few = slice(0, 8)
+        inputs, targets = self.data.inputs(self.data.x[few], self.learner.dtype), self.data.y[few]
+        targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
+        self.not_folded = can_fold(self.learner, inputs, targets)
+        if self.not_folded is None:
+            self.gradient = folded_gradient(self.learner)
         kind = "cuda" if self.learner.device.type == "cuda" else "cpu"
         bytes_a_visit = _COPIES * self.learner.theta_layout.total * self.learner.dtype.itemsize
         self.block = block or max(1, min(_MOST[kind], _BUDGET[kind] // bytes_a_visit))

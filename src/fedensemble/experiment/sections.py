@@ -23,7 +23,7 @@ class Table(BaseModel):
 
 def parameters(plug_in: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Parameter]:
     """Names, types and defaults of what a function or class takes, without what it is `given` in another way."""
-    call = plug_in.__init__ if inspect.isclass(plug_in) else plug_in  # type: ignore[misc]
+    call = plug_in.__init__ if inspect.isclass(plug_in) else plug_in
     hints = get_type_hints(call)
     taken = {}
     for name, parameter in inspect.signature(plug_in).parameters.items():

@@ -32,7 +32,7 @@ class Case:
     name: str
     model: ModelFactory
     data: Callable[[], FederatedData] = classification
-    optimizer: Optimizer = SGD()
+    optimizer: Optimizer = SGD()  # noqa: RUF009 (frozen)
     settings: dict[str, Any] = field(default_factory=dict)
     check: Callable[[Federation, EnsembleState], None] = _nothing_more
 
@@ -75,7 +75,7 @@ def _layer_norm() -> nn.Module:
 class _Recurrent(nn.Module):
     """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves both ends."""
 
-    def __init__(self, kind: type[nn.RNNBase], tied: bool = False, **options: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], tied: bool = False, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(_TOKENS, 5)
         self.layers = kind(5, 5, batch_first=True, **options)
@@ -126,10 +126,12 @@ CASES = (
     Case("MLP", _mlp),
     Case("CNN with Dropout and Dropout2d", _cnn, _images),
     Case("BatchNorm", _batch_norm, _images, check=_statistics_moved),
-    Case("BatchNorm, last_batch='drop'", _batch_norm, _images, settings={"last_batch": "drop"}, check=_statistics_moved),
+    Case("BatchNorm, last_batch='drop'", _batch_norm, _images, settings={"last_batch": "drop"},
+         check=_statistics_moved),
     Case("GroupNorm", _group_norm, _images),
     Case("LayerNorm", _layer_norm),
-    Case("Embedding and LSTM with dropout between layers", lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3), _texts),
+    Case("Embedding and LSTM with dropout between layers",
+         lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3), _texts),
     Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
     Case("attention", _Attention, _texts),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),

@@ -24,7 +24,7 @@ class AutogradSteps:
         place, weight: rows and weights of every step, [S, B].
     """
 
-    active = None
+    active: Tensor | None = None  # one client is never done before itself
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> None:
         self.model, self.x, self.y, self.place, self.weight = model, x, y, place, weight
@@ -40,7 +40,7 @@ class AutogradSteps:
 
 
 def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) -> tuple[Tree, Tree]:
-    """Server state [P] and client memory after some rounds from the federation's present state, which stays as it is."""
+    """Server state [P] and client memory after some rounds from the federation's state, which stays as it is."""
     data, work, seed = federation.data, federation.work, federation.seed
     model = federation.learner.build(0)
     mode = {name: value[0].clone() for name, value in federation.state.modes.items()}

@@ -1,0 +1,230 @@
+"""J models in one forward pass: batches folded together, weights stacked, layers batched over clients.
+
+The inputs of all visits are folded into one batch [J * B, ...] and a module's parameters replaced by stacks [J, *shape].
+Layers that have weights (linear, convolution, norms, embedding, recurrent) are taken over by kernels that know the stack;
+everything between them (activations, pooling, reshapes) never notices. There is no `vmap`: ordinary autograd of the sum of
+the visits' losses gives every visit its own gradient. A module that uses its parameters in any other way raises
+`NotFoldable`, and the engine falls back to `vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from .. import draws
+from ..core.learner import GradientFn, Learner
+from ..core.randomness import KeyedRandomness
+from ..core.recurrent import RECURRENT
+from . import kernels
+
+_ASKED = {"dtype", "device", "requires_grad", "is_cuda", "layout", "is_floating_point"}  # harmless questions to a stack
+
+
+_CLOSE = 1e-3  # float32 and tf32 rounding stay far below, a mix-up of clients lies far above
+
+
+class NotFoldable(Exception):
+    """The module does something with its parameters that only `vmap` can batch."""
+
+
+class Folded(KeyedRandomness):
+    """While active, layers see J stacked weights and a folded batch.
+
+    Args:
+        key: of the visits' random layers, [J].
+        stacked: the module's tensors by name, each [J, *shape].
+        compute: the type that products are computed in, torch.bfloat16 or that of the weights.
+    """
+
+    def __init__(self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype) -> None:
+        super().__init__(key)
+        self.visits = len(key)
+        self.stacks = {id(tensor) for tensor in stacked.values()}
+        self.compute = compute
+        self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in RECURRENT:
+            return RECURRENT[func](self.dropout, *args, **kwargs, linear=self.linear)
+        taken = _TAKEN_OVER.get(func)
+        if taken is not None:
+            return taken(self, *args, **kwargs)
+        if any(id(value) in self.stacks for value in (*args, *kwargs.values())):
+            asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
+            if asked not in _ASKED:
+                raise NotFoldable(f"the module uses a parameter in {asked}")
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _drop(self, x: Tensor, shape: Any, p: float, training: bool) -> Tensor:
+        """Dropout with a mask for each visit; as without folding, numbers run over a visit's own tensor."""
+        if not training or p == 0:
+            return x
+        if p == 1:
+            return x * 0
+        size = torch.Size(shape).numel() // self.visits
+        drawn = draws.bits(self.next_key(), size).reshape(tuple(shape))
+        return x * ((drawn >= int(p * 2**63)).to(x.dtype) / (1 - p))
+
+    def uniform(self, shape: Any, device: torch.device) -> Tensor:
+        """Random numbers for folded shapes."""
+        if not shape or shape[0] % self.visits:
+            raise NotFoldable("the module draws random numbers that do not go with its batch")
+        size = torch.Size(shape).numel() // self.visits
+        return draws.uniform(self.next_key(), size).reshape(tuple(shape))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As F.linear with weights [J, out, in]."""
+        if weight.dim() != 3:
+            raise NotFoldable("a linear layer's weight is not a stacked parameter")
+        given = x.reshape(self.visits, -1, x.shape[-1]).to(self.compute)
+        weight = weight.transpose(1, 2).to(self.compute)
+        if bias is None:
+            out = torch.bmm(given, weight)
+        else:
+            out = torch.baddbmm(bias.unsqueeze(1).to(self.compute), given, weight)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def conv2d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """As F.conv2d with weights [J, O, C / groups, h, w]."""
+        if weight.dim() != 5 or x.dim() != 4 or isinstance(padding, str):
+            raise NotFoldable("a convolution without a batch, or with padding by name")
+        pairs = (_pair(stride), _pair(padding), _pair(dilation))
+        out = kernels.conv2d(x.to(self.compute), weight.to(self.compute), *pairs, groups)
+        return out if bias is None else self._affine(out, None, bias)
+
+    def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """x [J * B, C, ...] times and plus [J, C]."""
+        spread = (self.visits, -1, x.shape[1], *(1,) * (x.dim() - 2))
+        split = x.reshape(self.visits, -1, *x.shape[1:])
+        if weight is not None:
+            split = split * weight.reshape(spread).to(x.dtype)
+        if bias is not None:
+            split = split + bias.reshape(spread).to(x.dtype)
+        return split.reshape(x.shape)
+
+    def batch_norm(
+        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None,
+        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        """As F.batch_norm, each visit with the statistics of its own batch and running statistics [J, C]."""
+        wide = x.reshape(self.visits, -1, *x.shape[1:]).to(weight.dtype if weight is not None else x.dtype)
+        over = (1, *range(3, wide.dim()))
+        spread = (self.visits, 1, x.shape[1], *(1,) * (x.dim() - 2))
+        if training:
+            var, centre = torch.var_mean(wide, dim=over, correction=0, keepdim=True)
+            if mean is not None and variance is not None:
+                count = wide.numel() // (self.visits * x.shape[1])
+                seen, spread_seen = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
+                self.statistics[id(mean)] = (1 - momentum) * mean + momentum * seen
+                self.statistics[id(variance)] = (1 - momentum) * variance + momentum * spread_seen * count / (count - 1)
+        elif mean is None or variance is None:
+            raise NotFoldable("BatchNorm without statistics in evaluation")
+        else:
+            var, centre = variance.reshape(spread), mean.reshape(spread)
+        scale = torch.rsqrt(var + eps)
+        if weight is not None:
+            scale = scale * weight.reshape(spread)
+        shift = -centre * scale if bias is None else bias.reshape(spread) - centre * scale
+        return (wide * scale + shift).to(x.dtype).reshape(x.shape)
+
+    def group_norm(
+        self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """As F.group_norm with weights [J, C]."""
+        return self._affine(F.group_norm(x, groups, None, None, eps), weight, bias)
+
+    def layer_norm(
+        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """As F.layer_norm with weights [J, *shape]."""
+        out = F.layer_norm(x, shape, None, None, eps)
+        split = out.reshape(self.visits, -1, *shape)
+        if weight is not None:
+            split = split * weight.unsqueeze(1).to(x.dtype)
+        if bias is not None:
+            split = split + bias.unsqueeze(1).to(x.dtype)
+        return split.reshape(x.shape)
+
+    def embedding(self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any) -> Tensor:
+        """As F.embedding with weights [J, V, D]."""
+        plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
+        if padding_idx is not None or others[:1] not in ((), (None,)) or not plain or weight.dim() != 3:
+            raise NotFoldable("an embedding with padding, a norm or sparse gradients")
+        first = torch.arange(self.visits, device=tokens.device).reshape(-1, 1) * weight.shape[1]
+        rows = tokens.reshape(self.visits, -1) + first
+        return F.embedding(rows, weight.flatten(0, 1)).reshape(*tokens.shape, weight.shape[-1])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+_TAKEN_OVER: dict[Any, Callable[..., Any]] = {
+    F.linear: Folded.linear,
+    F.conv2d: Folded.conv2d,
+    F.batch_norm: Folded.batch_norm,
+    F.group_norm: Folded.group_norm,
+    F.layer_norm: Folded.layer_norm,
+    F.embedding: Folded.embedding,
+}
+
+
+def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> GradientFn:
+    """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`."""
+    working = compute or learner.dtype
+
+    def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
+        visits, batch = weight.shape
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            moving = learner.theta_layout.unflatten(theta)
+            fixed = learner.buffer_layout.unflatten(buffers)
+            counters = {name: count.clone() for name, count in learner.counters.items()}
+            mode = Folded(key, {**moving, **fixed}, working)
+            with mode:
+                outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
+            if outputs.shape[:1] != (visits * batch,):
+                raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
+            losses = learner.loss(outputs.to(learner.dtype), y.flatten(0, 1)).reshape(visits, batch)
+            share = weight.to(losses.dtype)
+            value = (losses * share).sum(1) / share.sum(1).clamp(min=1)
+            (slope,) = torch.autograd.grad(value.sum(), theta)
+        if fixed:
+            named = {name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()}
+            buffers = learner.buffer_layout.flatten(named)
+        return slope, (value.detach(), buffers)
+
+    return gradient
+
+
+def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
+    """None if folding gives the gradients that `vmap` gives on a few examples; otherwise why not.
+
+    A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
+    """
+    visits, batch = 3, 2
+    theta, buffers = learner.initial(0, visits)
+    index = torch.arange(visits * batch, device=x.device) % len(x)
+    key = torch.arange(visits, device=x.device)
+    given = (x[index].unflatten(0, (visits, batch)), y[index].unflatten(0, (visits, batch)))
+    arguments = (theta, buffers, *given, torch.ones(visits, batch, dtype=torch.bool, device=x.device), key)
+    try:
+        got, (got_loss, got_buffers) = folded_gradient(learner)(*arguments)
+    except NotFoldable as reason:
+        return str(reason)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    expected, (loss, expected_buffers) = learner.gradient_function(batched=True)(*arguments)
+    pairs = ((got, expected), (got_loss, loss), (got_buffers, expected_buffers))
+    far = [a.numel() > 0 and float((a - b).abs().max()) > _CLOSE * (1 + float(b.abs().max())) for a, b in pairs]
+    return "its forward pass mixes the examples of a batch" if any(far) else None
