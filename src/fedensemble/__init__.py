@@ -1,7 +1,22 @@
 """Federated ensembles: K models trained at the price of one, on data that stays where it is."""
 
 from . import engines as _engines  # noqa: F401 (registers the engines)
-from .algorithms import FedAvg, FedProx
+from .algorithms import (  # fmt: skip
+    QSGD,
+    Diana,
+    Dore,
+    FedAc,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedDyn,
+    FedPD,
+    FedProx,
+    FedSplit,
+    FedYogi,
+    Scaffold,
+)
 from .core.algorithm import Algorithm, algorithms
 from .core.engine import Engine
 from .core.optimizer import SGD, Adam, Optimizer
@@ -22,8 +37,9 @@ register = algorithms.register
 """Decorator that files an algorithm under a name: `@fe.register("mine")`."""
 
 __all__ = [
-    "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "DivergedError", "Engine", "Ensemble",
-    "EnsembleState", "FedAvg", "FedEnsembleError", "FedProx", "FederatedData", "Federation", "Independent",
-    "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Plan", "Prediction", "RoundReport", "Schedule",
+    "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Diana", "DivergedError", "Dore", "Engine",
+    "Ensemble", "EnsembleState", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError",
+    "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation", "Independent", "IndependentKFold",
+    "InputError", "LocalProblem", "Optimizer", "Plan", "Prediction", "RoundReport", "Scaffold", "Schedule",
     "StoreError", "Stratified", "evaluate", "register", "schedules",
 ]  # fmt: skip

@@ -233,13 +233,12 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     if learner.task == "classification":
         if data.y.is_floating_point():
             raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
-        if outputs.dim() <= y.dim():
+        if outputs.shape[:-1] != y.shape:
             raise InputError(
-                f"The model must return a number for every class, [B, ..., C]; got shape {tuple(outputs.shape)} for "
-                f"labels {tuple(y.shape)}."
+                f"The model must return a number for every class, [B, ..., C], classes last; got shape "
+                f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
             )
-        classes = outputs.shape[-1 if outputs.shape[:-1] == y.shape else 1]
-        highest = int(data.y.max())
+        classes, highest = outputs.shape[-1], int(data.y.max())
         if highest >= classes:
             raise InputError(
                 f"Labels go up to {highest}, but the model has {classes} outputs; it needs at least {highest + 1}."

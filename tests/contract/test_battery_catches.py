@@ -289,16 +289,16 @@ class ForgetsMemory(LoopEngine):
 
 
 class SharesMemoryBetweenModes(LoopEngine):
-    def train(self, algorithm, sent, buffers, plan, round):
+    def prepare(self, algorithm, sent, buffers, plan, round):
         kept, self.memory.row = self.memory.row, {(client, 0): row for (client, _), row in self.memory.row.items()}
-        trained = super().train(algorithm, sent, buffers, Plan(plan.client, plan.mode), round)
+        given = super().prepare(algorithm, sent, buffers, plan, round)
         self.memory.row = kept
-        return trained
+        return given
 
 
 class AnotherOrderOfBatches(LoopEngine):
-    def train(self, algorithm, sent, buffers, plan, round):
-        return super().train(algorithm, sent, buffers, plan, round + 1)
+    def prepare(self, algorithm, sent, buffers, plan, round):
+        return super().prepare(algorithm, sent, buffers, plan, round + 1)
 
 
 class SkipsTheLastStep(LoopEngine):

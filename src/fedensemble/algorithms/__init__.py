@@ -1,6 +1,19 @@
 """Federated methods, one file each; importing this package registers them."""
 
+from .diana import Diana
+from .dore import Dore
+from .fedac import FedAc
 from .fedavg import FedAvg
+from .fedavgm import FedAvgM
+from .feddyn import FedDyn
+from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .fedpd import FedPD
 from .fedprox import FedProx
+from .fedsplit import FedSplit
+from .qsgd import QSGD
+from .scaffold import Scaffold
 
-__all__ = ["FedAvg", "FedProx"]
+__all__ = [
+    "QSGD", "Diana", "Dore", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedPD", "FedProx",
+    "FedSplit", "FedYogi", "Scaffold",
+]  # fmt: skip

@@ -21,6 +21,8 @@ from torch.nn.functional import pad
 
 from ..errors import InputError
 
+Message = bytes
+
 _SPARE = 2.0**-16  # units of several levels keep 17 bits, so that a level of 7 bits times a unit is exact in float32
 
 
@@ -42,18 +44,20 @@ class Quantiser(ABC):
         """Length of the message for P = `size` numbers of `itemsize` bytes."""
 
     @abstractmethod
-    def encode(self, x: Tensor) -> bytes:
+    def encode(self, x: Tensor) -> Message:
         """The message for one compressed vector, [P]; numbers lie in this machine's byte order."""
 
     @abstractmethod
-    def decode(self, message: bytes, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(self, message: Message, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The vector [P] that was encoded."""
 
 
 @dataclass(frozen=True)
 class Dither(Quantiser):
-    """Random dithering in blocks: x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels and l_j is |x_j| / u
-    rounded up or down at random, so that it is right on average. One level is ternary quantisation.
+    """Random dithering in blocks; with one level it is ternary quantisation.
+
+    x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels, and l_j is |x_j| / u rounded up or down at random, so
+    that it is right on average.
 
     A message holds each block's unit u, then levels in base 2 levels + 1, as many to a byte as fit: five trits.
 
@@ -66,7 +70,7 @@ class Dither(Quantiser):
     [4.0, -4.0, 0.0]
     >>> Dither(block=256).bytes(1000)  # 4 units of 4 bytes, 200 bytes of trits
     216
-    """  # noqa: D415
+    """
 
     block: int = 256
     norm: Literal["2", "inf"] = "inf"
@@ -102,8 +106,8 @@ class Dither(Quantiser):
     def bytes(self, size: int, itemsize: int = 4) -> int:
         return -(-size // self.block) * itemsize + -(-size // self._digits)
 
-    def encode(self, x: Tensor) -> bytes:
-        parts = self._blocks(x)
+    def encode(self, x: Tensor) -> Message:
+        parts = self._blocks(x.detach().cpu())
         size = parts.abs()
         least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
         least = torch.where(least < torch.inf, least, 0)  # the smallest entry is some level times the unit: find which
@@ -118,7 +122,7 @@ class Dither(Quantiser):
         packed = (digits * self._powers).sum(-1).to(torch.uint8)
         return _to_bytes(unit.flatten()) + _to_bytes(packed)
 
-    def decode(self, message: bytes, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(self, message: Message, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         cut = -(-size // self.block) * dtype.itemsize
         unit = _from_bytes(message[:cut], dtype).unsqueeze(-1)
         packed = _from_bytes(message[cut:], torch.uint8).to(torch.int64).unsqueeze(-1)
@@ -134,7 +138,7 @@ class Dither(Quantiser):
         return (2 * self.levels + 1) ** torch.arange(self._digits)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        return pad(x, (0, -x.shape[-1] % self.block)).unflatten(-1, (-1, self.block))
+        return pad(x, (0, -x.shape[-1] % self.block)).reshape(*x.shape[:-1], -1, self.block)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class RandK(Quantiser):
             raise InputError(f"{type(self).__name__} needs 0 < share <= 1; got {self.share}.")
 
     def kept(self, size: int) -> int:
-        """k for P = `size`."""
+        """Entries that are kept of P = `size`."""
         return max(1, math.floor(self.share * size))
 
     def compress(self, x: Tensor, uniform: Tensor) -> Tensor:
@@ -167,8 +171,8 @@ class RandK(Quantiser):
     def bytes(self, size: int, itemsize: int = 4) -> int:
         return self.kept(size) * itemsize + min(self.kept(size) * _width(size), -(-size // 8))
 
-    def encode(self, x: Tensor) -> bytes:
-        size, kept = len(x), self.kept(len(x))
+    def encode(self, x: Tensor) -> Message:
+        x, size, kept = x.detach().cpu(), len(x), self.kept(len(x))
         place = torch.argsort((x == 0).to(torch.int8), stable=True)[:kept].sort().values  # zeros fill up what is free
         if kept * _width(size) < -(-size // 8):
             shifts = 8 * torch.arange(_width(size))
@@ -178,7 +182,7 @@ class RandK(Quantiser):
             where = (taken.reshape(-1, 8) << torch.arange(8)).sum(-1)
         return _to_bytes(where.to(torch.uint8).flatten()) + _to_bytes(x[place])
 
-    def decode(self, message: bytes, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(self, message: Message, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         kept = self.kept(size)
         cut = len(message) - kept * dtype.itemsize
         where = _from_bytes(message[:cut], torch.uint8).to(torch.int64)
@@ -222,9 +226,9 @@ def _width(size: int) -> int:
     return max(1, -(-(size - 1).bit_length() // 8))
 
 
-def _to_bytes(x: Tensor) -> bytes:
-    return x.detach().cpu().contiguous().numpy().tobytes()
+def _to_bytes(x: Tensor) -> Message:
+    return x.contiguous().numpy().tobytes()
 
 
-def _from_bytes(message: bytes, dtype: torch.dtype) -> Tensor:
+def _from_bytes(message: Message, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(message), dtype=dtype) if message else torch.empty(0, dtype=dtype)

@@ -1,13 +1,17 @@
-"""What methods that compress have in common: how to name a quantiser, and what a message costs."""
+"""What methods that compress have in common: a quantiser by name, the cost of a message, gradient differences."""
 
 from __future__ import annotations
 
-from abc import ABC
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from ..core.algorithm import Algorithm
+from ..core.problem import LocalProblem
+from ..core.types import Cohort
 from ..errors import InputError
 from ..vectors import Tree
 from .compress import Dither, Quantiser, RandK, TopK
@@ -16,7 +20,7 @@ Compressor = Literal["ternary", "dither", "rand-k", "top-k"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compressed(Algorithm, ABC):
+class Compressed(Algorithm):
     """A method whose clients send one compressed vector each.
 
     Args:
@@ -30,7 +34,7 @@ class Compressed(Algorithm, ABC):
     needs_unbiased: ClassVar[bool] = True
 
     compressor: Compressor = "ternary"
-    block: int = 256  # DORE's experiments; a norm of 4 bytes on 51 bytes of trits
+    block: int = 256  # DORE's experiments; a norm of 4 bytes on 52 bytes of trits
     norm: Literal["2", "inf"] = "inf"  # the smallest variance of all p-norms
     levels: int = 4  # nine values, two to a byte
     share: float = 0.1
@@ -42,7 +46,7 @@ class Compressed(Algorithm, ABC):
                 f"{type(self).__name__} needs compressor 'ternary', 'dither', 'rand-k' or 'top-k'; "
                 f"got {self.compressor!r}."
             )
-        if self.needs_unbiased and not self.quantiser.unbiased:
+        if not self.quantiser.unbiased and self.needs_unbiased:  # builds the quantiser, which checks its own settings
             raise InputError(
                 f"{type(self).__name__} needs a compressor that is right on average; '{self.compressor}' is not. "
                 "Use 'ternary', 'dither' or 'rand-k'."
@@ -50,7 +54,7 @@ class Compressed(Algorithm, ABC):
 
     @cached_property
     def quantiser(self) -> Quantiser:
-        """The quantiser these settings name; its `encode` is what a client sends."""
+        """The quantiser these settings name; its `encode` is what is sent."""
         if self.compressor == "ternary":
             return Dither(self.block, self.norm)
         if self.compressor == "dither":
@@ -59,3 +63,50 @@ class Compressed(Algorithm, ABC):
 
     def upload_bytes(self, uploads: Tree) -> int:
         return sum(self.quantiser.bytes(value.shape[-1], value.element_size()) for value in uploads.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDifferences(Compressed):
+    """The clients' side of DIANA and DORE: g_i = w - w_i;   d_i = Q(g_i - h_i) is sent;   h_i <- h_i + alpha d_i.
+
+    With one local step g_i is lr times the papers' gradient, and server_lr = 1 is their step size lr: quantisers scale
+    with their input, so it is the same sequence. With more steps g_i is FedAvg's pseudo-gradient.
+
+    The papers have all clients take part. Here those who do not keep h_i, and the server's h stays the mean of all N,
+    exactly so with uniform weights (the papers' and the default); g = h + mean_S d_i is then right on average.
+
+    Args:
+        alpha: how fast h_i learns; None is 1 / (1 + omega), the most that theory allows.
+        server_lr: the server's step.
+    """
+
+    full_participation = True
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    alpha: float | None = None
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        if self.alpha is not None and not 0 < self.alpha <= 1:
+            raise InputError(f"{owner} needs 0 < alpha <= 1 or None; got {self.alpha}.")
+        if not self.server_lr > 0:
+            raise InputError(f"{owner} needs server_lr > 0; got {self.server_lr}.")
+
+    def pace(self, size: int) -> float:
+        """Alpha for P = `size`."""
+        return self.alpha if self.alpha is not None else 1 / (1 + self.quantiser.omega(size))
+
+    def init_memory(self, theta: Tensor) -> Tree:
+        return {"h": torch.zeros_like(theta)}
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        start, h = sent["theta"], memory["h"]
+        difference = start - problem.descend(start) - h
+        heard = self.quantiser.compress(difference, problem.uniform(difference))
+        return {"difference": heard}, {"h": h + self.pace(h.shape[-1]) * heard}
+
+    def learned(self, h: Tensor, heard: Tensor, cohort: Cohort) -> Tensor:
+        """The server's next h: h + alpha M/N mean_S d_i."""
+        return h + self.pace(h.shape[-1]) * cohort.count / cohort.population * heard

@@ -1,12 +1,14 @@
 """FedProx: FedAvg with a spring to the model that was sent.
 
 w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);   then as FedAvg.
+Stragglers send what they have after a random part of their steps, and it counts like the others'.
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
@@ -23,16 +25,21 @@ class FedProx(FedAvg):
 
     Args:
         mu: strength of the pull towards the model that was sent.
+        stragglers: share of visits that stop early, after a number of steps uniform from one to all of them. (The paper
+            counts epochs, and draws a fixed share of a round's clients; here each visit draws for itself.)
     """
 
     reference = "Li et al. 2020"
 
     mu: float = 0.01
+    stragglers: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.mu >= 0:
             raise InputError(f"FedProx needs mu >= 0; got {self.mu}.")
+        if not 0 <= self.stragglers <= 1:
+            raise InputError(f"FedProx needs 0 <= stragglers <= 1; got {self.stragglers}.")
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = sent["theta"]
@@ -40,4 +47,6 @@ class FedProx(FedAvg):
         def pulled(theta: Tensor, gradient: Tensor) -> Tensor:
             return gradient + self.mu * (theta - start)
 
-        return {"theta": problem.descend(start, pulled)}, memory
+        late, part = (problem.uniform(start[..., :1]) for _ in range(2))
+        limit = torch.where(late < self.stragglers, torch.ceil(part * problem.counts), problem.counts)
+        return {"theta": problem.descend(start, pulled, limit)}, memory

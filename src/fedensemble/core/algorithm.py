@@ -35,6 +35,8 @@ class Algorithm(ABC):
     """
 
     reference: ClassVar[str] = ""  # who described it first
+    full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part in every round
+    plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
 
     lr: float = 0.1
     lr_decay: float = 1.0
@@ -55,6 +57,8 @@ class Algorithm(ABC):
             raise InputError(f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}.")
         if not isinstance(self.optimizer, Optimizer):
             raise InputError(f"{owner} needs an optimizer such as SGD() or Adam(); got {self.optimizer!r}.")
+        if self.plain_sgd and (not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0):
+            raise InputError(f"{owner} needs local SGD without momentum; got {self.optimizer!r}.")
 
     def rate(self, round: int) -> float:
         """The learning rate in a round (counted from 0)."""

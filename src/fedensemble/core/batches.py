@@ -53,7 +53,7 @@ class LocalWork:
         return self.epochs * self.steps_an_epoch(sizes)
 
 
-def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork) -> tuple[Tensor, Tensor]:
+def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork, host: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows and weights of every local step of J visits.
 
     Each epoch goes once through a client's examples in an order drawn from the visit's key.
@@ -61,14 +61,16 @@ def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork) -> tuple[Tensor, T
     Args:
         keys: one a visit, [J].
         sizes: examples of the visit's client, [J].
+        host: the same sizes on the CPU, where shapes can be read off without waiting for the device.
 
     Returns:
         rows [S, J, B], positions within the client, and weights [S, J, B]: 1 for an example that counts, 0 for filler
         (beyond a smaller last batch, or beyond the visit's last step).
     """
+    host = sizes if host is None else host
+    epochs = int(torch.max((work.count(host) + work.steps_an_epoch(host) - 1) // work.steps_an_epoch(host)))
+    steps, batch, longest = int(work.count(host).max()), work.batch_size, int(host.max())
     an_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
-    epochs = int(torch.max((counts + an_epoch - 1) // an_epoch))
-    steps, batch, longest = int(counts.max()), work.batch_size, int(sizes.max())
     orders = torch.stack([draws.permutation(draws.fold(keys, e), longest, sizes) for e in range(epochs)])  # [E, J, n]
 
     step = torch.arange(steps, device=sizes.device).reshape(-1, 1, 1)

@@ -17,6 +17,8 @@ engines: Registry[type[Engine]] = Registry("engine")
 class Engine(ABC):
     """Owns loops, data and client memory; everything else is pure."""
 
+    notes: list[str] = []  # what a user should know of how the work is done
+
     @abstractmethod
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
         """Lets every client of the plan train its mode.

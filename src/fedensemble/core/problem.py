@@ -85,11 +85,13 @@ class LocalProblem:
             state = new
         return state
 
-    def descend(self, start: Tensor, adjust: Adjust | None = None) -> Tensor:
+    def descend(self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None) -> Tensor:
         """The model after local training from `start` with the local optimiser.
 
         Args:
             adjust: `adjust(theta, gradient)` is used in place of the gradient; this is where most methods differ.
+            limit: steps after which a visit stops early, [..., 1]. Whoever stopped still looks at its batches, which
+                shows in the reported loss and in BatchNorm's statistics only.
         """
 
         def step(state: Tree, gradient: Gradient) -> Tree:
@@ -100,4 +102,13 @@ class LocalProblem:
             theta, slots = self.optimizer.step(theta, value, slots, self.lr)
             return {"theta": theta, **slots}
 
-        return self.iterate({"theta": start, **self.optimizer.slots(start)}, step)["theta"]
+        def stopping(state: Tree, gradient: Gradient) -> Tree:
+            left = state["left"]
+            state = {name: value for name, value in state.items() if name != "left"}
+            new = step(state, gradient)
+            return {"left": left - 1, **{name: torch.where(left > 0, new[name], old) for name, old in state.items()}}
+
+        state = {"theta": start, **self.optimizer.slots(start)}
+        if limit is None:
+            return self.iterate(state, step)["theta"]
+        return self.iterate({**state, "left": limit.to(start.dtype)}, stopping)["theta"]

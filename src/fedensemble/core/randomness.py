@@ -134,6 +134,7 @@ _HANDLED: dict[Any, Callable[..., Any]] = {
     torch.rand: KeyedRandomness.rand,
     torch.randn: KeyedRandomness.randn,
     torch.bernoulli: KeyedRandomness.bernoulli,
+    Tensor.data_ptr: lambda mode, x: 0,  # recurrent layers look whether weights lie side by side; ours never do
     Tensor.bernoulli: KeyedRandomness.bernoulli,
     F.scaled_dot_product_attention: KeyedRandomness.attention,
     F.multi_head_attention_forward: KeyedRandomness.multi_head,

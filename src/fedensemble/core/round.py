@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..errors import DivergedError
 from .algorithm import Algorithm
@@ -18,7 +19,8 @@ def run_round(
     plan = schedule.plan(state.schedule, state.round)  # who trains which mode
     sent = algorithm.broadcast(state.modes)  # [K, P]
     returned = engine.visit(algorithm, sent, state.buffers, plan, state.round)
-    check_finite(returned, plan, state.round)
+    losses = returned.loss.detach().cpu()
+    check_finite(losses, returned, plan, state.round)
     updated = algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
     trained = returned.cohort.count > 0  # a mode nobody trained keeps its weights and its server state
@@ -28,7 +30,6 @@ def run_round(
         buffers=torch.where(trained, returned.buffers, state.buffers),
         schedule=schedule.observe(state.schedule, plan, returned.loss),
     )
-    losses = returned.loss.detach().cpu()
     report = RoundReport(
         round=new.round,
         age=state.round // schedule.modes + 1,
@@ -42,14 +43,14 @@ def run_round(
     return new, report
 
 
-def check_finite(returned: Returned, plan: Plan, round: int) -> None:
+def check_finite(losses: Tensor, returned: Returned, plan: Plan, round: int) -> None:
     """Raises if a visit diverged, naming the first one."""
-    bad = torch.nonzero(~torch.isfinite(returned.loss)).flatten().cpu()
+    bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):
         j = int(bad[0])
         others = f" ({len(bad) - 1} more visits likewise)" if len(bad) > 1 else ""
         raise DivergedError(
-            f"loss became {float(returned.loss[j])} at round {round + 1}, client {int(plan.client[j])}, "
+            f"loss became {float(losses[j])} at round {round + 1}, client {int(plan.client[j])}, "
             f"mode {int(plan.mode[j])} (step {int(returned.first_bad_step[j]) + 1}){others}. "
             "Lower algorithm.lr, or set algorithm.optimizer.clip."
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .. import draws
 from ..vectors import Tree
 
 
@@ -25,6 +26,14 @@ class Cohort:
     weight: Tensor  # [K, 1] sum of their aggregation weights
     population: int  # N
     coin: Tensor  # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the same at each call.
+
+        They are drawn at the first 53 bits of the coin (24 where the coin is float32), so every engine finds them.
+        """
+        key = draws.fold((self.coin.double() * 2.0**53).long().squeeze(-1), 0)
+        return draws.uniform(key, like.shape[-1]).to(like.dtype)
 
 
 class Returned(NamedTuple):

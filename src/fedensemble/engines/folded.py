@@ -1,10 +1,10 @@
 """J models in one forward pass: batches folded together, weights stacked, layers batched over clients.
 
-The inputs of all visits are folded into one batch [J * B, ...] and a module's parameters replaced by stacks [J, *shape].
-Layers that have weights (linear, convolution, norms, embedding, recurrent) are taken over by kernels that know the stack;
-everything between them (activations, pooling, reshapes) never notices. There is no `vmap`: ordinary autograd of the sum of
-the visits' losses gives every visit its own gradient. A module that uses its parameters in any other way raises
-`NotFoldable`, and the engine falls back to `vmap`.
+The inputs of all visits are folded into one batch [J * B, ...] and a module's parameters replaced by stacks
+[J, *shape]. Layers that have weights (linear, convolution, norms, embedding, recurrent) are taken over by kernels that
+know the stack; everything between them (activations, pooling, reshapes) never notices. There is no `vmap`: ordinary
+autograd of the sum of the visits' losses gives every visit its own gradient. A module that uses its parameters in any
+other way raises `NotFoldable`, and the engine falls back to `vmap`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..core.randomness import KeyedRandomness
 from ..core.recurrent import RECURRENT
 from . import kernels
 
-_ASKED = {"dtype", "device", "requires_grad", "is_cuda", "layout", "is_floating_point"}  # harmless questions to a stack
+_ASKED = {"data_ptr", "dtype", "device", "requires_grad", "is_cuda", "layout", "is_floating_point"}  # harmless questions to a stack
 
 
 _CLOSE = 1e-3  # float32 and tf32 rounding stay far below, a mix-up of clients lies far above
 
 
-class NotFoldable(Exception):
+class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
     """The module does something with its parameters that only `vmap` can batch."""
 
 
@@ -69,8 +69,8 @@ class Folded(KeyedRandomness):
         if p == 1:
             return x * 0
         size = torch.Size(shape).numel() // self.visits
-        drawn = draws.bits(self.next_key(), size).reshape(tuple(shape))
-        return x * ((drawn >= int(p * 2**63)).to(x.dtype) / (1 - p))
+        kept = kernels.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(tuple(shape))
+        return x * (kept.to(x.dtype) / (1 - p))
 
     def uniform(self, shape: Any, device: torch.device) -> Tensor:
         """Random numbers for folded shapes."""
@@ -99,11 +99,11 @@ class Folded(KeyedRandomness):
         if weight.dim() != 5 or x.dim() != 4 or isinstance(padding, str):
             raise NotFoldable("a convolution without a batch, or with padding by name")
         pairs = (_pair(stride), _pair(padding), _pair(dilation))
-        out = kernels.conv2d(x.to(self.compute), weight.to(self.compute), *pairs, groups)
-        return out if bias is None else self._affine(out, None, bias)
+        shift = None if bias is None else bias.to(self.compute)
+        return kernels.conv2d(x.to(self.compute), weight.to(self.compute), shift, *pairs, groups)
 
     def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """x [J * B, C, ...] times and plus [J, C]."""
+        """Images [J * B, C, ...] times and plus [J, C]."""
         spread = (self.visits, -1, x.shape[1], *(1,) * (x.dim() - 2))
         split = x.reshape(self.visits, -1, *x.shape[1:])
         if weight is not None:
@@ -216,7 +216,7 @@ def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
     theta, buffers = learner.initial(0, visits)
     index = torch.arange(visits * batch, device=x.device) % len(x)
     key = torch.arange(visits, device=x.device)
-    given = (x[index].unflatten(0, (visits, batch)), y[index].unflatten(0, (visits, batch)))
+    given = (values[index].reshape(visits, batch, *values.shape[1:]) for values in (x, y))
     arguments = (theta, buffers, *given, torch.ones(visits, batch, dtype=torch.bool, device=x.device), key)
     try:
         got, (got_loss, got_buffers) = folded_gradient(learner)(*arguments)

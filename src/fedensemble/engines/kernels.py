@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import draws
+
 Pair = tuple[int, int]
+HAS_TRITON = find_spec("triton") is not None
 
 
-def conv2d(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> Tensor:
     """Visit j's images with visit j's filters.
 
     Args:
         x: [J * B, C, H, W].
         weight: [J, O, C / groups, h, w].
+        bias: [J, O] or None.
     """
-    if groups == 1 and dilation == (1, 1):
-        return ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-any-return, no-untyped-call]
-    return grouped(x, weight, stride, padding, dilation, groups)
+    plain = groups == 1 and dilation == (1, 1)
+    if plain and HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16):
+        from .triton_conv import TritonConvolution
+
+        return TritonConvolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return, no-untyped-call]
+    if plain and x.is_cuda:
+        out = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
+    else:
+        out = grouped(x, weight, stride, padding, dilation, groups)
+    return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+
+
+def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
+    """Which of `size` random numbers at each key [J] reach a threshold, [J, size]."""
+    if HAS_TRITON and keys.is_cuda:
+        from .triton_dropout import kept as quickly
+
+        return quickly(keys, size, threshold)
+    return draws.bits(keys, size) >= threshold
 
 
 def grouped(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
@@ -80,7 +103,7 @@ class ImagesToColumns(torch.autograd.Function):
 
 
 def _along_images(back: Tensor, weight: Tensor, shape: Any, stride: Pair, padding: Pair) -> Tensor:
-    """The slope along the images: a convolution of the slope, spread out by the stride, with the filters turned round."""
+    """The slope along the images: that of the outputs, spread out by the stride, convolved with the turned filters."""
     _, _, _, tall, wide = weight.shape
     height, width = shape[2:]
     if stride != (1, 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from .simulation import Simulation
 class LoopEngine(Simulation):
     """Trains one visit at a time, in the plan's order."""
 
-    batched = False
+    batched: ClassVar[bool] = False
 
-    def blocks(self, plan: Plan) -> Iterator[Tensor]:
-        for visit in range(len(plan.client)):
-            yield torch.tensor([visit], device=plan.client.device)
+    def order(self, plan: Plan) -> Tensor:
+        return torch.arange(len(plan.client))

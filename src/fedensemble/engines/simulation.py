@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +21,25 @@ from ..data.federated import FederatedData
 from ..vectors import Tree, rows
 from .memory import ClientMemory
 
+# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
+_BUFFERS = "buffers"
+
+
+class Inputs(NamedTuple):
+    """What local training of a block of J visits needs; tensors only."""
+
+    sent: Tree  # [J, P]
+    memory: Tree  # [J, P]
+    buffers: Tensor  # [J, R]
+    place: Tensor  # [S, J, B] rows of the data in each local step
+    weight: Tensor  # [S, J, B] which of them count
+    noise: Tensor  # [J] keys of random layers
+    own: Tensor  # [J] keys of the algorithm
+    coin: Tensor  # [J, 1]
+    sizes: Tensor  # [J, 1]
+    counts: Tensor  # [J, 1] local steps
+    lr: Tensor  # [1]
+
 
 class Trained(NamedTuple):
     """What a block of J visits gives."""
@@ -29,29 +47,32 @@ class Trained(NamedTuple):
     uploads: Tree  # [J, P]
     memory: Tree  # [J, P]
     buffers: Tensor  # [J, R]
-    loss: Tensor  # [J]
-    first_bad_step: Tensor  # [J]
+    losses: Tensor  # [S, J]
 
 
 class Minibatches:
-    """The local steps of a block: gathers each step's batch and asks the learner for gradients."""
+    """The local steps of a block: gathers each step's batch and asks for gradients."""
 
     def __init__(
-        self, data: FederatedData, dtype: torch.dtype, gradient: GradientFn, keys: Tensor, place: Tensor, weight: Tensor
+        self, data: FederatedData, dtype: torch.dtype, gradient: GradientFn, given: Inputs, ragged: bool
     ) -> None:
-        self.data, self.dtype, self._gradient, self.keys = data, dtype, gradient, keys
-        self.place, self.weight = place, weight  # [S, ..., B]
-        self.count = len(place)
-        running = weight.any(-1, keepdim=True)
-        self.active = None if bool(running.all()) else running
+        self.data, self.dtype, self._gradient, self.given = data, dtype, gradient, given
+        self.count = len(given.place)
+        self.active = given.weight.any(-1, keepdim=True) if ragged else None
 
     def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Minibatch gradient, loss and new buffers in a local step."""
-        place = self.place[step]
+        key = draws.fold(self.given.noise, step)
+        return self.on_batch(self.given.place[step], self.given.weight[step], torch.as_tensor(key), at, buffers)
+
+    def on_batch(
+        self, place: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The same on the examples in these places, [..., B]."""
         x = self.data.inputs(self.data.x[place.flatten()], self.dtype)
         x, y = x.reshape(*place.shape, *x.shape[1:]), self.data.y[place]
         y = y.to(self.dtype) if y.is_floating_point() else y
-        return self._gradient(at, buffers, x, y, self.weight[step], draws.fold(self.keys, step))  # type: ignore[arg-type]
+        return self._gradient(at, buffers, x, y, weight, key)
 
 
 class Simulation(Engine):
@@ -64,94 +85,109 @@ class Simulation(Engine):
         seed: of the run.
     """
 
-    batched: bool
+    batched: ClassVar[bool]
+    block: int = 1  # visits trained together
 
     def __init__(self, learner: Learner, data: FederatedData, work: LocalWork, seed: int) -> None:
         self.learner, self.data, self.work, self.seed = learner, data.to(learner.device), work, seed
-        self.sizes = data.size.to(learner.device)
-        self.starts = data.start.to(learner.device)
+        self.host_sizes = data.size.cpu()
+        self.sizes, self.starts = data.size.to(learner.device), data.start.to(learner.device)
         self.memory = ClientMemory()
         self.gradient = learner.gradient_function(self.batched)
 
     @abstractmethod
-    def blocks(self, plan: Plan) -> Iterator[Tensor]:
-        """Which visits are trained together, as indices into the plan."""
+    def order(self, plan: Plan) -> Tensor:
+        """The order in which visits are trained, as indices into the plan."""
 
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        device = self.learner.device
-        plan = Plan(plan.client.to(device), plan.mode.to(device))
+        device, visits = self.learner.device, len(plan.client)
         means = ModeMeans(len(buffers))
-        visits = len(plan.client)
         loss = torch.empty(visits, dtype=self.learner.dtype, device=device)
         bad_step = torch.empty(visits, dtype=torch.int64, device=device)
         upload_bytes = 0
         kept: list[tuple[Plan, Tree]] = []
-        for block in self.blocks(plan):
+        waiting = self.order(plan)
+        while len(waiting):
+            block = waiting[: self.block]
             part = Plan(plan.client[block], plan.mode[block])
-            trained = self.train(algorithm, rows(sent, part.mode), buffers[part.mode], part, round)
+            modes = part.mode.to(device)
+            given = self.prepare(algorithm, rows(sent, modes), buffers[modes], part, round)
+            trained = self.train(algorithm, given, self.ragged(part))
+            if trained is None:  # no room for so many: again, with smaller blocks
+                continue
+            waiting = waiting[len(block) :]
             kept.append((part, trained.memory))
-            weight = self.sizes[part.client].to(self.learner.dtype)
+            weight = given.sizes[:, 0]
             weight = torch.ones_like(weight) if algorithm.weighting == "uniform" else weight
-            means.add(part.mode, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[part.mode]})
-            loss[block], bad_step[block] = trained.loss, trained.first_bad_step
+            means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
+            place = block.to(device)
+            loss[place], bad_step[place] = judge(trained, given)
             upload_bytes = algorithm.upload_bytes(trained.uploads)
-        if bool(loss.isfinite().all()):  # a round that fails leaves no trace: state and memory stay those before it
-            for part, memory in kept:
+        if any(memory for _, memory in kept) and bool(loss.isfinite().all()):
+            for part, memory in kept:  # a round that fails leaves no trace: state and memory stay those before it
                 self.memory.write(part, memory)
         uploads = means.mean()
         carried = buffers.shape[-1] * buffers.element_size()
+        coin = shared_coin(self.seed, round, torch.arange(len(buffers), device=device)).to(self.learner.dtype)
         return Returned(
             uploads={name: value for name, value in uploads.items() if name != _BUFFERS},
             buffers=buffers + uploads[_BUFFERS],
-            cohort=means.cohort(len(self.data), self.coin(round, torch.arange(len(buffers), device=device))),
+            cohort=means.cohort(len(self.data), coin),
             loss=loss,
             first_bad_step=bad_step,
             bytes_up=torch.full((visits,), upload_bytes + carried),
             bytes_down=torch.full((visits,), algorithm.download_bytes(sent) + carried),
         )
 
-    def train(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Trained:
-        """Local training of a block of visits; without batching the block is one visit and has no leading dimension."""
-        sizes = self.sizes[plan.client]
+    def ragged(self, plan: Plan) -> bool:
+        """Whether some of a block's visits have fewer local steps than others."""
+        counts = self.work.count(self.host_sizes[plan.client])
+        return bool(counts.min() < counts.max())
+
+    def prepare(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Inputs:
+        """Everything a block of visits needs for local training."""
+        host, device = self.host_sizes[plan.client], self.learner.device
+        client, mode = plan.client.to(device), plan.mode.to(device)
+        sizes = self.sizes[client]
         batches, noise, own = (
-            visit_key(purpose, self.seed, round, plan.client, plan.mode)
-            for purpose in ("batches", "model", "algorithm")
+            visit_key(purpose, self.seed, round, client, mode) for purpose in ("batches", "model", "algorithm")
         )
-        place, weight = batch_table(batches, sizes, self.work)
-        place = place + self.starts[plan.client].reshape(1, -1, 1)
-        coin = self.coin(round, plan.mode)
-        memory = self.memory.read(plan, algorithm.init_memory(sent["theta"]))
-        counts = self.work.count(sizes)
+        place, weight = batch_table(batches, sizes, self.work, host)
+        return Inputs(
+            sent=sent,
+            memory=self.memory.read(plan, algorithm.init_memory(sent["theta"])),
+            buffers=buffers,
+            place=place + self.starts[client].reshape(1, -1, 1),
+            weight=weight,
+            noise=noise,
+            own=own,
+            coin=shared_coin(self.seed, round, mode).to(self.learner.dtype),
+            sizes=sizes.unsqueeze(-1).to(self.learner.dtype),
+            counts=self.work.count(sizes).unsqueeze(-1).to(self.learner.dtype),
+            lr=torch.tensor([algorithm.rate(round)], dtype=torch.float64).to(device, self.learner.dtype),
+        )
+
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
+        """Local training of a block of visits; None if it did not fit into memory and blocks are smaller now."""
+        return self.train_plainly(algorithm, given, ragged)
+
+    def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+        """Local training step by step; without batching the block is one visit and has no leading dimension."""
+        visits = len(given.noise)
         if not self.batched:
-            place, weight, noise, own = place[:, 0], weight[:, 0], noise[0], own[0]
-            coin = coin[0]
-            sent, memory, buffers, sizes, counts = rows(sent, 0), rows(memory, 0), buffers[0], sizes[0], counts[0]
-        steps = Minibatches(self.data, self.learner.dtype, self.gradient, noise, place, weight)
+            given = _single(given)
+        steps = Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
         problem = LocalProblem(
-            steps, buffers, algorithm.optimizer, algorithm.rate(round),
-            sizes.unsqueeze(-1), counts.unsqueeze(-1), own, coin,
-        )  # fmt: skip
-        uploads, memory = algorithm.local_training(sent, memory, problem)
-        return self._collect(uploads, memory, problem, steps)
-
-    def _collect(self, uploads: Tree, memory: Tree, problem: LocalProblem, steps: Minibatches) -> Trained:
-        visits = len(steps.keys) if self.batched else 1
-        uploads = {name: value.reshape(visits, -1) for name, value in uploads.items()}
-        memory = {name: value.reshape(visits, -1) for name, value in memory.items()}
-        order = sorted(problem.losses)
-        losses = torch.stack([problem.losses[step] for step in order], dim=-1).reshape(visits, -1)
-        active = steps.weight.any(-1)[order].reshape(len(order), visits).T
-        loss = torch.where(active, losses, 0).sum(1) / active.sum(1)
-        bad = active & ~torch.isfinite(losses)
-        finite = torch.stack([value.isfinite().all(-1) for value in uploads.values()]).all(0)
-        loss = torch.where(finite, loss, torch.nan)
-        last = torch.where(finite, -1, active.sum(1) - 1)  # all losses were finite, but the last step's result is not
-        first = torch.where(bad.any(1), bad.long().argmax(1), last)
-        return Trained(uploads, memory, problem.buffers.reshape(visits, -1), loss, first)
-
-    def coin(self, round: int, mode: Tensor) -> Tensor:
-        """The number that server and clients of a mode share in a round, [..., 1]."""
-        return shared_coin(self.seed, round, mode).to(self.learner.dtype)
+            steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin
+        )
+        uploads, memory = algorithm.local_training(given.sent, given.memory, problem)
+        losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
+        return Trained(
+            {name: value.reshape(visits, -1) for name, value in uploads.items()},
+            {name: value.reshape(visits, -1) for name, value in memory.items()},
+            problem.buffers.reshape(visits, -1),
+            losses,
+        )
 
     def memory_tensors(self) -> Tree:
         return self.memory.tensors()
@@ -160,5 +196,21 @@ class Simulation(Engine):
         self.memory.load(tensors, self.learner.device)
 
 
-# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
-_BUFFERS = "buffers"
+def judge(trained: Trained, given: Inputs) -> tuple[Tensor, Tensor]:
+    """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J] each."""
+    active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
+    loss = torch.where(active, trained.losses, 0).sum(0) / active.sum(0)
+    bad = active & ~torch.isfinite(trained.losses)
+    finite = torch.stack([value.isfinite().all(-1) for value in trained.uploads.values()]).all(0)
+    last = torch.where(finite, -1, active.sum(0) - 1)  # all losses were finite, but the last step's result is not
+    return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)
+
+
+def _single(given: Inputs) -> Inputs:
+    """A block of one visit without its leading dimension."""
+    values = given._asdict()
+    for name in ("sent", "memory"):
+        values[name] = rows(values[name], 0)
+    for name in ("buffers", "noise", "own", "coin", "sizes", "counts"):
+        values[name] = values[name][0]
+    return Inputs(**{**values, "place": given.place[:, 0], "weight": given.weight[:, 0]})

@@ -1,22 +1,25 @@
-"""All visits of a block at once, for any nn.Module, by `torch.func.vmap`."""
+"""All visits of a block at once: folded where the model allows it, by `vmap` otherwise, as CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.types import Plan
 from ..errors import InputError
+from .capture import CapturedTraining
 from .folded import can_fold, folded_gradient
-from .simulation import Simulation
+from .memory_budget import visits_that_fit
+from .simulation import Inputs, Minibatches, Simulation, Trained
 
-_COPIES = 8  # of a visit's weights alive at once: start, point, gradient, slots and what autograd keeps
-_BUDGET = {"cpu": 1 << 30, "cuda": 8 << 30}  # bytes for those copies
-_MOST = {"cpu": 64, "cuda": 1024}  # activations, too, need room
+Precision = Literal["auto", "float32", "tf32", "bf16"]
+_MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
 
 
 @engines.register("vector")
@@ -24,25 +27,118 @@ class VectorEngine(Simulation):
     """Trains blocks of visits together, those with the same number of local steps side by side.
 
     Args:
-        block: visits at once; None takes as many as a memory budget for their weights allows.
+        block: visits at once; None takes as many as the memory budget allows.
+        memory: budget in GiB for a block; None takes 60 % of a GPU's free memory, or 4 GiB on a CPU.
+        precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32; "auto" is tf32.
+        graphs: record local training as CUDA graphs; None does on a GPU.
+        deterministic: only kernels whose sums always come in the same order, even if they are slower.
     """
 
-    batched = True
+    batched: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, block: int | None = None, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self, *args: Any, block: int | None = None, memory: float | None = None, precision: Precision = "auto",
+        graphs: bool | None = None, deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(*args)
+        cuda = self.learner.device.type == "cuda"
         if block is not None and block < 1:
             raise InputError(f"Engine 'vector' needs block >= 1; got {block}.")
+        self.precision = self._check_precision(precision, cuda)
+        self.deterministic, self.notes = deterministic, []
         few = slice(0, 8)
         inputs, targets = self.data.inputs(self.data.x[few], self.learner.dtype), self.data.y[few]
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        self.not_folded = can_fold(self.learner, inputs, targets)
-        if self.not_folded is None:
-            self.gradient = folded_gradient(self.learner)
-        kind = "cuda" if self.learner.device.type == "cuda" else "cpu"
-        bytes_a_visit = _COPIES * self.learner.theta_layout.total * self.learner.dtype.itemsize
-        self.block = block or max(1, min(_MOST[kind], _BUDGET[kind] // bytes_a_visit))
+        reason = can_fold(self.learner, inputs, targets)
+        if reason is None:
+            self.gradient = folded_gradient(self.learner, torch.bfloat16 if self.precision == "bf16" else None)
+        else:
+            self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
+            if self.precision == "bf16":
+                self.precision = "tf32"
+                self.notes.append("Without batched layers there is no bf16; using tf32.")
+        self.graphs = cuda if graphs is None else graphs and cuda
+        self.block = block or visits_that_fit(self, memory)
+        self._captured: dict[Any, CapturedTraining] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
 
-    def blocks(self, plan: Plan) -> Iterator[Tensor]:
-        order = torch.argsort(self.work.count(self.sizes[plan.client]), stable=True, descending=True)
-        yield from torch.split(order, self.block)
+    def _check_precision(self, precision: str, cuda: bool) -> str:
+        if precision not in ("auto", "float32", "tf32", "bf16"):
+            raise InputError(f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}.")
+        if precision in ("tf32", "bf16") and (not cuda or self.learner.dtype != torch.float32):
+            raise InputError(f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'.")
+        if precision == "bf16" and not torch.cuda.is_bf16_supported():
+            raise InputError("This GPU has no bf16; use precision 'tf32' or 'float32'.")
+        if precision != "auto":
+            return precision
+        return "tf32" if cuda and self.learner.dtype == torch.float32 else "float32"
+
+    def order(self, plan: Plan) -> Tensor:
+        return torch.argsort(self.work.count(self.host_sizes[plan.client]), stable=True, descending=True)
+
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
+        """Local training of a block; if it does not fit into memory, blocks are halved and it is tried again."""
+        try:
+            with self.settings():
+                if self.graphs:
+                    return self._train_captured(algorithm, given, ragged)
+                return self.train_plainly(algorithm, given, ragged)
+        except torch.OutOfMemoryError:
+            if self.block == 1:
+                raise InputError(
+                    f"One visit does not fit into the memory of {self.learner.device}: lower training.batch_size, or "
+                    "use a smaller model or a larger card."
+                ) from None
+            self.block = max(1, min(self.block, len(given.noise)) // 2)
+            self._captured.clear()
+            torch.cuda.empty_cache()
+            return None
+
+    def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+        key = (algorithm, len(given.noise), ragged)
+        if key not in self._captured:
+            self._warm_up(algorithm, given, ragged)
+            while len(self._captured) >= _MOST_SHAPES:
+                self._captured.pop(next(iter(self._captured)))
+            most = int(self.work.count(self.host_sizes).max())
+            try:
+                self._captured[key] = CapturedTraining(
+                    algorithm, given, most, lambda static: self._minibatches(static, ragged), self._pool
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.graphs = False
+                self.notes.append(f"CUDA graphs are off: {str(error).splitlines()[0]}")
+                torch.cuda.synchronize()
+                return self.train_plainly(algorithm, given, ragged)
+        return self._captured[key].run(given)
+
+    def _minibatches(self, given: Inputs, ragged: bool) -> Minibatches:
+        return Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
+
+    def _warm_up(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> None:
+        """One local step on a stream of its own: libraries set themselves up, which no graph may record."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.train_plainly(algorithm, given._replace(place=given.place[:1], weight=given.weight[:1]), ragged)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """Precision and determinism, for local training only: sums over clients stay exact."""
+        if self.learner.device.type != "cuda":
+            yield
+            return
+        before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+        algorithms = torch.are_deterministic_algorithms_enabled()
+        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
+        torch.backends.cudnn.deterministic = self.deterministic
+        torch.use_deterministic_algorithms(self.deterministic or algorithms)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.deterministic = before[1]
+            torch.use_deterministic_algorithms(algorithms)

@@ -55,9 +55,10 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
             place, weight = batch_table(visit_key("batches", *visit), data.size[client : client + 1], work)
             steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
+            size, count = data.size[client : client + 1].double(), torch.tensor([steps.count]).double()
             problem = LocalProblem(
-                steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round),
-                data.size[client : client + 1], torch.tensor([steps.count]), visit_key("algorithm", *visit)[0], coin,
+                steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round), size, count,
+                visit_key("algorithm", *visit)[0], coin,
             )  # fmt: skip
             kept = memory.get(client, algorithm.init_memory(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, kept, problem)

@@ -1,0 +1,48 @@
+"""DIANA: clients send the compressed difference between their gradient and what the server already knows of it.
+
+g_i = w - w_i after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i + alpha d_i;
+g = h + mean_S d_i;   h <- h + alpha M/N mean_S d_i;   v <- beta v + g;   w <- w - server_lr v.
+
+Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import algorithms
+from ..core.types import Cohort
+from ..errors import InputError
+from ..vectors import Tree
+from .compressed import GradientDifferences
+
+
+@algorithms.register("diana")
+@dataclass(frozen=True, kw_only=True)
+class Diana(GradientDifferences):
+    """Compressed gradient differences: the noise of Q vanishes as h_i learns the client's gradient.
+
+    Clients and partial participation as in `GradientDifferences`. The prox of a regulariser is left out.
+
+    Args:
+        beta: momentum on the server.
+    """
+
+    reference = "Mishchenko et al. 2019"
+
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta < 1:
+            raise InputError(f"Diana needs 0 <= beta < 1; got {self.beta}.")
+
+    def init_mode(self, theta: Tensor) -> Tree:
+        return {"theta": theta, "h": torch.zeros_like(theta), "velocity": torch.zeros_like(theta)}
+
+    def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        heard = uploads["difference"]
+        velocity = self.beta * mode["velocity"] + mode["h"] + heard
+        theta = mode["theta"] - self.server_lr * velocity
+        return {"theta": theta, "h": self.learned(mode["h"], heard, cohort), "velocity": velocity}

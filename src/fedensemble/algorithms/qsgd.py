@@ -1,0 +1,35 @@
+"""QSGD: FedAvg whose clients send their change compressed.
+
+D_i = Q(w_i - w);   w <- w + mean_S D_i.
+
+Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and
+encoding", NeurIPS 2017.
+"""
+
+from dataclasses import dataclass
+
+from ..core.algorithm import algorithms
+from ..core.problem import LocalProblem
+from ..core.types import Cohort
+from ..vectors import Tree
+from .compressed import Compressed
+
+
+@algorithms.register("qsgd")
+@dataclass(frozen=True, kw_only=True)
+class QSGD(Compressed):
+    """FedAvg with compressed uploads, and nothing to make up for the noise: it stops at a distance from the optimum.
+
+    The plain baseline to DIANA and DORE, and the only method here that takes top-k. Under partial participation the
+    mean is over the clients that report.
+    """
+
+    reference = "Alistarh et al. 2017"
+    needs_unbiased = False
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        change = problem.descend(sent["theta"]) - sent["theta"]
+        return {"change": self.quantiser.compress(change, problem.uniform(change))}, memory
+
+    def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        return {"theta": mode["theta"] + uploads["change"]}

@@ -1,0 +1,63 @@
+"""SCAFFOLD: local SGD with control variates that take out the drift of clients.
+
+Steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;   c_i+ = c_i - c + (w - w_i) / (tau lr), its option II;
+w <- w + server_lr mean_S (w_i - w);   c <- c + M/N mean_S (c_i+ - c_i).
+
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
+learning", ICML 2020.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, algorithms
+from ..core.problem import LocalProblem
+from ..core.types import Cohort
+from ..errors import InputError
+from ..vectors import Tree
+
+
+@algorithms.register("scaffold")
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Algorithm):
+    """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
+
+    Made for partial participation: those who do not take part keep their c_i, and c stays the mean of all N, exactly so
+    with uniform weights (the paper's and the default). Weighted by examples, c is right with full participation only.
+
+    Args:
+        server_lr: the server's step along the mean change.
+    """
+
+    reference = "Karimireddy et al. 2020"
+    plain_sgd = True
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.server_lr > 0:
+            raise InputError(f"Scaffold needs server_lr > 0; got {self.server_lr}.")
+
+    def init_mode(self, theta: Tensor) -> Tree:
+        return {"theta": theta, "c": torch.zeros_like(theta)}
+
+    def init_memory(self, theta: Tensor) -> Tree:
+        return {"c": torch.zeros_like(theta)}
+
+    def broadcast(self, mode: Tree) -> Tree:
+        return mode
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        start, shift = sent["theta"], sent["c"] - memory["c"]
+        theta = problem.descend(start, lambda at, gradient: gradient + shift)
+        change = (start - theta) / (problem.counts * problem.lr) - sent["c"]
+        return {"theta": theta - start, "c": change}, {"c": memory["c"] + change}
+
+    def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        c = mode["c"] + cohort.count / cohort.population * uploads["c"]
+        return {"theta": mode["theta"] + self.server_lr * uploads["theta"], "c": c}

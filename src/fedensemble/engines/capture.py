@@ -1,0 +1,142 @@
+"""Local training as CUDA graphs: Python runs once for each shape, the card does the rest.
+
+While local training is recorded, the work before, in and after the local steps goes to graphs of its own. A round copies
+its inputs to where the graphs expect them, replays the first, then one graph for each local step (which knows its number
+from a counter on the card), then the last. Algorithms do not know of it: only `iterate` differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..core.algorithm import Algorithm
+from ..core.problem import LocalProblem, Step
+from ..vectors import Tree
+from .simulation import Inputs, Minibatches, Trained
+
+
+class Recorder:
+    """Cuts the work of a stream into graphs that share one memory pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, bool]] = []  # and whether it is one of the repeated steps
+        self._open: Any = None
+
+    def begin(self, repeated: bool) -> None:
+        """Ends the graph that is being recorded, if any, and begins the next."""
+        self.end()
+        graph = torch.cuda.CUDAGraph()
+        self._open = torch.cuda.graph(graph, pool=self.pool)
+        self._open.__enter__()
+        self.graphs.append((graph, repeated))
+
+    def end(self) -> None:
+        """Ends the graph that is being recorded."""
+        if self._open is not None:
+            opened, self._open = self._open, None
+            opened.__exit__(None, None, None)
+
+
+class RecordedProblem(LocalProblem):
+    """A problem whose local steps are recorded once and replayed."""
+
+    recorder: Recorder
+    minibatches: Minibatches
+    table: Tensor  # losses, [S, J]
+
+    def iterate(self, state: Tree, step: Step) -> Tree:
+        given = self.minibatches.given
+        # Copies: the steps write into them, and the caller's tensors must stay as they are.
+        state = {name: value.clone() for name, value in state.items()}
+        buffers = self.buffers.clone()
+        index = torch.zeros(1, dtype=torch.int64, device=buffers.device)
+        self.recorder.begin(repeated=True)
+        place, weight = (table.index_select(0, index).squeeze(0) for table in (given.place, given.weight))
+        active = weight.any(-1, keepdim=True)
+        ragged = self.minibatches.active is not None
+        key = torch.as_tensor(draws.fold(given.noise, index))
+
+        def gradient(at: Tensor) -> Tensor:
+            value, (loss, new) = self.minibatches.on_batch(place, weight, key, at, buffers)
+            buffers.copy_(torch.where(active, new, buffers) if ragged else new)
+            self.table.index_copy_(0, index, loss.unsqueeze(0))
+            return value
+
+        new = step(state, gradient)
+        for name, value in new.items():
+            state[name].copy_(torch.where(active, value, state[name]) if ragged else value)
+        index.add_(1)
+        self.recorder.begin(repeated=False)
+        self.buffers = buffers
+        return state
+
+
+class CapturedTraining:
+    """Local training of one algorithm for blocks of one shape.
+
+    Args:
+        given: inputs of such a block, as an example.
+        most_steps: local steps of the largest client.
+        minibatches: makes the local steps from inputs.
+        pool: memory shared with other captured trainings; they never run at the same time.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, given: Inputs, most_steps: int, minibatches: Callable[[Inputs], Minibatches], pool: Any
+    ) -> None:
+        room = (most_steps, *given.place.shape[1:])
+        self.given = Inputs(**{
+            **{name: _copied(value) for name, value in given._asdict().items()},
+            "place": given.place.new_zeros(room),
+            "weight": given.weight.new_zeros(room),
+        })  # fmt: skip
+        self.load(given)
+        self.recorder = Recorder(pool)
+        problem = RecordedProblem(
+            steps := minibatches(self.given), self.given.buffers, algorithm.optimizer, self.given.lr, self.given.sizes,
+            self.given.counts, self.given.own, self.given.coin,
+        )  # fmt: skip
+        problem.recorder, problem.minibatches = self.recorder, steps
+        problem.table = torch.zeros(room[:2], dtype=self.given.lr.dtype, device=self.given.lr.device)
+        self.table = problem.table
+        try:
+            self.recorder.begin(repeated=False)
+            uploads, memory = algorithm.local_training(self.given.sent, self.given.memory, problem)
+            # Copies: an output that is also an input would change under the next block's hands.
+            self.uploads = {name: value.clone() for name, value in uploads.items()}
+            self.memory = {name: value.clone() for name, value in memory.items()}
+            self.buffers = problem.buffers.clone()
+        finally:
+            self.recorder.end()
+
+    def load(self, given: Inputs) -> None:
+        """Puts a block's inputs where the graphs expect them."""
+        for name, held in self.given._asdict().items():
+            value = getattr(given, name)
+            if name in ("place", "weight"):
+                held[: len(value)].copy_(value)
+            elif isinstance(held, dict):
+                for key, tensor in held.items():
+                    tensor.copy_(value[key])
+            else:
+                held.copy_(value)
+
+    def run(self, given: Inputs) -> Trained:
+        """Trains a block; what it returns holds until the next run."""
+        self.load(given)
+        steps = len(given.place)
+        for graph, repeated in self.recorder.graphs:
+            for _ in range(steps if repeated else 1):
+                graph.replay()
+        kept = {name: value.clone() for name, value in self.memory.items()}  # read only at the end of the round
+        return Trained(self.uploads, kept, self.buffers, self.table[:steps])
+
+
+def _copied(value: Any) -> Any:
+    return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value.clone()

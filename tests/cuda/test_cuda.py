@@ -1,0 +1,143 @@
+"""The GPU path: CUDA graphs and batched kernels give what the loop on the CPU gives. Skipped where there is no GPU."""
+
+import pytest
+import torch
+
+from fedensemble import FedAvg, Federation
+from fedensemble.core.algorithm import algorithms
+from fedensemble.testing.cases import CASES
+from fedensemble.testing.compare import remembered
+from fedensemble.testing.problems import small_federation, train
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+SAME = 1e-9  # float64 on two machines: other kernels, other order of sums
+ROUNDS = 4
+
+
+def states(federation):
+    named = {name: tensor for name, tensor in federation.tensors().items() if not name.startswith(("memory", "schedule"))}
+    return {name: tensor.cpu() for name, tensor in {**named, **remembered(federation.engine)}.items()}
+
+
+def assert_close(a, b, tolerance=SAME):
+    assert a.keys() == b.keys()
+    for name in a:
+        if a[name].numel():
+            assert float((a[name] - b[name]).abs().max()) <= tolerance, name
+
+
+def of_case(case, engine, device, **options):
+    return Federation(
+        case.model, case.data(), FedAvg(lr=0.1, optimizer=case.optimizer), modes=2, strata=2, clients_per_round=4,
+        engine=engine, device=device, dtype=torch.float64, engine_options=options, **{"batch_size": 4, **case.settings},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_models(case):
+    reference = train(of_case(case, "loop", "cpu"), ROUNDS)
+    captured = train(of_case(case, "vector", "cuda"), ROUNDS)
+    assert captured.engine.graphs, captured.engine.notes
+    assert_close(states(captured), states(reference))
+    plain = train(of_case(case, "vector", "cuda", graphs=False, block=2), ROUNDS)
+    assert_close(states(plain), states(reference))
+
+
+@pytest.mark.parametrize("name", list(algorithms))
+def test_algorithms(name):
+    reference = train(small_federation(algorithms[name](), "loop", 3, 2), ROUNDS)
+    captured = train(small_federation(algorithms[name](), "vector", 3, 2, device="cuda"), ROUNDS)
+    assert captured.engine.graphs, captured.engine.notes
+    assert_close(states(captured), states(reference))
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "float32"}, {"deterministic": True}])
+def test_the_same_seed_gives_the_same_bytes(options):
+    from fedensemble.models import CNN
+    from fedensemble.testing.problems import labels, numbers, ragged
+
+    def trained():
+        data = ragged(numbers(60, 1, 28, 28).float(), labels(60, classes=10), (20, 7, 33))
+        made = Federation(lambda: CNN((1, 28, 28), 10), data, FedAvg(lr=0.1), modes=2, device="cuda", batch_size=8,
+                          engine_options=options)  # fmt: skip
+        return states(train(made, 5))
+
+    first, second = trained(), trained()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_bf16_and_tf32_converge_as_float32():
+    from sklearn.datasets import load_digits
+
+    from fedensemble import FederatedData, evaluate
+    from fedensemble.models import MLP
+
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+    data = FederatedData.from_clients([(x[i::20], y[i::20]) for i in range(20)])
+    accuracy = {}
+    for precision in ("float32", "tf32", "bf16"):
+        made = Federation(lambda: MLP((64,), 10), data, FedAvg(lr=0.3), modes=2, clients_per_round=10, device="cuda",
+                          batch_size=16, epochs=2, engine_options={"precision": precision})  # fmt: skip
+        train(made, 60)
+        accuracy[precision] = evaluate(made.ensemble.predict(x), y)["accuracy"]
+    assert min(accuracy.values()) > 0.95
+    assert max(accuracy.values()) - min(accuracy.values()) < 0.01
+
+
+def test_memory_does_not_grow():
+    made = small_federation(FedAvg(lr=0.01), "vector", 3, 2, device="cuda")
+    train(made, 20)
+    before = torch.cuda.memory_allocated()
+    train(made, 200)
+    assert torch.cuda.memory_allocated() <= before + 1024
+
+
+def test_too_little_memory_halves_the_block(monkeypatch):
+    made = small_federation(FedAvg(), "vector", 3, 2, device="cuda")
+    reference = train(small_federation(FedAvg(), "vector", 3, 2, device="cuda"), ROUNDS)
+    real = type(made.engine)._train_captured
+    made.engine.block = 4
+
+    def crowded(self, algorithm, given, ragged):
+        if len(given.noise) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, algorithm, given, ragged)
+
+    monkeypatch.setattr(type(made.engine), "_train_captured", crowded)
+    train(made, ROUNDS)
+    assert made.engine.block == 2
+    assert_close(states(made), states(reference))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 8, 3, 1, 1), (3, 5, 9, 3, 2, 1), (1, 10, 28, 5, 1, 0), (4, 6, 8, 1, 2, 0), (64, 96, 16, 3, 1, 1), (32, 64, 30, 3, 2, 0)]
+)
+def test_convolution_kernels(shape, dtype):
+    from fedensemble.engines.kernels import conv2d, grouped
+
+    channels, outputs, side, size, stride, padding = shape
+    torch.manual_seed(0)
+    x = torch.randn(6, channels, side, side, device="cuda", dtype=dtype)
+    weight = torch.randn(2, outputs, channels, size, size, device="cuda", dtype=dtype) / (channels * size * size) ** 0.5
+    bias = torch.randn(2, outputs, device="cuda", dtype=dtype)
+    given = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    torch.set_float32_matmul_precision("highest")
+    got = conv2d(*given, (stride, stride), (padding, padding), (1, 1), 1)
+    expected = grouped(*exact[:2], (stride, stride), (padding, padding)) + exact[2].repeat_interleave(3, 0)[:, :, None, None]
+    slope = torch.randn_like(got)
+    pairs = [(got, expected)]
+    pairs += zip(torch.autograd.grad(got, given, slope), torch.autograd.grad(expected, exact, slope.double()), strict=True)
+    for a, b in pairs:
+        assert float((a.double() - b).norm() / b.norm()) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_dropout_kernel():
+    from fedensemble import draws
+    from fedensemble.engines.kernels import kept
+
+    keys = torch.tensor([5, -7, 2**62], device="cuda")
+    assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)

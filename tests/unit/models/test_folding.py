@@ -1,0 +1,69 @@
+"""Every network is batched layer by layer, and the engines agree on it."""
+
+import pytest
+import torch
+
+from fedensemble import FedAvg, Federation
+from fedensemble.core.learner import Learner
+from fedensemble.engines.folded import can_fold
+from fedensemble.models import models
+from fedensemble.testing.compare import require_close
+from fedensemble.testing.problems import labels, numbers, ragged
+
+SIZES, CLASSES, BATCH, TOKENS, LENGTH = (6, 4, 5), 3, 4, 7, 5
+SMALL = {
+    "resnet18": {"width": 4},
+    "resnet20": {"width": 4},
+    "mobilenet": {"width": 0.25},
+    "shufflenet": {"width": 0.5},
+}
+CASES = {
+    **{name: (name, small) for name, small in SMALL.items()},
+    **{
+        f"{name}, group, augmented": (name, {**small, "norm": "group", "augment": True})
+        for name, small in SMALL.items()
+    },
+    "shufflenet, pooled": ("shufflenet", {"width": 0.5, "stem_stride": 4}),
+    "cnn-pfl": ("cnn-pfl", {}),
+    "lstm": ("lstm", {"hidden": 6, "embedding": 4}),
+    "lstm, dropout": ("lstm", {"hidden": 6, "layers": 3, "dropout": 0.3}),
+}
+# BatchNorm over the four numbers of a batch of 1x1 pixels multiplies rounding by up to a million: 'loop' itself then
+# moves by as much for weights that differ in their last bit. So the last pixels are at least 2x2.
+SIDES = {"mobilenet": 17, "shufflenet, pooled": 33}
+every_case = pytest.mark.parametrize(("case", "name", "options"), [(c, *CASES[c]) for c in CASES], ids=CASES)
+
+
+def problem(case, name, options):
+    """A callable that makes the model, and data for it."""
+    n = sum(SIZES)
+    if name == "lstm":
+        x, y = (labels(n, LENGTH, classes=TOKENS, word=word) for word in (0, 1))
+        return lambda: models[name](outputs=TOKENS, **options), ragged(x, y, SIZES)
+    side = SIDES.get(case, 16)
+    data = ragged(numbers(n, 3, side, side), labels(n, classes=CLASSES), SIZES)
+    return lambda: models[name](shape=(3, side, side), outputs=CLASSES, **options), data
+
+
+@every_case
+def test_is_batched_layer_by_layer(case, name, options):
+    model, data = problem(case, name, options)
+    learner = Learner(model, "cross_entropy", data.y[:1], dtype=torch.float64)
+    assert can_fold(learner, data.x, data.y) is None
+
+
+@every_case
+def test_engines_agree(case, name, options):
+    model, data = problem(case, name, options)
+    runs = {}
+    for engine in ("loop", "vector"):
+        federation = runs[engine] = Federation(
+            model, data, FedAvg(lr=0.02), modes=1, batch_size=BATCH, engine=engine, dtype=torch.float64
+        )
+        start = federation.state.modes["theta"]
+        reports = list(federation.rounds(1))
+        assert reports[0].losses.isfinite().all()
+        assert not torch.equal(start, federation.state.modes["theta"])
+    got, expected = ({**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"]))
+    assert runs["vector"].engine.notes == []
+    require_close(got, expected, f"Engines disagree on {case}")

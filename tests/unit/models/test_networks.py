@@ -1,0 +1,181 @@
+"""Architectures: numbers of parameters, shapes, initial weights, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedensemble import InputError
+from fedensemble.experiment.build import build_model
+from fedensemble.experiment.config import GIVEN_TO_MODELS
+from fedensemble.experiment.sections import parameters, schema
+from fedensemble.models import models
+
+IMAGES = ("resnet18", "resnet20", "mobilenet", "shufflenet", "cnn-pfl")
+NORMED = IMAGES[:-1]
+CIFAR = {"shape": [3, 32, 32], "outputs": 10}
+# Sums of some thousand squares: their relative spread is sqrt(2 / n), so a tenth is many standard deviations.
+SPREAD, ENOUGH = 0.1, 3000
+
+
+def size(model):
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def make(name, **options):
+    torch.manual_seed(0)
+    return models[name](**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("resnet18", CIFAR, 11_173_962),
+        ("resnet20", CIFAR, 269_722),
+        ("mobilenet", CIFAR, 2_236_682),
+        ("mobilenet", {**CIFAR, "outputs": 1000}, 3_504_872),  # torchvision's
+        ("shufflenet", CIFAR, 1_263_854),
+        ("shufflenet", {**CIFAR, "outputs": 1000}, 2_278_604),  # torchvision's, and the other widths
+        ("shufflenet", {**CIFAR, "outputs": 1000, "width": 0.5}, 1_366_792),
+        ("shufflenet", {**CIFAR, "outputs": 1000, "width": 1.5}, 3_503_624),
+        ("shufflenet", {**CIFAR, "outputs": 1000, "width": 2.0}, 7_393_996),
+        ("cnn-pfl", CIFAR, 1_626_442),
+        ("lstm", {"outputs": 90}, 822_570),  # 820,522 of Reddi et al. and a second bias of 4 * 256 in both layers
+        ("lstm", {"outputs": 97}, 798_720 + 265 * 97),
+        ("cnn", {"shape": [1, 28, 28], "outputs": 10}, 21_840),
+    ],
+)
+def test_number_of_parameters(name, given, expected):
+    with torch.device("meta"):
+        assert size(models[name](**given)) == expected
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_group_norm_has_as_many_parameters_and_no_statistics(name):
+    with torch.device("meta"):
+        batch, group = (models[name](**CIFAR, norm=norm) for norm in ("batch", "group"))
+    assert size(batch) == size(group)
+    assert list(batch.buffers()) and not list(group.buffers())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in group.modules())
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 64, 64), (3, 17, 22)], ids=str)
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_give_a_number_a_class(name, shape):
+    with torch.device("meta"):
+        assert models[name](shape=shape, outputs=7)(torch.empty(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "side"),
+    [("resnet18", {}, 4), ("resnet20", {}, 8), ("mobilenet", {}, 2), ("mobilenet", {"stem_stride": 2}, 1)]
+    + [("shufflenet", {"stem_stride": stride}, 4 // stride) for stride in (1, 2, 4)],
+)
+def test_pixels_left_of_32(name, options, side):
+    seen = []
+    with torch.device("meta"):
+        model = models[name](**CIFAR, **options)
+        last = getattr(model, "blocks", None) or model.layers
+        last.register_forward_hook(lambda module, given, out: seen.append(tuple(out.shape[2:])))
+        model(torch.empty(2, 3, 32, 32))
+    assert seen == [(side, side)]
+
+
+def test_lstm_gives_logits_at_every_position_and_does_not_look_ahead():
+    model = make("lstm", outputs=6, hidden=8, layers=2).eval()
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    changed = tokens.clone()
+    changed[0, 3] = 0
+    before, after = model(tokens), model(changed)
+    assert before.shape == (1, 5, 6)
+    same = (before == after).all(-1)[0].tolist()
+    assert same == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet20", "mobilenet"])
+def test_convolutions_start_with_two_over_fan_out(name):
+    model = make(name, **CIFAR)
+    large = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > ENOUGH]
+    assert large
+    for weight in large:
+        fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
+        assert weight.square().mean().item() == pytest.approx(2 / fan_out, rel=SPREAD)
+
+
+def test_glorot_weights_of_the_benchmark_network():
+    for layer in make("cnn-pfl", **CIFAR).layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.weight.numel() > ENOUGH:
+            field = math.prod(layer.weight.shape[2:])
+            limit = math.sqrt(6 / (field * (layer.weight.shape[0] + layer.weight.shape[1])))
+            assert limit * 0.99 < layer.weight.abs().max() <= limit
+
+
+def test_mobilenet_starts_undecided():
+    out = make("mobilenet", **CIFAR).out
+    assert out.weight.std().item() == pytest.approx(0.01, rel=SPREAD)
+    assert not out.bias.any()
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", NORMED)
+def test_first_logits_and_gradients_are_of_sensible_size(name, norm):
+    model = make(name, shape=[3, 16, 16], outputs=10, norm=norm)
+    logits = model(torch.randn(16, 3, 16, 16))
+    loss = nn.functional.cross_entropy(logits, torch.arange(16) % 10)
+    loss.backward()
+    assert loss.item() < 2 * math.log(10)
+    slopes = torch.stack([parameter.grad.norm() for parameter in model.parameters()])
+    assert slopes.isfinite().all() and slopes.max() < 100
+    assert (slopes > 0).all()  # nothing is cut off
+
+
+def test_shortcut_of_resnet20_takes_every_second_pixel_and_adds_zeros():
+    block = make("resnet20", **CIFAR).blocks[3]
+    nn.init.zeros_(block.second_norm.weight)  # only the shortcut is left
+    x = torch.rand(2, 16, 6, 6)
+    out = block(x)
+    assert torch.equal(out[:, :16], x[:, :, ::2, ::2])
+    assert out.shape == (2, 32, 3, 3) and not out[:, 16:].any()
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_examples_do_not_meet_without_batch_norm(name):
+    options = {"width": 0.5} if name in ("mobilenet", "shufflenet") else {"width": 4}
+    model = make(name, shape=[3, 16, 16], outputs=3, norm="group", **options).double().eval()
+    x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    alone = torch.cat([model(x[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-10)  # float64 sums in another order
+
+
+@pytest.mark.parametrize("name", [*IMAGES, "lstm"])
+def test_every_option_is_a_key_of_a_config(name):
+    known = parameters(models[name], GIVEN_TO_MODELS)
+    table = schema("model", known)().model_dump()
+    assert all(isinstance(value, int | float | str) for value in table.values())
+    with torch.device("meta"):
+        build_model({**table, "name": name}, CIFAR)()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet18", {"shape": [64]}, r"needs images of shape \(channels, height, width\); got \(64,\)"),
+        ("resnet18", {"norm": "layer"}, "norm is 'batch' or 'group'; got 'layer'"),
+        ("resnet20", {"norm": "group", "groups": 3}, "cannot divide 16 channels into groups=3"),
+        ("resnet20", {"width": 0}, "needs width > 0; got 0"),
+        ("mobilenet", {"stem_stride": 0}, "needs stem_stride > 0"),
+        ("shufflenet", {"width": 0.7}, "widths 0.5, 1.0, 1.5, 2.0; got 0.7"),
+        ("shufflenet", {"stem_stride": 3}, "stem_stride 1, 2 or 4; got 3"),
+        ("cnn-pfl", {"shape": [3, 5, 8]}, "at least 6x6; got 5x8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, options, message):
+    with pytest.raises(InputError, match=message):
+        models[name](**{**CIFAR, **options})
+
+
+@pytest.mark.parametrize("options", [{"layers": 0}, {"hidden": 0}, {"layers": 1, "dropout": 0.1}])
+def test_lstm_refuses(options):
+    with pytest.raises(InputError, match="Model 'lstm'"):
+        models["lstm"](outputs=5, **options)
