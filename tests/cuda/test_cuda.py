@@ -16,7 +16,9 @@ ROUNDS = 4
 
 
 def states(federation):
-    named = {name: tensor for name, tensor in federation.tensors().items() if not name.startswith(("memory", "schedule"))}
+    named = {
+        name: tensor for name, tensor in federation.tensors().items() if not name.startswith(("memory", "schedule"))
+    }
     return {name: tensor.cpu() for name, tensor in {**named, **remembered(federation.engine)}.items()}
 
 
@@ -113,7 +115,15 @@ def test_too_little_memory_halves_the_block(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "shape", [(3, 5, 8, 3, 1, 1), (3, 5, 9, 3, 2, 1), (1, 10, 28, 5, 1, 0), (4, 6, 8, 1, 2, 0), (64, 96, 16, 3, 1, 1), (32, 64, 30, 3, 2, 0)]
+    "shape",
+    [
+        (3, 5, 8, 3, 1, 1),
+        (3, 5, 9, 3, 2, 1),
+        (1, 10, 28, 5, 1, 0),
+        (4, 6, 8, 1, 2, 0),
+        (64, 96, 16, 3, 1, 1),
+        (32, 64, 30, 3, 2, 0),
+    ],
 )
 def test_convolution_kernels(shape, dtype):
     from fedensemble.engines.kernels import conv2d, grouped
@@ -122,15 +132,19 @@ def test_convolution_kernels(shape, dtype):
     torch.manual_seed(0)
     x = torch.randn(6, channels, side, side, device="cuda", dtype=dtype)
     weight = torch.randn(2, outputs, channels, size, size, device="cuda", dtype=dtype) / (channels * size * size) ** 0.5
-    bias = torch.randn(2, outputs, device="cuda", dtype=dtype)
-    given = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    bias = torch.randn(2, 2 * outputs, device="cuda", dtype=dtype)[:, :outputs]  # a view, as out of a flat vector
+    given = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
     torch.set_float32_matmul_precision("highest")
     got = conv2d(*given, (stride, stride), (padding, padding), (1, 1), 1)
-    expected = grouped(*exact[:2], (stride, stride), (padding, padding)) + exact[2].repeat_interleave(3, 0)[:, :, None, None]
+    expected = (
+        grouped(*exact[:2], (stride, stride), (padding, padding)) + exact[2].repeat_interleave(3, 0)[:, :, None, None]
+    )
     slope = torch.randn_like(got)
     pairs = [(got, expected)]
-    pairs += zip(torch.autograd.grad(got, given, slope), torch.autograd.grad(expected, exact, slope.double()), strict=True)
+    pairs += zip(
+        torch.autograd.grad(got, given, slope), torch.autograd.grad(expected, exact, slope.double()), strict=True
+    )
     for a, b in pairs:
         assert float((a.double() - b).norm() / b.norm()) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 
@@ -141,3 +155,18 @@ def test_dropout_kernel():
 
     keys = torch.tensor([5, -7, 2**62], device="cuda")
     assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "mobilenet", "lstm"])
+def test_models_are_folded_in_float32(name):
+    from fedensemble import FederatedData
+    from fedensemble.models import models
+
+    text = name == "lstm"
+    x = torch.randint(0, 9, (40, 6)) if text else torch.randn(40, 3, 32, 32)
+    y = torch.randint(0, 9, (40, 6) if text else (40,))
+    data = FederatedData.from_arrays(x, y, [10] * 4, classes=9)
+    given = {"outputs": 9} if text else {"outputs": 9, "shape": (3, 32, 32)}
+    made = Federation(lambda: models[name](**given), data, FedAvg(lr=0.01), modes=2, batch_size=5, device="cuda")
+    assert not made.engine.notes
+    next(made.rounds(1))

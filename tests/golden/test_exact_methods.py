@@ -6,6 +6,7 @@ import torch
 
 from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputError, Scaffold
 from fedensemble.core.keys import shared_coin
+from fedensemble.testing.problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 150
 # All contract by some 0.85 a round here, so that 150 rounds leave 1e-10 of a distance of order one. 1e-6 is asked for.
@@ -59,6 +60,21 @@ def test_fedsplit_with_its_prox_solved_is_peaceman_rachford(regression):
         torch.testing.assert_close(federation.state.modes["theta"][0], x, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize(("updates", "stale"), [(4, False), (5, True)])
+def test_fedsplit_after_missed_rounds(updates, stale):
+    """A client that took part in the last update goes on from its z_i; one that did not, from x - (u - z_half)."""
+    algorithm = FedSplit(lr=LR, s=0.8)
+    x, z, pull = (numbers(5, 6, word=word) for word in (50, 51, 52))
+    counts = [torch.full((5, 1), float(count), dtype=torch.float64) for count in (updates, 3)]
+    sent, memory = {"theta": x, "updates": counts[0]}, {"z": z, "pull": pull, "updates": counts[1]}
+    uploads, kept = algorithm.local_training(sent, memory, quadratic_problem(algorithm, 5, 6))
+    z = x - pull if stale else z
+    u = 2 * x - z
+    half = quadratic_problem(algorithm, 5, 6).descend(x, lambda at, gradient: gradient + (at - u) / 0.8)
+    torch.testing.assert_close(uploads["theta"], z + 2 * (half - x), rtol=0, atol=SAME_FORMULA)
+    torch.testing.assert_close(kept["pull"], u - half, rtol=0, atol=SAME_FORMULA)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_fedpd_step_by_step(p, regression):
     """The paper's Algorithm 1 with exact gradients; coins are the library's."""
@@ -96,6 +112,45 @@ def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
     for _ in federation.rounds(3):
         pass
     torch.testing.assert_close(federation.state.modes["theta"], start, rtol=0, atol=1e-6)  # slopes of ten over alpha
+
+
+def test_scaffold_step_by_step(regression):
+    """The paper's Algorithm 1 with option II: fixed points alone would not tell a wrong control variate."""
+    steps, clients = 4, range(len(regression.forms))
+    federation = regression.federation(Scaffold(lr=LR, server_lr=0.8), steps=steps)
+    w = federation.state.modes["theta"][0].clone()
+    c, c_i = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
+    for _ in federation.rounds(5):
+        ends, new = [], []
+        for i in clients:
+            v = w
+            for _ in range(steps):
+                v = v - LR * (regression.gradient(i, v) - c_i[i] + c)
+            ends.append(v)
+            new.append(c_i[i] - c + (w - v) / (steps * LR))
+        w = w + 0.8 * sum(v - w for v in ends) / len(ends)
+        c, c_i = c + sum(n - old for n, old in zip(new, c_i, strict=True)) / len(new), new
+        torch.testing.assert_close(federation.state.modes["theta"][0], w, rtol=0, atol=SAME_FORMULA)
+        torch.testing.assert_close(federation.state.modes["c"][0], c, rtol=0, atol=SAME_FORMULA)
+
+
+def test_feddyn_step_by_step(regression):
+    """The paper's Algorithm 1, all clients taking part."""
+    steps, alpha, clients = 4, 0.7, range(len(regression.forms))
+    federation = regression.federation(FedDyn(lr=LR, alpha=alpha), steps=steps)
+    w = federation.state.modes["theta"][0].clone()
+    h, h_i = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
+    for _ in federation.rounds(5):
+        ends = []
+        for i in clients:
+            v = w
+            for _ in range(steps):
+                v = v - LR * (regression.gradient(i, v) - h_i[i] + alpha * (v - w))
+            ends.append(v)
+            h_i[i] = h_i[i] - alpha * (v - w)
+        h = h - alpha * sum(v - w for v in ends) / len(ends)
+        w = sum(ends) / len(ends) - h / alpha
+        torch.testing.assert_close(federation.state.modes["theta"][0], w, rtol=0, atol=SAME_FORMULA)
 
 
 def test_scaffold_keeps_the_mean_of_control_variates(regression):

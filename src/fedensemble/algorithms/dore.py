@@ -22,11 +22,12 @@ from .compressed import GradientDifferences
 @algorithms.register("dore")
 @dataclass(frozen=True, kw_only=True)
 class Dore(GradientDifferences):
-    """Compression both ways. "theta" is w, the shared copy; the paper's x = w - server_lr g is never kept.
+    """Compression both ways: DIANA whose server, too, sends only a compressed change.
 
-    Clients and partial participation as in `GradientDifferences`. The paper's clients hear every r: bytes down are
-    those of one r, and a client that was away needs those it missed, or the model. The server's random numbers come
-    from the round's coin. The prox of a regulariser is left out.
+    "theta" is w, the shared copy; the paper's x = w - server_lr g is never kept. Clients and partial participation as
+    in `GradientDifferences`. The paper's clients hear every r: bytes down are those of one r, and a client that was
+    away needs those it missed, or the model. The server's random numbers come from the round's coin. The prox of a
+    regulariser is left out.
 
     Args:
         beta: share of r that is applied.
@@ -35,8 +36,9 @@ class Dore(GradientDifferences):
 
     reference = "Liu et al. 2020"
 
-    # The paper's experiments have beta = eta = 1, but with eta^2 omega > 1 what is carried over grows without bound; its
-    # theorem asks for beta < 1 / (1 + omega) and a small eta. These are stable for ternary blocks of 256 (omega = 7.5).
+    # The paper's experiments have beta = eta = 1, but with eta^2 omega > 1 what is carried over grows without bound,
+    # and its theorem asks for beta < 1 / (1 + omega) and a small eta. These are stable for ternary blocks of 256, where
+    # omega is 7.5.
     beta: float = 0.7
     eta: float = 0.3
 

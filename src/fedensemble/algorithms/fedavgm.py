@@ -27,13 +27,12 @@ class FedAvgM(FedAvg):
 
     Args:
         beta: how much of the last velocity is kept.
-        server_lr: the server's step along the velocity; the steps that a change leads to add up to server_lr / (1 - beta)
-            of it.
+        server_lr: the server's step along the velocity; what a change leads to adds up to server_lr / (1 - beta) of it.
     """
 
     reference = "Hsu et al. 2019"
 
-    beta: float = 0.9  # the paper's best is 0.9 or more at every degree of non-iid data
+    beta: float = 0.9
     server_lr: float = 0.1  # 1 - beta: the steps that a change leads to add up to it
 
     def __post_init__(self) -> None:

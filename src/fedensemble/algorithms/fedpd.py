@@ -25,7 +25,9 @@ from ..vectors import Tree, row_bytes
 @algorithms.register("fedpd")
 @dataclass(frozen=True, kw_only=True)
 class FedPD(Algorithm):
-    """Primal-dual federated learning. Local training starts at x0_i (the paper starts at the last x_i).
+    """Primal-dual federated learning that can skip communication.
+
+    Local training starts at x0_i (the paper starts at the last x_i). With p > 0 clients drift in silent rounds.
 
     The paper has all clients take part. Here the model is the mean of y_i over those who report; the others keep l_i.
     It then moves about the optimum, at a distance that shrinks with eta; FedDyn is the variant that does not. A client

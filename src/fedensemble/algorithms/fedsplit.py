@@ -27,10 +27,10 @@ class FedSplit(Algorithm):
     Local training starts at x, not at u: where nothing moves any more z_half is x, so the optimum is a fixed point
     however few the steps are.
 
-    The paper has all clients take part. Here x is the mean of z_i over those who report. A client that missed rounds has
-    a z_i about an x that is gone (going on from it diverges): it takes x - (u - z_half) of its last visit in its place,
-    which is x - s grad f_i and what z_i is at the optimum. x then moves about the optimum, at a distance that shrinks
-    with s.
+    The paper has all clients take part. Here x is the mean of z_i over those who report. A client that missed rounds
+    has a z_i about an x that is gone, from which training can diverge: it takes x - (u - z_half) with u and z_half of
+    its last visit in its place, which is x - s grad f_i and what z_i is at the optimum. x then moves about the optimum,
+    at a distance that shrinks with s.
 
     Args:
         s: step size of the prox; it needs lr < 2 s or so.

@@ -43,6 +43,7 @@ class Learner:
                 f"got {type(model).__name__}. Each of the K modes starts from its own initialisation."
             )
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
+        self.loss_given = loss
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
         template = self.build(0).to(device)
         self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})

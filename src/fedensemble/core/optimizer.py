@@ -72,6 +72,8 @@ class SGD(Optimizer):
         if self.momentum > 0:
             gradient = self.momentum * slots["velocity"] + gradient
             slots = {"velocity": gradient}
+        if isinstance(lr, Tensor):
+            return torch.addcmul(theta, gradient, lr, value=-1), slots  # one pass over the weights, not two
         return theta - lr * gradient, slots
 
 

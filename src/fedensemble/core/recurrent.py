@@ -32,7 +32,9 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     return lambda given, state, fed: [activation(given + fed)]
 
 
-def _layer(x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear) -> Any:
+def _layer(
+    x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear
+) -> Any:
     """One direction of one layer: outputs [B, T, H] and the last state."""
     bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
     given = linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
@@ -49,7 +51,7 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
     def run(
         dropout: Callable[..., Tensor], x: Tensor, initial: Any, weights: Sequence[Tensor], biases: Any,
         layers: Any = None, p: Any = None, training: Any = None, bidirectional: Any = None, batch_first: Any = None,
-        linear: Linear = F.linear,
+        linear: Linear = F.linear, layer_of: Any = None,
     ) -> Any:  # fmt: skip
         if not isinstance(biases, bool):
             raise InputError("Packed sequences cannot be batched over clients; pad them to one length.")
@@ -66,7 +68,7 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
             for direction in range(directions):
                 at = layer * directions + direction
                 start, own = [s[at] for s in initial], weights[at * per : (at + 1) * per]
-                y, last = _layer(x, start, own, cell, direction == 1, linear)
+                y, last = (layer_of or _layer)(x, start, own, cell, direction == 1, linear)
                 outputs.append(y)
                 finals.append(last)
             x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]

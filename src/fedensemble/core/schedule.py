@@ -34,7 +34,12 @@ class Schedule(ABC):
 
     def check(self, population: int) -> None:
         """Raises if this schedule cannot serve `population` clients."""
-        name, k, q, m = schedules.name_of(type(self)) or type(self).__name__, self.modes, self.strata, self.clients_per_round
+        name, k, q, m = (
+            schedules.name_of(type(self)) or type(self).__name__,
+            self.modes,
+            self.strata,
+            self.clients_per_round,
+        )
         for what, value in (("modes", k), ("strata", q), ("clients_per_round", m)):
             if value < 1:
                 raise InputError(f"Schedule '{name}' needs {what} >= 1; got {value}.")

@@ -88,7 +88,12 @@ class CapturedTraining:
     """
 
     def __init__(
-        self, algorithm: Algorithm, given: Inputs, most_steps: int, minibatches: Callable[[Inputs], Minibatches], pool: Any
+        self,
+        algorithm: Algorithm,
+        given: Inputs,
+        most_steps: int,
+        minibatches: Callable[[Inputs], Minibatches],
+        pool: Any,
     ) -> None:
         room = (most_steps, *given.place.shape[1:])
         self.given = Inputs(**{

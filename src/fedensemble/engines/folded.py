@@ -21,12 +21,21 @@ from .. import draws
 from ..core.learner import GradientFn, Learner
 from ..core.randomness import KeyedRandomness
 from ..core.recurrent import RECURRENT
+from ..errors import InputError
 from . import kernels
 
-_ASKED = {"data_ptr", "dtype", "device", "requires_grad", "is_cuda", "layout", "is_floating_point"}  # harmless questions to a stack
+_ASKED = {
+    "data_ptr",
+    "dtype",
+    "device",
+    "requires_grad",
+    "is_cuda",
+    "layout",
+    "is_floating_point",
+}  # harmless questions to a stack
 
 
-_CLOSE = 1e-3  # float32 and tf32 rounding stay far below, a mix-up of clients lies far above
+_CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
 
 
 class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
@@ -52,7 +61,7 @@ class Folded(KeyedRandomness):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in RECURRENT:
-            return RECURRENT[func](self.dropout, *args, **kwargs, linear=self.linear)
+            return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
         if taken is not None:
             return taken(self, *args, **kwargs)
@@ -91,6 +100,47 @@ class Folded(KeyedRandomness):
             out = torch.baddbmm(bias.unsqueeze(1).to(self.compute), given, weight)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
+    def recurrent(self, func: Any, x: Tensor, initial: Any, weights: Any, *others: Any, **named: Any) -> Any:
+        """As torch.lstm and the like with stacks of weights; never in less than float32, for errors add up over time."""
+        given, self.compute = self.compute, weights[0].dtype
+        try:
+            start = [s.to(self.compute) for s in initial] if func is torch.lstm else initial.to(self.compute)
+            named |= {"linear": self.linear, "layer_of": self._lstm_layer if func is torch.lstm and x.is_cuda else None}
+            return RECURRENT[func](self.dropout, x.to(self.compute), start, weights, *others, **named)
+        finally:
+            self.compute = given
+
+    def _lstm_layer(
+        self, x: Tensor, state: list[Tensor], weights: Any, cell: Any, backwards: bool, linear: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        from .fused_lstm import LSTMLayer
+
+        bias = weights[2] + weights[3] if len(weights) == 4 else None
+        given = linear(x, weights[0], bias)
+        given = given.flip(1) if backwards else given
+        outputs, last = LSTMLayer.apply(given, *(s.contiguous() for s in state), weights[1])  # type: ignore[no-untyped-call]
+        hidden = outputs[:, -1]
+        return outputs.flip(1) if backwards else outputs, [hidden, last]
+
+    def max_pool2d(
+        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        """As F.max_pool2d, which needs no weights but had a slow backward pass."""
+        size = _pair(kernel_size)
+        simple = _pair(stride or size) == size and size[0] == size[1] and _pair(padding) == (0, 0) and x.dim() == 4
+        if (
+            kernels.HAS_TRITON
+            and x.is_cuda
+            and simple
+            and not (ceil_mode or return_indices)
+            and _pair(dilation) == (1, 1)
+        ):
+            from .triton_pool import SquarePool
+
+            return SquarePool.apply(x, size[0])  # type: ignore[no-untyped-call]
+        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
     def conv2d(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
@@ -124,6 +174,8 @@ class Folded(KeyedRandomness):
             var, centre = torch.var_mean(wide, dim=over, correction=0, keepdim=True)
             if mean is not None and variance is not None:
                 count = wide.numel() // (self.visits * x.shape[1])
+                if count < 2:
+                    raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
                 seen, spread_seen = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
                 self.statistics[id(mean)] = (1 - momentum) * mean + momentum * seen
                 self.statistics[id(variance)] = (1 - momentum) * variance + momentum * spread_seen * count / (count - 1)
@@ -176,18 +228,25 @@ _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.group_norm: Folded.group_norm,
     F.layer_norm: Folded.layer_norm,
     F.embedding: Folded.embedding,
+    F.max_pool2d: Folded.max_pool2d,
 }
 
 
 def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> GradientFn:
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`."""
     working = compute or learner.dtype
+    recurrent = [m for m in learner.training_model.modules() if isinstance(m, torch.nn.RNNBase)]
+    exact = {id(p) for module in recurrent for p in module.parameters()}
+    precise = {n for n, p in learner.training_model.named_parameters() if id(p) in exact}
 
     def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
         visits, batch = weight.shape
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
-            moving = learner.theta_layout.unflatten(theta)
+            moving = {
+                name: _laid_out(stack, theta.dtype if name in precise else working)
+                for name, stack in learner.theta_layout.unflatten(theta).items()
+            }
             fixed = learner.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in learner.counters.items()}
             mode = Folded(key, {**moving, **fixed}, working)
@@ -207,12 +266,24 @@ def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> Gra
     return gradient
 
 
+def _laid_out(stack: Tensor, compute: torch.dtype) -> Tensor:
+    """A stacked parameter as kernels like it: matrices in the type of products, on a GPU whole and aligned.
+
+    Pieces of a flat vector begin anywhere, and matrix products on unaligned weights take slow ways.
+    """
+    if stack.dim() > 2 and compute != stack.dtype:
+        return stack.to(compute, memory_format=torch.contiguous_format)
+    return stack.contiguous() if stack.is_cuda else stack
+
+
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
     """None if folding gives the gradients that `vmap` gives on a few examples; otherwise why not.
 
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
     """
     visits, batch = 3, 2
+    learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
+    x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     theta, buffers = learner.initial(0, visits)
     index = torch.arange(visits * batch, device=x.device) % len(x)
     key = torch.arange(visits, device=x.device)

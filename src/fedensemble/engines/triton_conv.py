@@ -17,68 +17,119 @@ Pair = tuple[int, int]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _inside(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED: tl.constexpr):  # noqa: ANN001, ANN202
+    """Where output (oy, ox) meets its input under tap (ky, kx), and whether that is inside the image."""
+    if TURNED:
+        ty, tx = oy + PAD_H - ky, ox + PAD_W - kx
+        iy, ix = ty // STRIDE_H, tx // STRIDE_W
+        inside = (ty >= 0) & (tx >= 0) & (iy * STRIDE_H == ty) & (ix * STRIDE_W == tx) & (iy < H) & (ix < W)
+    else:
+        iy, ix = oy * STRIDE_H - PAD_H + ky, ox * STRIDE_W - PAD_W + kx
+        inside = (iy >= 0) & (ix >= 0) & (iy < H) & (ix < W)
+    return iy * W + ix, inside
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _products(
     x, w, bias, out, B, H, W, C, OH, OW, O, K, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-    KW: tl.constexpr, TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    KW: tl.constexpr, TAPS: tl.constexpr, BY_TAP: tl.constexpr, TURNED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip  # noqa: ANN001, ANN202, E741
-    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of skipping by it."""
+    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of skipping by it.
+
+    BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels; with few channels taps
+    and channels are gone through as one.
+    """
     j = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     M = B * OH * OW
     image, rest = rows // (OH * OW), rows % (OH * OW)
     oy, ox = rest // OW, rest % OW
-    start = x + (j * B + image) * (H * W * C)
+    x += j * B * H * W * C
+    w += j * K * O
+    start = image * (H * W * C)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for first in range(0, K, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        tap, channel = k // C, k % C
-        ky, kx = tap // KW, tap % KW
-        if TURNED:
-            ty, tx = oy[:, None] + PAD_H - ky[None, :], ox[:, None] + PAD_W - kx[None, :]
-            iy, ix = ty // STRIDE_H, tx // STRIDE_W
-            inside = (ty >= 0) & (tx >= 0) & (iy * STRIDE_H == ty) & (ix * STRIDE_W == tx) & (iy < H) & (ix < W)
-        else:
-            iy, ix = oy[:, None] * STRIDE_H - PAD_H + ky[None, :], ox[:, None] * STRIDE_W - PAD_W + kx[None, :]
-            inside = (iy >= 0) & (ix >= 0) & (iy < H) & (ix < W)
-        inside = inside & (rows < M)[:, None] & (k < K)[None, :]
-        a = tl.load(start[:, None] + (iy * W + ix) * C + channel[None, :], mask=inside, other=0.0)
-        b = tl.load(w + (j * K + k)[:, None] * O + columns[None, :], mask=(k < K)[:, None] & (columns < O)[None, :], other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BY_TAP:
+        channels = tl.arange(0, BLOCK_K)
+        for tap in range(TAPS):
+            place, inside = _inside(oy, ox, tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED)
+            inside = inside & (rows < M)
+            pixel = x + start + place * C
+            for first in range(0, C, BLOCK_K):
+                c = first + channels
+                a = tl.load(pixel[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0)
+                k = tap * C + c
+                b = tl.load(
+                    w + k[:, None] * O + columns[None, :], mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0
+                )
+                total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        for first in range(0, K, BLOCK_K):
+            k = first + tl.arange(0, BLOCK_K)
+            tap = k // C
+            place, inside = _inside(
+                oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                TURNED,
+            )  # fmt: skip
+            inside = inside & (rows < M)[:, None] & (k < K)[None, :]
+            a = tl.load(x + start[:, None] + place * C + (k % C)[None, :], mask=inside, other=0.0)
+            b = tl.load(
+                w + k[:, None] * O + columns[None, :], mask=(k < K)[:, None] & (columns < O)[None, :], other=0.0
+            )
+            total = tl.dot(a, b, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias + j * O + columns, mask=columns < O, other=0.0).to(tl.float32)[None, :]
-    place = out + (j * M + rows)[:, None] * O + columns[None, :]
+    place = out + j * M * O + rows[:, None] * O + columns[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < O)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _along_weights(
-    x, slope, out, J, B, H, W, C, OH, OW, O, K, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SPLIT, SHARE,
-    KW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, slope, out, J, B, H, W, C, OH, OW, O, K, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SPLIT, SHARE, PARTS,
+    KW: tl.constexpr, BY_TAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip  # noqa: ANN001, ANN202, E741
     """out[s, j, k, o] = sum over share s of m of patch(x)[j, m, k] slope[j, m, o]."""
     both = tl.program_id(2)
     j, split = (both // SPLIT).to(tl.int64), both % SPLIT
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     M = B * OH * OW
-    tap, channel = k // C, k % C
-    ky, kx = tap // KW, tap % KW
+    x += j * B * H * W * C
+    slope += j * M * O
+    if BY_TAP:  # a program has one tap and a part of the channels
+        tap = tl.program_id(0) // PARTS
+        c = (tl.program_id(0) % PARTS) * BLOCK_K + tl.arange(0, BLOCK_K)
+        k = tap * C + c
+        real = c < C
+    else:
+        k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+        tap, c = (k // C)[None, :], k % C
+        real = k < K
     total = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     for first in range(split * SHARE, min((split + 1) * SHARE, M), BLOCK_M):
         rows = first + tl.arange(0, BLOCK_M)
         image, rest = rows // (OH * OW), rows % (OH * OW)
-        iy = (rest // OW)[:, None] * STRIDE_H - PAD_H + ky[None, :]
-        ix = (rest % OW)[:, None] * STRIDE_W - PAD_W + kx[None, :]
-        inside = (iy >= 0) & (ix >= 0) & (iy < H) & (ix < W) & (rows < M)[:, None] & (k < K)[None, :]
-        start = x + (j * B + image) * (H * W * C)
-        a = tl.load(start[:, None] + (iy * W + ix) * C + channel[None, :], mask=inside, other=0.0)
-        there = slope + (j * M + rows)[:, None] * O + columns[None, :]
+        oy, ox = rest // OW, rest % OW
+        if BY_TAP:
+            place, inside = _inside(oy, ox, tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, False)
+            pixel = (x + image * (H * W * C) + place * C)[:, None]
+            inside = (inside & (rows < M))[:, None]
+        else:
+            place, inside = _inside(
+                oy[:, None], ox[:, None], tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, False
+            )
+            pixel = x + (image * (H * W * C))[:, None] + place * C
+            inside = inside & (rows < M)[:, None]
+        a = tl.load(pixel + c[None, :], mask=inside & real[None, :], other=0.0)
+        there = slope + rows[:, None] * O + columns[None, :]
         b = tl.load(there, mask=(rows < M)[:, None] & (columns < O)[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    place = out + ((split * J + j) * K + k)[:, None] * O + columns[None, :]
-    tl.store(place, total, mask=(k < K)[:, None] & (columns < O)[None, :])
+    place = out + (split * J + j) * K * O + k[:, None] * O + columns[None, :]
+    tl.store(place, total, mask=real[:, None] & (columns < O)[None, :])
+
+
+_FEW = 8  # channels below which taps and channels are gone through as one
 
 
 def _tile(size: int, most: int) -> int:
@@ -99,14 +150,15 @@ def products(
     batch = total // visits
     out = x.new_empty(total, *out_size, outputs)
     rows = batch * out_size[0] * out_size[1]
-    narrow = outputs <= 32
     block_m, block_n = (128 if rows >= 128 else _tile(rows, 128)), _tile(outputs, 128)
-    block_k = _tile(inner, 32 if x.dtype == torch.float32 else 64)
+    by_tap, most = channels >= _FEW, 32 if x.dtype == torch.float32 else 64
+    block_k = _tile(channels if by_tap else inner, most)
     grid = (triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n), visits)
     _products[grid](
-        x, matrix, bias if bias is not None else x, out, batch, height, width, channels, *out_size, outputs, inner,
-        *stride, *padding, KW=wide, TURNED=turned, HAS_BIAS=bias is not None, PRECISION=_precision(),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4 if narrow or block_n < 128 else 8, num_stages=3,
+        x, matrix, x if bias is None else bias.contiguous(), out, batch, height, width, channels, *out_size, outputs, inner,
+        *stride, *padding, KW=wide, TAPS=inner // channels, BY_TAP=by_tap, TURNED=turned, HAS_BIAS=bias is not None,
+        PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=8 if block_n >= 128 else 4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -117,17 +169,19 @@ def along_weights(x: Tensor, slope: Tensor, visits: int, size: Pair, stride: Pai
     _, out_height, out_width, outputs = slope.shape
     batch, inner = total // visits, size[0] * size[1] * channels
     rows = batch * out_height * out_width
-    block_m = 32 if x.dtype == torch.float32 else 64
-    block_k, block_n = _tile(inner, 64 if x.dtype == torch.float32 else 128), _tile(outputs, 128)
-    tiles = triton.cdiv(inner, block_k) * triton.cdiv(outputs, block_n) * visits
+    by_tap, block_m = channels >= _FEW, 32 if x.dtype == torch.float32 else 64
+    block_k = _tile(channels if by_tap else inner, 64 if x.dtype == torch.float32 else 128)
+    block_n = _tile(outputs, 128)
+    parts = triton.cdiv(channels if by_tap else inner, block_k)
+    pieces = parts * (size[0] * size[1] if by_tap else 1)
+    tiles = pieces * triton.cdiv(outputs, block_n) * visits
     split = max(1, min(1024 // tiles, rows // (4 * block_m)))  # enough programs to fill the card
     share = triton.cdiv(triton.cdiv(rows, split), block_m) * block_m
     out = torch.empty(split, visits, inner, outputs, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(inner, block_k), triton.cdiv(outputs, block_n), visits * split)
-    _along_weights[grid](
+    _along_weights[(pieces, triton.cdiv(outputs, block_n), visits * split)](
         x, slope, out, visits, batch, height, width, channels, out_height, out_width, outputs, inner, *stride, *padding,
-        split, share, KW=size[1], PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=4, num_stages=3,
+        split, share, parts, KW=size[1], BY_TAP=by_tap, PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=block_k, num_warps=8 if block_k * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
     return out[0] if split == 1 else out.sum(0)
 
