@@ -114,7 +114,14 @@ class DependsOnTheNumberOfModes(FedAvg):
         return {"theta": mode["theta"] + (uploads["theta"] - mode["theta"]) / modes}
 
 
+@dataclass(frozen=True, kw_only=True)
+class CostsFractions(FedAvg):
+    def upload_bytes(self, uploads, coin):
+        return coin * 8
+
+
 ALGORITHMS = [
+    (CostsFractions, "upload_bytes must give an int"),
     (ReducesOverTheBatch, "the same result alone"),
     (MixesModesOnTheServer, "the same result alone"),
     (MutatesSent, "local_training wrote into"),

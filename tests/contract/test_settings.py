@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedensemble import QSGD, Diana, Dore, FedAc, FedAvgM, FedPD, FedProx, Scaffold
+from fedensemble import QSGD, Diana, Dore, FedAc, FedAvgM, FedDyn, FedPD, FedProx, Scaffold
 from fedensemble.testing import check_algorithm
 
 ALGORITHMS = [
@@ -11,6 +11,7 @@ ALGORITHMS = [
     FedPD(p=0.5),
     FedProx(stragglers=0.5),
     Scaffold(weighting="examples", server_lr=0.5),
+    FedDyn(weighting="examples"),
     Diana(compressor="rand-k", share=0.3, beta=0.5),
     Dore(compressor="dither", norm="2", block=7),
     QSGD(compressor="top-k"),

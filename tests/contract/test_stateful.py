@@ -13,7 +13,7 @@ from fedensemble.testing.problems import classification, small_federation, small
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Algorithm):
-    """Steps with g - c_i + c;  c_i+ = c_i - c + (w - w_i) / (tau lr);  c <- c + M/N mean(c_i+ - c_i)."""
+    """Steps with g - c_i + c;  c_i+ = c_i - c + (w - w_i) / (tau lr);  c <- c + share mean(c_i+ - c_i)."""
 
     global_lr: float = 1.0
 
@@ -34,7 +34,7 @@ class Scaffold(Algorithm):
 
     def server_update(self, mode, uploads, cohort):
         theta = mode["theta"] + self.global_lr * uploads["theta"]
-        return {"theta": theta, "c": mode["c"] + cohort.count / cohort.population * uploads["c"]}
+        return {"theta": theta, "c": mode["c"] + cohort.share * uploads["c"]}
 
 
 @pytest.mark.parametrize("engine", simulation_engines())

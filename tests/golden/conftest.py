@@ -49,6 +49,12 @@ class Regression:
             pass
         return federation
 
+    def mean_memory(self, federation, name):
+        """The weighted mean over all clients of what they remember; those that never took part have zero."""
+        memory = federation.engine.memory_tensors()
+        weights = self.weights(federation.algorithm.weighting)[memory["visits"][:, 0]]
+        return weights @ memory[f"row.{name}"]
+
     def error(self, algorithm, rounds, **options):
         """Largest distance to the optimum after training, over weights and modes."""
         theta = self.trained(algorithm, rounds, **options).state.modes["theta"]

@@ -75,9 +75,10 @@ def test_aggregation_weights():
     means.add(torch.tensor([0, 2]), torch.tensor([1.0, 5.0]), {"theta": torch.tensor([[2.0, 4.0], [7.0, 7.0]])})
     means.add(torch.tensor([0]), torch.tensor([3.0]), {"theta": torch.tensor([[6.0, 0.0]])})
     assert means.mean()["theta"].tolist() == [[5.0, 1.0], [0.0, 0.0], [7.0, 7.0]]  # (1*2 + 3*6)/4, (1*4 + 3*0)/4
-    cohort = means.cohort(population=9, coin=torch.zeros(3, 1))
+    cohort = means.cohort(population=9, total=16, coin=torch.zeros(3, 1))
     assert cohort.count.flatten().tolist() == [2, 0, 1]
     assert cohort.weight.flatten().tolist() == [4, 0, 5]
+    assert cohort.share.flatten().tolist() == [4 / 16, 0, 5 / 16]
     assert cohort.population == 9
 
 

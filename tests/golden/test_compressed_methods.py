@@ -36,6 +36,14 @@ def test_diana_with_momentum_and_with_two_clients_of_five(regression):
 
 
 @pytest.mark.parametrize("kind", [Diana, Dore])
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(kind, weighting, regression):
+    federation = regression.trained(kind(lr=LR, weighting=weighting), 7, steps=1, clients_per_round=2)
+    mean = regression.mean_memory(federation, "h")
+    torch.testing.assert_close(federation.state.modes["h"][0], mean, rtol=0, atol=SAME_FORMULA)
+
+
+@pytest.mark.parametrize("kind", [Diana, Dore])
 def test_bias_is_refused(kind):
     with pytest.raises(
         InputError, match=f"{kind.__name__} needs a compressor that is right on average; 'top-k' is not"
@@ -60,7 +68,8 @@ def one_round(algorithm, mode, memory):
     problem = quadratic_problem(algorithm, 5, 6)
     uploads, memory = algorithm.local_training({"theta": mode["theta"].expand(5, 6)}, memory, problem)
     one = torch.ones(1, dtype=torch.float64)
-    return {name: value.mean(0) for name, value in uploads.items()}, memory, Cohort(5 * one, 5 * one, 8, 0.3 * one)
+    cohort = Cohort(5 * one, 5 * one, 5 / 8 * one, 8, 0.3 * one)
+    return {name: value.mean(0) for name, value in uploads.items()}, memory, cohort
 
 
 def test_diana_by_hand():

@@ -34,11 +34,18 @@ def test_averaging_does_not(algorithm, regression):
     assert regression.error(algorithm, ROUNDS) > BIASED  # where it stops instead: test_closed_forms
 
 
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_reaches_it_with_two_clients_of_five_and_two_modes(name, regression):
+def test_reaches_it_with_two_clients_of_five_and_two_modes(name, weighting, regression):
     """Their papers cover partial participation; each mode has the optimum to itself."""
-    assert regression.error(METHODS[name](), 300, clients_per_round=2) < EXACT
-    assert regression.error(METHODS[name](), 300, modes=2, strata=2, clients_per_round=4) < EXACT
+    algorithm = METHODS[name](weighting=weighting)
+    assert regression.error(algorithm, 300, clients_per_round=2) < EXACT
+    assert regression.error(algorithm, 300, modes=2, strata=2, clients_per_round=4) < EXACT
+
+
+def test_the_two_optima_differ(regression):
+    """Or the test above would not tell a wrong weight."""
+    assert float((regression.optimum("examples") - regression.optimum("uniform")).abs().max()) > BIASED
 
 
 @pytest.mark.parametrize("name", ["fedpd", "fedsplit"])
@@ -100,9 +107,16 @@ def test_fedpd_step_by_step(p, regression):
     assert set(talks) == ({True} if p == 0 else {True, False})
 
 
-def test_fedpd_counts_only_messages_that_are_sent(regression):
-    costs = [next(regression.federation(FedPD(lr=LR, p=p)).rounds(1)).bytes_up for p in (0.0, 0.5)]
-    assert costs == [5 * 3 * 8, 5 * 3 * 4]
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_fedpd_counts_only_messages_that_are_sent(p, regression):
+    federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2)
+    seen = set()
+    for round, report in enumerate(federation.rounds(8)):
+        talks = shared_coin(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
+        seen |= set(talks.tolist())
+        assert report.bytes_up == int(talks.sum()) * 3 * 8
+        assert report.bytes_down == int(talks.sum()) * (3 + 1) * 8  # the model and the count of talks
+    assert seen == ({True} if p == 0 else {True, False})
 
 
 def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
@@ -153,17 +167,12 @@ def test_feddyn_step_by_step(regression):
         torch.testing.assert_close(federation.state.modes["theta"][0], w, rtol=0, atol=SAME_FORMULA)
 
 
-def test_scaffold_keeps_the_mean_of_control_variates(regression):
-    federation = regression.trained(Scaffold(lr=LR), 7, clients_per_round=2)
-    memory = federation.engine.memory_tensors()
-    total = memory["row.c"].sum(0) / len(regression.forms)  # clients that never took part have zero
-    torch.testing.assert_close(federation.state.modes["c"][0], total, rtol=0, atol=SAME_FORMULA)
-
-
-def test_feddyn_keeps_the_mean_of_gradients(regression):
-    federation = regression.trained(FedDyn(lr=LR), 7, clients_per_round=2)
-    total = federation.engine.memory_tensors()["row.h"].sum(0) / len(regression.forms)
-    torch.testing.assert_close(federation.state.modes["h"][0], total, rtol=0, atol=SAME_FORMULA)
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize(("kind", "name"), [(Scaffold, "c"), (FedDyn, "h")])
+def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(kind, name, weighting, regression):
+    federation = regression.trained(kind(lr=LR, weighting=weighting), 7, clients_per_round=2)
+    mean = regression.mean_memory(federation, name)
+    torch.testing.assert_close(federation.state.modes[name][0], mean, rtol=0, atol=SAME_FORMULA)
 
 
 def test_bad_settings():

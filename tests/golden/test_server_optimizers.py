@@ -96,7 +96,7 @@ def test_against_flower(kind):
         parameters, _ = theirs.aggregate_fit(10_000 + round, results, [])
         mean = (torch.tensor(sizes, dtype=torch.float64).unsqueeze(1) * ends).sum(0) / sum(sizes)
         one = torch.ones(1, dtype=torch.float64)
-        mode = ours.server_update(mode, {"theta": mean}, Cohort(3 * one, 6 * one, 3, 0.5 * one))
+        mode = ours.server_update(mode, {"theta": mean}, Cohort(3 * one, 6 * one, one, 3, 0.5 * one))
         np.testing.assert_allclose(mode["theta"].numpy(), parameters_to_ndarrays(parameters)[0], rtol=0, atol=1e-6)
 
 

@@ -1,6 +1,7 @@
 """Imports go one way: errors and draws <- core <- plug-ins <- federation <- experiment <- command line."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,7 +33,13 @@ ALLOWED["experiment"] = METHODS | {"federation", "experiment"}
 ALLOWED["report"] = METHODS | {"federation", "experiment", "report"}
 ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "cli"}
 ALLOWED["__main__"] = {"cli"}
-LIGHT = {"core": {"torch"}, "algorithms": {"torch"}, "schedules": {"torch"}, "engines": {"torch"}, "draws": {"torch"}}
+LIGHT = {
+    "core": {"torch"},
+    "algorithms": {"torch"},
+    "schedules": {"torch"},
+    "engines": {"torch", "triton"},  # triton in triton_*.py only
+    "draws": {"torch"},
+}
 
 
 def imports(path):
@@ -66,6 +73,35 @@ def test_direction(path):
             assert outside in sys.stdlib_module_names | LIGHT[room], f"{path.relative_to(ROOT)} imports {name}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_kernels_import_triton(path):
+    """And nobody imports kernels before it knows that there is a GPU: only inside functions."""
+    if path.name.startswith("triton_"):
+        return
+    assert not {name for name in imports(path) if name.split(".")[0] == "triton"}
+    inside = [n for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
+    allowed = {n.lineno for n in inside if isinstance(n, ast.ImportFrom)}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1].startswith("triton_"):
+            assert node.lineno in allowed, f"{path.name}, line {node.lineno}: import it where it is used"
+
+
+def test_without_triton_both_engines_train_and_nothing_asks_for_it():
+    code = (
+        "import sys; sys.modules['triton'] = None  # as if it were not installed\n"
+        "from fedensemble.algorithms import FedAvg\n"
+        "from fedensemble.engines import kernels\n"
+        "from fedensemble.testing.problems import small_federation, train\n"
+        "assert not kernels.HAS_TRITON\n"
+        "for engine in ('loop', 'vector'): train(small_federation(FedAvg(), engine, 2, 2), 1)\n"
+        "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.triton_')]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_parser_sees_imports():
     assert "fedensemble.core.problem" in set(imports(ROOT / "algorithms" / "fedavg.py"))
     assert "fedensemble.draws" in set(imports(ROOT / "core" / "learner.py"))
@@ -73,8 +109,6 @@ def test_the_parser_sees_imports():
 
 
 def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
-    import subprocess
-
     code = (
         "import sys, torch; before = torch.get_rng_state(); import fedensemble; "
         "assert torch.equal(before, torch.get_rng_state()); "

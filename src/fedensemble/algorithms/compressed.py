@@ -61,7 +61,7 @@ class Compressed(Algorithm):
             return Dither(self.block, self.norm, self.levels)
         return RandK(self.share) if self.compressor == "rand-k" else TopK(self.share)
 
-    def upload_bytes(self, uploads: Tree) -> int:
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:
         return sum(self.quantiser.bytes(value.shape[-1], value.element_size()) for value in uploads.values())
 
 
@@ -72,8 +72,8 @@ class GradientDifferences(Compressed):
     With one local step g_i is lr times the papers' gradient, and server_lr = 1 is their step size lr: quantisers scale
     with their input, so it is the same sequence. With more steps g_i is FedAvg's pseudo-gradient.
 
-    The papers have all clients take part. Here those who do not keep h_i, and the server's h stays the mean of all N,
-    exactly so with uniform weights (the papers' and the default); g = h + mean_S d_i is then right on average.
+    The papers have all clients take part. Here those who do not keep h_i, and the server's h stays the weighted mean of
+    all N; with uniform weights (the papers' and the default) g = h + mean_S d_i is right on average.
 
     Args:
         alpha: how fast h_i learns; None is 1 / (1 + omega), the most that theory allows.
@@ -108,5 +108,5 @@ class GradientDifferences(Compressed):
         return {"difference": heard}, {"h": h + self.pace(h.shape[-1]) * heard}
 
     def learned(self, h: Tensor, heard: Tensor, cohort: Cohort) -> Tensor:
-        """The server's next h: h + alpha M/N mean_S d_i."""
-        return h + self.pace(h.shape[-1]) * cohort.count / cohort.population * heard
+        """The server's next h: h + alpha share mean_S d_i, the share being M/N with uniform weights."""
+        return h + self.pace(h.shape[-1]) * cohort.share * heard

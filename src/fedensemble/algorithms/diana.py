@@ -1,7 +1,7 @@
 """DIANA: clients send the compressed difference between their gradient and what the server already knows of it.
 
 g_i = w - w_i after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i + alpha d_i;
-g = h + mean_S d_i;   h <- h + alpha M/N mean_S d_i;   v <- beta v + g;   w <- w - server_lr v.
+g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w - server_lr v.
 
 Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019.
 """
@@ -30,6 +30,7 @@ class Diana(GradientDifferences):
     """
 
     reference = "Mishchenko et al. 2019"
+    sends = "encoded difference up, model down"
 
     beta: float = 0.0
 

@@ -25,9 +25,12 @@ class Dore(GradientDifferences):
     """Compression both ways: DIANA whose server, too, sends only a compressed change.
 
     "theta" is w, the shared copy; the paper's x = w - server_lr g is never kept. Clients and partial participation as
-    in `GradientDifferences`. The paper's clients hear every r: bytes down are those of one r, and a client that was
-    away needs those it missed, or the model. The server's random numbers come from the round's coin. The prox of a
-    regulariser is left out.
+    in `GradientDifferences`. The server's random numbers come from the round's coin. The prox of a regulariser is left
+    out.
+
+    The paper's clients hear every r. One that missed rounds must catch up before it trains: with every r it missed, or
+    with the whole model if that is shorter. The simulation counts one r a visit, which is exact with full participation
+    and too little otherwise.
 
     Args:
         beta: share of r that is applied.
@@ -35,6 +38,7 @@ class Dore(GradientDifferences):
     """
 
     reference = "Liu et al. 2020"
+    sends = "encoded difference up, encoded change of the model down"
 
     # The paper's experiments have beta = eta = 1, but with eta^2 omega > 1 what is carried over grows without bound,
     # and its theorem asks for beta < 1 / (1 + omega) and a small eta. These are stable for ternary blocks of 256, where
@@ -50,7 +54,7 @@ class Dore(GradientDifferences):
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "h": torch.zeros_like(theta), "e": torch.zeros_like(theta)}
 
-    def download_bytes(self, sent: Tree) -> int:
+    def download_bytes(self, sent: Tree, coin: Tensor) -> int:
         return self.quantiser.bytes(sent["theta"].shape[-1], sent["theta"].element_size())
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:

@@ -37,6 +37,7 @@ class FedAc(Algorithm):
     """
 
     reference = "Yuan and Ma 2020"
+    sends = "2 models up, 2 models down"
     full_participation = True
     plain_sgd = True
 

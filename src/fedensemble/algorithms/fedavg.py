@@ -24,6 +24,7 @@ class FedAvg(Algorithm):
     """
 
     reference = "McMahan et al. 2017"
+    sends = "model up, model down"
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         return {"theta": problem.descend(sent["theta"])}, memory

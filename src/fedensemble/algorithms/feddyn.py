@@ -1,7 +1,8 @@
 """FedDyn: a client's objective is tilted so that, at its own optimum, it agrees with the others.
 
 w_i = local SGD from w on f_i(v) - <h_i, v> + alpha/2 ||v - w||^2;   h_i <- h_i - alpha (w_i - w);
-h <- h - alpha M/N mean_S (w_i - w);   w <- mean_S w_i - h / alpha.
+h <- h - alpha share mean_S (w_i - w);   w <- mean_S w_i - h / alpha.
+The share is that of S in the weights of all clients, M/N if they are uniform.
 
 Reference: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization", ICLR
 2021.
@@ -25,8 +26,8 @@ from ..vectors import Tree
 class FedDyn(Algorithm):
     """Dynamic regularisation; h_i is the client's last gradient, h their mean.
 
-    Made for partial participation: those who do not take part keep their h_i, and h stays the mean of all N, exactly so
-    with uniform weights (the paper's and the default). Weighted by examples, h is right with full participation only.
+    Made for partial participation: those who do not take part keep their h_i, and h stays the weighted mean of all N.
+    Uniform weights are the paper's and the default.
 
     Args:
         alpha: strength of the pull towards the model that was sent; h / alpha is how far the server steps beyond the
@@ -34,6 +35,7 @@ class FedDyn(Algorithm):
     """
 
     reference = "Acar et al. 2021"
+    sends = "model up, model down"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     alpha: float = 0.1
@@ -55,6 +57,5 @@ class FedDyn(Algorithm):
         return {"theta": theta}, {"h": h - self.alpha * (theta - start)}
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        share = cohort.count / cohort.population
-        h = mode["h"] - self.alpha * share * (uploads["theta"] - mode["theta"])
+        h = mode["h"] - self.alpha * cohort.share * (uploads["theta"] - mode["theta"])
         return {"theta": uploads["theta"] - h / self.alpha, "h": h}

@@ -31,14 +31,16 @@ class FedPD(Algorithm):
 
     The paper has all clients take part. Here the model is the mean of y_i over those who report; the others keep l_i.
     It then moves about the optimum, at a distance that shrinks with eta; FedDyn is the variant that does not. A client
-    goes on from its own copy only if nobody has communicated since.
+    goes on from its own copy only if nobody has communicated since; one that was away needs the model even in a silent
+    round, which is not counted. (BatchNorm's statistics are averaged, and counted, in every round.)
 
     Args:
         eta: penalty parameter; it needs lr < 2 eta or so.
-        p: probability that a round does not communicate. Bytes up are reported as expected, 1 - p of a message.
+        p: probability that a round does not communicate; in such a round no bytes of the method are counted.
     """
 
     reference = "Zhang et al. 2020"
+    sends = "model up, model and a count down; nothing in a share p of rounds"
     full_participation = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -59,8 +61,11 @@ class FedPD(Algorithm):
     def broadcast(self, mode: Tree) -> Tree:
         return mode
 
-    def upload_bytes(self, uploads: Tree) -> int:
-        return round((1 - self.p) * row_bytes(uploads))
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:
+        return torch.where(coin >= self.p, row_bytes(uploads), 0)
+
+    def download_bytes(self, sent: Tree, coin: Tensor) -> Tensor:
+        return torch.where(coin >= self.p, row_bytes(sent), 0)
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = torch.where(sent["talks"] == memory["talks"], memory["own"], sent["theta"])

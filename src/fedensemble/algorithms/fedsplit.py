@@ -37,6 +37,7 @@ class FedSplit(Algorithm):
     """
 
     reference = "Pathak and Wainwright 2020"
+    sends = "model up, model and a count down"
     full_participation = True
 
     weighting: Literal["examples", "uniform"] = "uniform"

@@ -25,6 +25,7 @@ class QSGD(Compressed):
     """
 
     reference = "Alistarh et al. 2017"
+    sends = "encoded change up, model down"
     needs_unbiased = False
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:

@@ -1,7 +1,8 @@
 """SCAFFOLD: local SGD with control variates that take out the drift of clients.
 
 Steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;   c_i+ = c_i - c + (w - w_i) / (tau lr), its option II;
-w <- w + server_lr mean_S (w_i - w);   c <- c + M/N mean_S (c_i+ - c_i).
+w <- w + server_lr mean_S (w_i - w);   c <- c + share mean_S (c_i+ - c_i).
+The share is that of S in the weights of all clients, M/N if they are uniform.
 
 Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
 learning", ICML 2020.
@@ -25,14 +26,15 @@ from ..vectors import Tree
 class Scaffold(Algorithm):
     """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
 
-    Made for partial participation: those who do not take part keep their c_i, and c stays the mean of all N, exactly so
-    with uniform weights (the paper's and the default). Weighted by examples, c is right with full participation only.
+    Made for partial participation: those who do not take part keep their c_i, and c stays the weighted mean of all N.
+    Uniform weights are the paper's and the default.
 
     Args:
         server_lr: the server's step along the mean change.
     """
 
     reference = "Karimireddy et al. 2020"
+    sends = "change of model and control variate up, model and control variate down"
     plain_sgd = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -59,5 +61,5 @@ class Scaffold(Algorithm):
         return {"theta": theta - start, "c": change}, {"c": memory["c"] + change}
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        c = mode["c"] + cohort.count / cohort.population * uploads["c"]
+        c = mode["c"] + cohort.share * uploads["c"]
         return {"theta": mode["theta"] + self.server_lr * uploads["theta"], "c": c}

@@ -50,8 +50,8 @@ class ModeMeans:
         scale = torch.where(self.weight > 0, self.weight, torch.ones_like(self.weight))
         return {name: total / scale.to(total.dtype) for name, total in self.sums.items()}
 
-    def cohort(self, population: int, coin: Tensor) -> Cohort:
-        """Who stands behind the means."""
+    def cohort(self, population: int, total: float, coin: Tensor) -> Cohort:
+        """Who stands behind the means, among `population` clients whose weights add up to `total`."""
         empty = torch.zeros(self.modes, 1)
-        count = empty if self.count is None else self.count
-        return Cohort(count, empty if self.weight is None else self.weight, population, coin)
+        count, weight = (empty if value is None else value for value in (self.count, self.weight))
+        return Cohort(count, weight, weight / total, population, coin)

@@ -35,6 +35,7 @@ class Algorithm(ABC):
     """
 
     reference: ClassVar[str] = ""  # who described it first
+    sends: ClassVar[str] = ""  # what travels up and down, for people; left empty, the names of the tensors are shown
     full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part in every round
     plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
 
@@ -76,12 +77,18 @@ class Algorithm(ABC):
         """What travels down to a client."""
         return {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree) -> int:
-        """Bytes of what one client sends; methods that compress say the length of their encoding."""
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int | Tensor:
+        """Bytes of what one client sends; methods that compress say the length of their encoding.
+
+        Args:
+            uploads: their shapes and types count, not their values, [..., P].
+            coin: the round's, on the CPU, [..., 1]; a method that skips messages by it gives int64 [..., 1] in place of
+                one number.
+        """
         return row_bytes(uploads)
 
-    def download_bytes(self, sent: Tree) -> int:
-        """Bytes of what one client receives."""
+    def download_bytes(self, sent: Tree, coin: Tensor) -> int | Tensor:
+        """Bytes of what one client receives; arguments as for `upload_bytes`."""
         return row_bytes(sent)
 
     @abstractmethod

@@ -24,6 +24,7 @@ class Cohort:
 
     count: Tensor  # [K, 1] clients that trained the mode this round
     weight: Tensor  # [K, 1] sum of their aggregation weights
+    share: Tensor  # [K, 1] that sum over the one of all N clients; M/N with uniform weights
     population: int  # N
     coin: Tensor  # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
 

@@ -149,8 +149,7 @@ class Folded(KeyedRandomness):
         if weight.dim() != 5 or x.dim() != 4 or isinstance(padding, str):
             raise NotFoldable("a convolution without a batch, or with padding by name")
         pairs = (_pair(stride), _pair(padding), _pair(dilation))
-        shift = None if bias is None else bias.to(self.compute)
-        return kernels.conv2d(x.to(self.compute), weight.to(self.compute), shift, *pairs, groups)
+        return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups)
 
     def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Images [J * B, C, ...] times and plus [J, C]."""
@@ -167,27 +166,39 @@ class Folded(KeyedRandomness):
         bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         """As F.batch_norm, each visit with the statistics of its own batch and running statistics [J, C]."""
-        wide = x.reshape(self.visits, -1, *x.shape[1:]).to(weight.dtype if weight is not None else x.dtype)
-        over = (1, *range(3, wide.dim()))
-        spread = (self.visits, 1, x.shape[1], *(1,) * (x.dim() - 2))
-        if training:
-            var, centre = torch.var_mean(wide, dim=over, correction=0, keepdim=True)
-            if mean is not None and variance is not None:
-                count = wide.numel() // (self.visits * x.shape[1])
-                if count < 2:
-                    raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
-                seen, spread_seen = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
-                self.statistics[id(mean)] = (1 - momentum) * mean + momentum * seen
-                self.statistics[id(variance)] = (1 - momentum) * variance + momentum * spread_seen * count / (count - 1)
-        elif mean is None or variance is None:
+        count = x.numel() // (self.visits * x.shape[1])
+        if training and count < 2:
+            raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
+        if not training and (mean is None or variance is None):
             raise NotFoldable("BatchNorm without statistics in evaluation")
+        if training and weight is not None and bias is not None and kernels.quick(x):
+            from .triton_norm import StackedBatchNorm
+
+            guess = mean if mean is not None else torch.zeros_like(weight)
+            out, centre, var = StackedBatchNorm.apply(x, weight, bias, guess, eps)  # type: ignore[no-untyped-call]
+        else:
+            out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
+        if training and mean is not None and variance is not None:
+            centre, var = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
+            self.statistics[id(mean)] = (1 - momentum) * mean + momentum * centre
+            self.statistics[id(variance)] = (1 - momentum) * variance + momentum * var * count / (count - 1)
+        return out  # type: ignore[no-any-return]
+
+    def _normalised(
+        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised by given statistics [J, C], or by those of the batch where `mean` is None; and the statistics."""
+        wide = x.reshape(self.visits, -1, *x.shape[1:]).to(weight.dtype if weight is not None else x.dtype)
+        spread = (self.visits, 1, x.shape[1], *(1,) * (x.dim() - 2))
+        if mean is None or variance is None:
+            var, centre = torch.var_mean(wide, dim=(1, *range(3, wide.dim())), correction=0, keepdim=True)
         else:
             var, centre = variance.reshape(spread), mean.reshape(spread)
         scale = torch.rsqrt(var + eps)
         if weight is not None:
             scale = scale * weight.reshape(spread)
         shift = -centre * scale if bias is None else bias.reshape(spread) - centre * scale
-        return (wide * scale + shift).to(x.dtype).reshape(x.shape)
+        return (wide * scale + shift).to(x.dtype).reshape(x.shape), centre, var
 
     def group_norm(
         self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
@@ -235,8 +246,8 @@ _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
 def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> GradientFn:
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`."""
     working = compute or learner.dtype
-    recurrent = [m for m in learner.training_model.modules() if isinstance(m, torch.nn.RNNBase)]
-    exact = {id(p) for module in recurrent for p in module.parameters()}
+    kept = (torch.nn.RNNBase, torch.nn.Embedding)  # errors add up over time steps; an embedding is no product
+    exact = {id(p) for m in learner.training_model.modules() if isinstance(m, kept) for p in m.parameters()}
     precise = {n for n, p in learner.training_model.named_parameters() if id(p) in exact}
 
     def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
@@ -271,6 +282,8 @@ def _laid_out(stack: Tensor, compute: torch.dtype) -> Tensor:
 
     Pieces of a flat vector begin anywhere, and matrix products on unaligned weights take slow ways.
     """
+    if stack.dim() == 5:  # filters: their kernels lay them out themselves
+        return stack
     if stack.dim() > 2 and compute != stack.dtype:
         return stack.to(compute, memory_format=torch.contiguous_format)
     return stack.contiguous() if stack.is_cuda else stack

@@ -26,15 +26,21 @@ def conv2d(
         bias: [J, O] or None.
     """
     plain = groups == 1 and dilation == (1, 1)
-    if plain and HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16):
+    if plain and quick(x):
         from .triton_conv import TritonConvolution
 
         return TritonConvolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return, no-untyped-call]
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if plain and x.is_cuda:
         out = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+
+
+def quick(x: Tensor) -> bool:
+    """Whether the Triton kernels can take these images."""
+    return HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.numel() < 1 << 31
 
 
 def kept(keys: Tensor, size: int, threshold: int) -> Tensor:

@@ -23,6 +23,7 @@ from .memory import ClientMemory
 
 # Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
 _BUFFERS = "buffers"
+_SMALL = 20_000  # examples of a block
 
 
 class Inputs(NamedTuple):
@@ -104,7 +105,6 @@ class Simulation(Engine):
         means = ModeMeans(len(buffers))
         loss = torch.empty(visits, dtype=self.learner.dtype, device=device)
         bad_step = torch.empty(visits, dtype=torch.int64, device=device)
-        upload_bytes = 0
         kept: list[tuple[Plan, Tree]] = []
         waiting = self.order(plan)
         while len(waiting):
@@ -122,21 +122,22 @@ class Simulation(Engine):
             means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
             place = block.to(device)
             loss[place], bad_step[place] = judge(trained, given)
-            upload_bytes = algorithm.upload_bytes(trained.uploads)
         if any(memory for _, memory in kept) and bool(loss.isfinite().all()):
             for part, memory in kept:  # a round that fails leaves no trace: state and memory stay those before it
                 self.memory.write(part, memory)
         uploads = means.mean()
-        carried = buffers.shape[-1] * buffers.element_size()
-        coin = shared_coin(self.seed, round, torch.arange(len(buffers), device=device)).to(self.learner.dtype)
+        moved = uploads.pop(_BUFFERS)
+        coin = shared_coin(self.seed, round, torch.arange(len(buffers))).to(self.learner.dtype)
+        carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
+        total = len(self.data) if algorithm.weighting == "uniform" else int(self.host_sizes.sum())
         return Returned(
-            uploads={name: value for name, value in uploads.items() if name != _BUFFERS},
-            buffers=buffers + uploads[_BUFFERS],
-            cohort=means.cohort(len(self.data), coin),
+            uploads=uploads,
+            buffers=buffers + moved,
+            cohort=means.cohort(len(self.data), total, coin.to(device)),
             loss=loss,
             first_bad_step=bad_step,
-            bytes_up=torch.full((visits,), upload_bytes + carried),
-            bytes_down=torch.full((visits,), algorithm.download_bytes(sent) + carried),
+            bytes_up=(carried + algorithm.upload_bytes(uploads, coin))[plan.mode, 0],
+            bytes_down=(carried + algorithm.download_bytes(sent, coin))[plan.mode, 0],
         )
 
     def ragged(self, plan: Plan) -> bool:
@@ -149,10 +150,15 @@ class Simulation(Engine):
         host, device = self.host_sizes[plan.client], self.learner.device
         client, mode = plan.client.to(device), plan.mode.to(device)
         sizes = self.sizes[client]
+        # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations cost less.
         batches, noise, own = (
-            visit_key(purpose, self.seed, round, client, mode) for purpose in ("batches", "model", "algorithm")
+            visit_key(purpose, self.seed, round, plan.client, plan.mode) for purpose in ("batches", "model", "algorithm")
         )
-        place, weight = batch_table(batches, sizes, self.work, host)
+        small = len(host) * int(host.max()) <= _SMALL
+        place, weight = batch_table(batches, host, self.work) if small else batch_table(
+            batches.to(device), sizes, self.work, host
+        )  # fmt: skip
+        place, weight, noise, own = (tensor.to(device) for tensor in (place, weight, noise, own))
         return Inputs(
             sent=sent,
             memory=self.memory.read(plan, algorithm.init_memory(sent["theta"])),
@@ -161,7 +167,7 @@ class Simulation(Engine):
             weight=weight,
             noise=noise,
             own=own,
-            coin=shared_coin(self.seed, round, mode).to(self.learner.dtype),
+            coin=shared_coin(self.seed, round, plan.mode).to(device, self.learner.dtype),
             sizes=sizes.unsqueeze(-1).to(self.learner.dtype),
             counts=self.work.count(sizes).unsqueeze(-1).to(self.learner.dtype),
             lr=torch.tensor([algorithm.rate(round)], dtype=torch.float64).to(device, self.learner.dtype),
@@ -201,7 +207,8 @@ def judge(trained: Trained, given: Inputs) -> tuple[Tensor, Tensor]:
     active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
     loss = torch.where(active, trained.losses, 0).sum(0) / active.sum(0)
     bad = active & ~torch.isfinite(trained.losses)
-    finite = torch.stack([value.isfinite().all(-1) for value in trained.uploads.values()]).all(0)
+    # One pass over the uploads: a sum is finite only if all of it is (or, at 1e38, is as good as diverged).
+    finite = torch.stack([value.sum(-1).isfinite() for value in trained.uploads.values()]).all(0)
     last = torch.where(finite, -1, active.sum(0) - 1)  # all losses were finite, but the last step's result is not
     return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)
 

@@ -59,10 +59,12 @@ def _products(
             for first in range(0, C, BLOCK_K):
                 c = first + channels
                 a = tl.load(pixel[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0)
-                k = tap * C + c
-                b = tl.load(
-                    w + k[:, None] * O + columns[None, :], mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0
-                )
+                if TURNED:  # the matrix is that of the forward pass, [taps, O, C] in the names used here
+                    line = w + (tap * O + columns)[:, None] * C + c[None, :]
+                    b = tl.trans(tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0))
+                else:
+                    line = w + (tap * C + c)[:, None] * O + columns[None, :]
+                    b = tl.load(line, mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0)
                 total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         for first in range(0, K, BLOCK_K):
@@ -70,7 +72,7 @@ def _products(
             tap = k // C
             place, inside = _inside(
                 oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                TURNED,
+                False,
             )  # fmt: skip
             inside = inside & (rows < M)[:, None] & (k < K)[None, :]
             a = tl.load(x + start[:, None] + place * C + (k % C)[None, :], mask=inside, other=0.0)
@@ -129,7 +131,26 @@ def _along_weights(
     tl.store(place, total, mask=real[:, None] & (columns < O)[None, :])
 
 
-_FEW = 8  # channels below which taps and channels are gone through as one
+@triton.jit  # type: ignore[untyped-decorator]
+def _gathered(
+    patches, out, TOTAL, H, W, C, OH, OW, STRIDE_H, STRIDE_W, PAD_H, PAD_W, KW: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip  # noqa: ANN001, ANN202
+    """out[n, y, x, c] = the sum of what patches [N, OH, OW, taps, C] hold of that pixel."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, rest = at % C, at // C
+    ix, rest = rest % W, rest // W
+    iy, n = rest % H, rest // H
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in range(TAPS):
+        place, inside = _inside(iy, ix, tap // KW, tap % KW, OH, OW, STRIDE_H, STRIDE_W, PAD_H, PAD_W, True)
+        there = ((n * (OH * OW) + place).to(tl.int64) * TAPS + tap) * C + c
+        total += tl.load(patches + there, mask=inside & (at < TOTAL), other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < TOTAL)
+
+
+_FEW = 8  # input channels below which taps and channels are gone through as one
+_NARROW = 32  # input channels below which the slope along images is one product and a gathering of patches
 
 
 def _tile(size: int, most: int) -> int:
@@ -142,21 +163,26 @@ def _precision() -> str:
 
 
 def products(
-    x: Tensor, matrix: Tensor, bias: Tensor | None, out_size: Pair, wide: int, stride: Pair, padding: Pair, turned: bool
+    x: Tensor, matrix: Tensor, bias: Tensor | None, out_size: Pair, size: Pair, stride: Pair, padding: Pair, turned: bool
 ) -> Tensor:
-    """Patches of images [J * B, H, W, C] times a matrix [J, K, O]: [J * B, OH, OW, O]."""
-    visits, inner, outputs = matrix.shape
+    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, OH, OW, O].
+
+    Turned, it goes the other way with the same matrix: from slopes of outputs to slopes of images.
+    """
+    taps = size[0] * size[1]
     total, height, width, channels = x.shape
+    visits = len(matrix)
+    inner, outputs = (taps * channels, matrix.shape[1] // taps) if turned else matrix.shape[1:]
     batch = total // visits
     out = x.new_empty(total, *out_size, outputs)
     rows = batch * out_size[0] * out_size[1]
     block_m, block_n = (128 if rows >= 128 else _tile(rows, 128)), _tile(outputs, 128)
-    by_tap, most = channels >= _FEW, 32 if x.dtype == torch.float32 else 64
+    by_tap, most = turned or channels >= _FEW, 32 if x.dtype == torch.float32 else 64
     block_k = _tile(channels if by_tap else inner, most)
     grid = (triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n), visits)
     _products[grid](
         x, matrix, x if bias is None else bias.contiguous(), out, batch, height, width, channels, *out_size, outputs, inner,
-        *stride, *padding, KW=wide, TAPS=inner // channels, BY_TAP=by_tap, TURNED=turned, HAS_BIAS=bias is not None,
+        *stride, *padding, KW=size[1], TAPS=taps, BY_TAP=by_tap, TURNED=turned, HAS_BIAS=bias is not None,
         PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=8 if block_n >= 128 else 4, num_stages=3,
     )  # fmt: skip
@@ -186,35 +212,53 @@ def along_weights(x: Tensor, slope: Tensor, visits: int, size: Pair, stride: Pai
     return out[0] if split == 1 else out.sum(0)
 
 
+def along_images(back: Tensor, matrix: Tensor, shape: Any, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Slopes of images [J * B, H, W, C] from slopes of outputs [J * B, OH, OW, O]."""
+    total, height, width, channels = shape
+    if channels >= _NARROW:
+        return products(back, matrix, None, (height, width), size, stride, padding, turned=True)
+    visits, out_height, out_width = len(matrix), back.shape[1], back.shape[2]
+    patches = torch.bmm(back.reshape(visits, -1, back.shape[3]), matrix.transpose(1, 2))  # [J, B * OH * OW, h * w * C]
+    out = back.new_empty(total, height, width, channels)
+    _gathered[(triton.cdiv(out.numel(), 1024),)](
+        patches, out, out.numel(), height, width, channels, out_height, out_width, *stride, *padding,
+        KW=size[1], TAPS=size[0] * size[1], BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
 class TritonConvolution(torch.autograd.Function):
-    """Visit j's images with visit j's filters: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J, O]."""
+    """Visit j's images with visit j's filters: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J, O].
+
+    Products are in the type of x; the slope of the weights comes in float32, whatever that is.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-        visits, outputs, _, tall, wide = weight.shape
+        visits, outputs, channels, tall, wide = weight.shape
         last = x.permute(0, 2, 3, 1).contiguous()
-        ctx.save_for_backward(last, weight)
-        ctx.stride, ctx.padding, ctx.biased = stride, padding, bias is not None
+        matrix = torch.empty(visits, tall, wide, channels, outputs, dtype=x.dtype, device=x.device)
+        matrix = matrix.copy_(weight.permute(0, 3, 4, 2, 1)).reshape(visits, -1, outputs)
+        ctx.save_for_backward(last, matrix)
+        ctx.given = (weight.shape, weight.dtype, None if bias is None else bias.dtype, stride, padding)
         out_size = (
             (x.shape[2] + 2 * padding[0] - tall) // stride[0] + 1,
             (x.shape[3] + 2 * padding[1] - wide) // stride[1] + 1,
         )
-        matrix = weight.permute(0, 3, 4, 2, 1).reshape(visits, -1, outputs).contiguous()
-        return products(last, matrix, bias, out_size, wide, stride, padding, turned=False).permute(0, 3, 1, 2)
+        out = products(last, matrix, bias, out_size, (tall, wide), stride, padding, turned=False)
+        return out.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        last, weight = ctx.saved_tensors
-        visits, outputs, channels, tall, wide = weight.shape
+        last, matrix = ctx.saved_tensors
+        (visits, outputs, channels, *size), weight_type, bias_type, stride, padding = ctx.given
         back = slope.permute(0, 2, 3, 1).contiguous()
         along_x = along_weight = along_bias = None
         if ctx.needs_input_grad[0]:
-            matrix = weight.permute(0, 3, 4, 1, 2).reshape(visits, -1, channels).contiguous()  # [J, h * w * O, C]
-            size = (last.shape[1], last.shape[2])
-            along_x = products(back, matrix, None, size, wide, ctx.stride, ctx.padding, turned=True).permute(0, 3, 1, 2)
+            along_x = along_images(back, matrix, last.shape, tuple(size), stride, padding).permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            matrix = along_weights(last, back, visits, (tall, wide), ctx.stride, ctx.padding)
-            along_weight = matrix.reshape(visits, tall, wide, channels, outputs).permute(0, 4, 3, 1, 2).to(weight.dtype)
-        if ctx.biased and ctx.needs_input_grad[2]:
-            along_bias = back.reshape(visits, -1, outputs).sum(1)
+            found = along_weights(last, back, visits, tuple(size), stride, padding)
+            along_weight = found.reshape(visits, *size, channels, outputs).permute(0, 4, 3, 1, 2).to(weight_type)
+        if bias_type is not None and ctx.needs_input_grad[2]:
+            along_bias = back.reshape(visits, -1, outputs).sum(1, dtype=bias_type)
         return along_x, along_weight, along_bias, None, None

@@ -15,7 +15,7 @@ _BLOCK = 1024
 @triton.jit  # type: ignore[untyped-decorator]
 def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
     """The largest of each square, and its place in the square."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ox, rest = rest % OW, rest // OW
     oy, n = rest % OH, rest // OH
@@ -34,7 +34,7 @@ def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: t
 @triton.jit  # type: ignore[untyped-decorator]
 def _back(slope, which, out, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
     """Each pixel asks its square whether it was the largest."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ix, rest = rest % W, rest // W
     iy, n = rest % H, rest // H

@@ -59,6 +59,7 @@ class VectorEngine(Simulation):
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
         self.graphs = cuda if graphs is None else graphs and cuda
         self.block = block or visits_that_fit(self, memory)
+        self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
 
@@ -100,7 +101,7 @@ class VectorEngine(Simulation):
             self._warm_up(algorithm, given, ragged)
             while len(self._captured) >= _MOST_SHAPES:
                 self._captured.pop(next(iter(self._captured)))
-            most = int(self.work.count(self.host_sizes).max())
+            most = self.most_steps
             try:
                 self._captured[key] = CapturedTraining(
                     algorithm, given, most, lambda static: self._minibatches(static, ragged), self._pool

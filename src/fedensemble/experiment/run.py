@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import write_json
+from ..core.algorithm import algorithms
 from ..core.types import RoundReport
 from ..data import FederatedData
 from ..federation import Federation
@@ -58,11 +59,16 @@ def run(
         if found is not None:
             federation.restore(*found)
             watcher.say(f"Continuing {folder} after round {federation.round}.")
+        told = remarks(federation)
+        for sentence in told:
+            watcher.say(sentence)
         write_json(folder / "env.json", environment(config))
         watcher.started(config, federation.round)
         started = time.monotonic()
         _train(config, store, federation, data, facts, watcher, checkpoint_seconds)
         seconds = time.monotonic() - started
+        for sentence in (new for new in remarks(federation) if new not in told):
+            watcher.say(sentence)
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
         store.finish(_sum_up(config, store, federation, seconds))
         return store.summary()
@@ -93,6 +99,20 @@ def _train(
         if len(store.metrics()) >= federation.round > saved_round:
             store.save(federation.tensors(), federation.round, facts)
         raise
+
+
+def remarks(federation: Federation) -> list[str]:
+    """What a user should know of a run: an assumption of the method that does not hold, and the engine's notes."""
+    algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
+    said = list(federation.engine.notes)
+    if algorithm.full_participation and schedule.clients_per_round < clients:
+        name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
+        said.insert(
+            0,
+            f"{name} assumes that all clients take part in every round: with {schedule.clients_per_round} of "
+            f"{clients}, the server goes by those who report, and the others keep what they remember.",
+        )
+    return said
 
 
 def describe(report: RoundReport) -> dict[str, Any]:

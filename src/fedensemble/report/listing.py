@@ -14,6 +14,7 @@ from ..errors import InputError, unknown
 from ..experiment.store import find_runs
 from ..models import models
 from ..registry import Registry
+from .methods import describe_method
 from .tables import TextTable, show
 
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -34,9 +35,7 @@ def listing(what: str, runs: Path) -> list[dict[str, Any]]:
         item = registry[name]
         first = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
         record = {"name": name, "what": first}
-        if getattr(item, "reference", ""):
-            record["reference"] = item.reference
-        records.append(record)
+        records.append(record | describe_method(item) if what == "algorithms" else record)
     return records
 
 
@@ -60,5 +59,9 @@ def _run(store: Any) -> dict[str, Any]:
 def listing_table(what: str, records: list[dict[str, Any]]) -> TextTable:
     """The records as a table."""
     header = tuple(dict.fromkeys(key for record in records for key in record))
-    rows = tuple(tuple(str(record.get(key, "")) for key in header) for record in records)
-    return TextTable(what, header, rows)
+    rows = tuple(tuple(_text(record.get(key, "")) for key in header) for record in records)
+    return TextTable(what, tuple(key.replace("_", " ") for key in header), rows)
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

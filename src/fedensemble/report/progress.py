@@ -21,6 +21,7 @@ class Live:
 
     def __init__(self, console: Console, runs: int = 1) -> None:
         self.console, self.runs = console, runs
+        self._said: set[str] = set()
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
@@ -63,7 +64,10 @@ class Live:
         self.bar.advance(self.total)
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
+        """A line above the bars; what several runs have to say is said once."""
+        if text in self._said:
+            return
+        self._said.add(text)
         self.bar.console.print(text, highlight=False, soft_wrap=True)
 
 

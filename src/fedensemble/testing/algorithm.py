@@ -66,13 +66,22 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     require(_forms(kept) == _forms(memory), f"{owner}.local_training changed the form of its memory: {_forms(kept)}.")
 
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
-    cohort = Cohort(1.0 + order, 2.0 + order, population=9, coin=torch.full_like(order, 0.3))
-    given = (modes, uploads, {"count": cohort.count, "weight": cohort.weight})
+    weight, coin = 2.0 + order, torch.full_like(order, 0.3)
+    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin)
+    given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin})
     before = snapshot(*given)
     updated = algorithm.server_update(modes, uploads, cohort)
     require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
     require(_forms(updated) == _forms(modes), f"{owner}.server_update must keep the form {_forms(modes)}; it gave "
             f"{_forms(updated)}.")  # fmt: skip
+
+    costs = {
+        "upload_bytes": algorithm.upload_bytes(uploads, coin),
+        "download_bytes": algorithm.download_bytes(sent, coin),
+    }
+    for name, cost in costs.items():
+        whole = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
+        require(whole, f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.")
 
     for j in range(visits):
         what = f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] (row {j})"
@@ -81,7 +90,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         )
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
-        part = Cohort(cohort.count[j], cohort.weight[j], cohort.population, cohort.coin[j])
+        part = Cohort(cohort.count[j], weight[j], cohort.share[j], cohort.population, coin[j])
         single = algorithm.server_update(rows(modes, j), rows(uploads, j), part)
         require_close(single, rows(updated, j), what.format("mode"))
 
@@ -157,16 +166,21 @@ def check_idle(algorithm: Algorithm, engine: str) -> None:
 
 
 def check_bytes(algorithm: Algorithm, engine: str) -> None:
-    """What a client sends and receives does not depend on the number of modes."""
-    costs = {}
-    for modes, strata in _ENSEMBLES:
-        report = next(small_federation(algorithm, engine, modes, strata).rounds(1))
-        visits = len(report.plan.client)
-        costs[modes] = (report.bytes_up / visits, report.bytes_down / visits)
-    require(
-        len(set(costs.values())) == 1,
-        f"{_name(algorithm)}, engine '{engine}': bytes a client (up, down) depend on the number of modes: {costs}.",
-    )
+    """What a client sends and receives does not depend on the number of modes; mode 0 has the same coin in both."""
+    several, one = (small_federation(algorithm, engine, modes, strata) for modes, strata in reversed(_ENSEMBLES))
+    plans = [several.schedule.plan(several.state.schedule, round) for round in range(_ROUNDS)]
+    for round in [round for round, plan in enumerate(plans) if 0 in plan.mode][:2]:
+        costs = {}
+        for federation in (one, several):
+            state, plan = federation.state, federation.schedule.plan(federation.state.schedule, round)
+            sent = algorithm.broadcast(state.modes)
+            returned = federation.engine.visit(algorithm, sent, state.buffers, plan, round)
+            pairs = torch.stack([returned.bytes_up, returned.bytes_down], 1)[plan.mode == 0]
+            costs[federation.schedule.modes] = {(int(up), int(down)) for up, down in pairs}
+        require(
+            costs[1] == costs[several.schedule.modes] and len(costs[1]) == 1,
+            f"{_name(algorithm)}, engine '{engine}': bytes a client (up, down) depend on the number of modes: {costs}.",
+        )
 
 
 def _require_rows(tree: Tree, visits: int, what: str) -> None:

@@ -45,6 +45,7 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
     model = federation.learner.build(0)
     mode = {name: value[0].clone() for name, value in federation.state.modes.items()}
     memory: dict[int, Tree] = {}
+    shares = data.size if algorithm.weighting == "examples" else torch.ones_like(data.size)
     for round in range(rounds):
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
         sent, coin = algorithm.broadcast(mode), shared_coin(seed, round, torch.tensor(0))
@@ -62,11 +63,12 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             )  # fmt: skip
             kept = memory.get(client, algorithm.init_memory(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, kept, problem)
-            share = float(data.size[client]) if algorithm.weighting == "examples" else 1.0
-            sums = {name: sums.get(name, 0) + share * value for name, value in uploads.items()}
-            total += share
-        count, weights = (torch.tensor([value], dtype=torch.float64) for value in (len(clients), total))
+            own = float(shares[client])
+            sums = {name: sums.get(name, 0) + own * value for name, value in uploads.items()}
+            total += own
+        facts = (len(clients), total, total / float(shares.sum()))
+        count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in facts)
         means = {name: value / total for name, value in sums.items()}
-        mode = algorithm.server_update(mode, means, Cohort(count, weights, len(data), coin))
+        mode = algorithm.server_update(mode, means, Cohort(count, weights, share, len(data), coin))
     named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
     return mode, named

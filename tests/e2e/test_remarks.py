@@ -1,0 +1,66 @@
+"""What a user should know of a run is said aloud, and once."""
+
+from pathlib import Path
+
+import pytest
+
+from fedensemble.engines.vector import VectorEngine
+
+from .test_bad_input import run
+from .test_cli import SMALL
+
+WARNING = (
+    "fedsplit assumes that all clients take part in every round: with 6 of 12, the server goes by those who report, "
+    "and the others keep what they remember."
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(SMALL.format(rounds=2))
+    return tmp_path
+
+
+def lines(text: str) -> str:
+    return text.replace("\n", " ")
+
+
+def test_partial_participation_where_the_method_assumes_all(folder: Path) -> None:
+    code, out, errors = run("run", "small.toml", "--set", "algorithm.name=fedsplit", cwd=folder)
+    assert code == 0, errors
+    assert lines(out).count(WARNING) == 1
+    settings = ["algorithm.name=fedsplit", "ensemble.clients_per_round=12", "ensemble.strata=3"]
+    code, out, errors = run("run", "small.toml", *(p for s in settings for p in ("--set", s)), cwd=folder)
+    assert code == 0, errors
+    assert "take part" not in out
+
+
+def test_a_comparison_says_it_once_a_method(folder: Path) -> None:
+    command = ["compare", "small.toml", "--algorithms", "fedavg,fedsplit,diana", "--seeds", "0,1", "--modes", "1,3"]
+    code, out, errors = run(*command, "--set", "ensemble.strata=1", cwd=folder)
+    assert code == 0, errors
+    assert lines(out).count(WARNING) == 1
+    assert lines(out).count("take part in every round") == 2
+    assert "fedavg assumes" not in out
+
+
+def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Talking(VectorEngine):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.notes = ["Known from the start."]
+
+        def train(self, *args):
+            if "Found on the way." not in self.notes:
+                self.notes.append("Found on the way.")
+            return super().train(*args)
+
+    from fedensemble.core.engine import engines
+
+    monkeypatch.setitem(engines._items, "talking", Talking)
+    code, out, errors = run("run", "small.toml", "--set", "engine.name=talking", cwd=folder)
+    assert code == 0, errors
+    assert out.count("Known from the start.") == out.count("Found on the way.") == 1
+    assert out.index("Known from the start.") < out.index("round 1/2") < out.index("Found on the way.")
