@@ -17,6 +17,7 @@ from ..experiment.compare import RowResult
 from .tables import PERCENT, TITLES
 
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme
+LINES = ("-", "--", ":", "-.")  # when colours run out
 _STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
@@ -57,9 +58,11 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
 
 
 def comparison_figure(results: Sequence[RowResult], metric: str) -> Figure:
-    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation."""
+    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if rows are few."""
+    many = len(results) > len(COLOURS)
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+        size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         finals = []
         for index, result in enumerate(results):
@@ -69,15 +72,19 @@ def comparison_figure(results: Sequence[RowResult], metric: str) -> Figure:
             )
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-            colour = COLOURS[index % len(COLOURS)]
-            axes.plot(rounds, mean, color=colour, linewidth=1.6, label=result.label)
-            axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
+            axes.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=result.label)
+            if not many:
+                axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
             finals += list(mean[len(mean) // 4 :])
         room = 0.1 * (max(finals) - min(finals)) or 1
         if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
             axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
         axes.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}")
-        axes.legend(loc="best")
+        if many:
+            figure.legend(loc="outside right upper", fontsize="small")
+        else:
+            axes.legend(loc="best")
         return figure
 
 
