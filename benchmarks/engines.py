@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py [cnn-100 resnet18-10-16 ...] [--seconds 3] [--precision bf16]
 
-Everything goes through `Federation.rounds`: gathering, shuffling, aggregation and reporting included, evaluation excluded.
+Everything goes through `Federation.rounds`: gathering, shuffling, aggregation and reporting included, evaluation not.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_two_processes_in_one_folder(folder: Path) -> None:
 def test_full_disk_and_missing_permission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    import fedensemble.checkpoint as checkpoint
+    from fedensemble import checkpoint
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ engines: Registry[type[Engine]] = Registry("engine")
 class Engine(ABC):
     """Owns loops, data and client memory; everything else is pure."""
 
-    notes: list[str] = []  # what a user should know of how the work is done
+    notes: Sequence[str] = ()  # what a user should know of how the work is done
 
     @abstractmethod
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:

@@ -18,7 +18,7 @@ Task = Literal["classification", "regression"]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of each example, [B]; a sequence counts by the mean over its positions.
 
-    Classes are the last dimension of the outputs, [B, C] or [B, T, C], as in predictions (torch itself wants [B, C, T]).
+    Classes are the last dimension of the outputs, [B, C] or [B, T, C], as in predictions; torch itself wants [B, C, T].
     """
     losses = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none")
     return losses.reshape(len(losses), -1).mean(1)

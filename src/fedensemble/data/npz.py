@@ -75,7 +75,7 @@ def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[
         for role, name in wanted.items():
             if name is None and role not in archive.files:
                 continue
-            name = name or role
+            name = name or role  # noqa: PLW2901
             if name not in archive.files:
                 there = ", ".join(sorted(archive.files)) or "nothing"
                 raise DataError(f"The file {file} has no array '{name}' for {role}. It has {there}.")

@@ -1,8 +1,8 @@
 """Local training as CUDA graphs: Python runs once for each shape, the card does the rest.
 
-While local training is recorded, the work before, in and after the local steps goes to graphs of its own. A round copies
-its inputs to where the graphs expect them, replays the first, then one graph for each local step (which knows its number
-from a counter on the card), then the last. Algorithms do not know of it: only `iterate` differs.
+While local training is recorded, the work before, in and after the local steps goes to graphs of its own. A round
+copies its inputs to where the graphs expect them, replays the first, then the step's graph as often as there are steps
+(it counts them on the card), then the last. Algorithms do not know of it: only `iterate` differs.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Folded(KeyedRandomness):
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
     def recurrent(self, func: Any, x: Tensor, initial: Any, weights: Any, *others: Any, **named: Any) -> Any:
-        """As torch.lstm and the like with stacks of weights; never in less than float32, for errors add up over time."""
+        """As torch.lstm and the like with stacks of weights; never below float32, for errors add up over time."""
         given, self.compute = self.compute, weights[0].dtype
         try:
             start = [s.to(self.compute) for s in initial] if func is torch.lstm else initial.to(self.compute)
@@ -123,8 +123,8 @@ class Folded(KeyedRandomness):
         return outputs.flip(1) if backwards else outputs, [hidden, last]
 
     def max_pool2d(
-        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-        return_indices: bool = False,
+        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
         """As F.max_pool2d, which needs no weights but had a slow backward pass."""
         size = _pair(kernel_size)
@@ -139,7 +139,8 @@ class Folded(KeyedRandomness):
             from .triton_pool import SquarePool
 
             return SquarePool.apply(x, size[0])  # type: ignore[no-untyped-call]
-        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        usual: Any = F.max_pool2d
+        return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
     def conv2d(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -185,7 +186,13 @@ class Folded(KeyedRandomness):
         return out  # type: ignore[no-any-return]
 
     def _normalised(
-        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised by given statistics [J, C], or by those of the batch where `mean` is None; and the statistics."""
         wide = x.reshape(self.visits, -1, *x.shape[1:]).to(weight.dtype if weight is not None else x.dtype)

@@ -32,7 +32,7 @@ def conv2d(
         return TritonConvolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return, no-untyped-call]
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if plain and x.is_cuda:
-        out = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
+        out: Tensor = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     elif not x.is_cuda:
         out = one_by_one(x, weight, stride, padding, dilation, groups)
     else:

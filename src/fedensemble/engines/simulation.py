@@ -148,11 +148,12 @@ class Simulation(Engine):
     def prepare(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Inputs:
         """Everything a block of visits needs for local training."""
         host, device = self.host_sizes[plan.client], self.learner.device
-        client, mode = plan.client.to(device), plan.mode.to(device)
+        client = plan.client.to(device)
         sizes = self.sizes[client]
         # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations cost less.
         batches, noise, own = (
-            visit_key(purpose, self.seed, round, plan.client, plan.mode) for purpose in ("batches", "model", "algorithm")
+            visit_key(purpose, self.seed, round, plan.client, plan.mode)
+            for purpose in ("batches", "model", "algorithm")
         )
         small = len(host) * int(host.max()) <= _SMALL
         place, weight = batch_table(batches, host, self.work) if small else batch_table(

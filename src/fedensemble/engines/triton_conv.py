@@ -1,7 +1,7 @@
 """Convolutions with J sets of weights as Triton kernels: implicit matrix products, no patches in memory.
 
-Images are channels-last, [J * B, H, W, C]; a visit's filters are a matrix [h * w * C, O]. One program computes a tile of one
-visit's output. Tile sizes follow from the shape alone, so the same run gives the same bits.
+Images are channels-last, [J * B, H, W, C]; a visit's filters are a matrix [h * w * C, O]. One program computes a tile
+of one visit's output. Tile sizes follow from the shape alone, so the same run gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _inside(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED: tl.constexpr):  # noqa: ANN001, ANN202
+def _inside(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED: tl.constexpr):
     """Where output (oy, ox) meets its input under tap (ky, kx), and whether that is inside the image."""
     if TURNED:
         ty, tx = oy + PAD_H - ky, ox + PAD_W - kx
@@ -34,7 +34,7 @@ def _products(
     x, w, bias, out, B, H, W, C, OH, OW, O, K, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
     KW: tl.constexpr, TAPS: tl.constexpr, BY_TAP: tl.constexpr, TURNED: tl.constexpr, HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip  # noqa: ANN001, ANN202, E741
+):  # fmt: skip
     """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of skipping by it.
 
     BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels; with few channels taps
@@ -71,8 +71,8 @@ def _products(
             k = first + tl.arange(0, BLOCK_K)
             tap = k // C
             place, inside = _inside(
-                oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                False,
+                oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W,
+                PAD_H, PAD_W, False,
             )  # fmt: skip
             inside = inside & (rows < M)[:, None] & (k < K)[None, :]
             a = tl.load(x + start[:, None] + place * C + (k % C)[None, :], mask=inside, other=0.0)
@@ -91,7 +91,7 @@ def _along_weights(
     x, slope, out, J, B, H, W, C, OH, OW, O, K, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SPLIT, SHARE, PARTS,
     KW: tl.constexpr, BY_TAP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip  # noqa: ANN001, ANN202, E741
+):  # fmt: skip
     """out[s, j, k, o] = sum over share s of m of patch(x)[j, m, k] slope[j, m, o]."""
     both = tl.program_id(2)
     j, split = (both // SPLIT).to(tl.int64), both % SPLIT
@@ -135,7 +135,7 @@ def _along_weights(
 def _gathered(
     patches, out, TOTAL, H, W, C, OH, OW, STRIDE_H, STRIDE_W, PAD_H, PAD_W, KW: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip  # noqa: ANN001, ANN202
+):  # fmt: skip
     """out[n, y, x, c] = the sum of what patches [N, OH, OW, taps, C] hold of that pixel."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
@@ -163,7 +163,14 @@ def _precision() -> str:
 
 
 def products(
-    x: Tensor, matrix: Tensor, bias: Tensor | None, out_size: Pair, size: Pair, stride: Pair, padding: Pair, turned: bool
+    x: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    out_size: Pair,
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    turned: bool,
 ) -> Tensor:
     """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, OH, OW, O].
 
@@ -181,9 +188,9 @@ def products(
     block_k = _tile(channels if by_tap else inner, most)
     grid = (triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n), visits)
     _products[grid](
-        x, matrix, x if bias is None else bias.contiguous(), out, batch, height, width, channels, *out_size, outputs, inner,
-        *stride, *padding, KW=size[1], TAPS=taps, BY_TAP=by_tap, TURNED=turned, HAS_BIAS=bias is not None,
-        PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        x, matrix, x if bias is None else bias.contiguous(), out, batch, height, width, channels, *out_size,
+        outputs, inner, *stride, *padding, KW=size[1], TAPS=taps, BY_TAP=by_tap, TURNED=turned,
+        HAS_BIAS=bias is not None, PRECISION=_precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=8 if block_n >= 128 else 4, num_stages=3,
     )  # fmt: skip
     return out

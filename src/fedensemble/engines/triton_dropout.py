@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kept(keys, out, SIZE, THRESHOLD, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _kept(keys, out, SIZE, THRESHOLD, BLOCK: tl.constexpr):
     """out[j, i] = splitmix64(keys[j], i) >> 1 >= THRESHOLD."""
     j = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

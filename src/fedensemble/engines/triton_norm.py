@@ -15,7 +15,7 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sums(x, slope, mean, out, ROWS, C, SHARE, SPLIT, BACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sums over a share of a visit's rows, by channel: of x - mean and its square, or of slope and slope * (x - mean)."""
+    """Sums by channel over a share of a visit's rows: of x - mean and its square, or slope and slope * (x - mean)."""
     j = tl.program_id(2).to(tl.int64)
     split = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -43,7 +43,7 @@ def _sums(x, slope, mean, out, ROWS, C, SHARE, SPLIT, BACK: tl.constexpr, BLOCK_
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _apply(x, slope, a, b, d, out, ROWS, C, BACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """out = a x + d, or out = a slope + b x + d, with numbers by visit and channel."""
+    """Out = a x + d, or out = a slope + b x + d, with numbers by visit and channel."""
     j = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)

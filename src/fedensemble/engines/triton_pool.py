@@ -1,4 +1,4 @@
-"""Max-pooling over squares that do not overlap, channels last: torch's own backward pass was slower than a convolution."""
+"""Max-pooling over squares that do not overlap, channels last: torch's own was slower than a convolution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """The largest of each square, and its place in the square."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
@@ -32,7 +32,7 @@ def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _back(slope, which, out, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _back(slope, which, out, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Each pixel asks its square whether it was the largest."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C

@@ -45,7 +45,8 @@ class VectorEngine(Simulation):
         if block is not None and block < 1:
             raise InputError(f"Engine 'vector' needs block >= 1; got {block}.")
         self.precision = self._check_precision(precision, cuda)
-        self.deterministic, self.notes = deterministic, []
+        self.deterministic = deterministic
+        self.notes: list[str] = []
         few = slice(0, 8)
         inputs, targets = self.data.inputs(self.data.x[few], self.learner.dtype), self.data.y[few]
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
