@@ -22,6 +22,7 @@ from ..metrics import evaluate
 from ..version import VERSION
 from .build import build_data, build_federation, model_facts
 from .config import Config
+from .interruption import interruptible
 from .modes import write_modes
 from .store import RunFolder, Say
 
@@ -80,10 +81,10 @@ def _train(
     config: Config, store: RunFolder, federation: Federation, data: FederatedData, facts: dict[str, Any],
     watcher: Watcher, checkpoint_seconds: float,
 ) -> None:  # fmt: skip
-    """Trains the rounds that are left; whatever stops it, the last whole round is on disk."""
-    saved_round, saved_at = federation.round, time.monotonic()
+    """Trains the rounds that are left; a Ctrl-C ends it after the round, with that round on disk."""
+    saved_at = time.monotonic()
     latest: dict[str, float] = {}
-    try:
+    with interruptible(watcher.say) as interruption:
         for report in federation.rounds(config.rounds - federation.round):
             record = describe(report)
             if report.round % config.evaluation.every == 0 or report.round == config.rounds:
@@ -92,13 +93,12 @@ def _train(
                 latest = tested.get("test", {})
             store.append_metrics(record)
             watcher.advanced(report, latest)
-            if report.round == config.rounds or time.monotonic() - saved_at >= checkpoint_seconds:
+            due = time.monotonic() - saved_at >= checkpoint_seconds
+            if due or report.round == config.rounds or interruption.asked:
                 store.save(federation.tensors(), federation.round, facts)
-                saved_round, saved_at = federation.round, time.monotonic()
-    except KeyboardInterrupt:
-        if len(store.metrics()) >= federation.round > saved_round:
-            store.save(federation.tensors(), federation.round, facts)
-        raise
+                saved_at = time.monotonic()
+            if interruption.asked:
+                raise KeyboardInterrupt
 
 
 def remarks(federation: Federation) -> list[str]:
