@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from .errors import DivergedError, FedEnsembleError
+from .version import VERSION
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,6 +27,21 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting:
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 RUNS = Path("runs")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Federated ensembles: K models trained at the price of one."""
 
 
 @app.command("run")
@@ -172,12 +188,12 @@ def print_table(table) -> None:  # type: ignore[no-untyped-def]
         return
     from rich.table import Table
 
-    drawn = Table(*table.header[:1], title=table.title, title_justify="left")
-    for name in table.header[1:]:
-        drawn.add_column(name, justify="right")
+    drawn = Table(title=table.title, title_justify="left")
+    for column, name in enumerate(table.header):
+        drawn.add_column(name, justify="right" if table.numeric(column) else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
-    console.print(drawn)
+    console.print(drawn, soft_wrap=False)
 
 
 def main() -> None:

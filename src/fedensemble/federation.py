@@ -15,7 +15,7 @@ from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch, LocalWork
 from .core.engine import engines
 from .core.learner import Learner, ModelFactory
-from .core.losses import Loss
+from .core.losses import Loss, check_loss
 from .core.optimizer import optimizers
 from .core.round import run_round
 from .core.schedule import Schedule, schedules
@@ -26,6 +26,7 @@ from .predict import Combine, Ensemble
 from .vectors import Tree
 
 FILE = "federation.safetensors"
+_CHANGEABLE = ("algorithm", "schedule", "loss", "engine", "engine_options", "device", "combine")  # by load()
 
 
 class Federation:
@@ -79,6 +80,8 @@ class Federation:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
+        if not isinstance(data, FederatedData):
+            raise InputError(f"data must be a FederatedData, as from_clients([...]) makes; got {type(data).__name__}.")
         self.data, self.seed, self.combine = data, seed, combine
         if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
             raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
@@ -103,6 +106,8 @@ class Federation:
             )
         work = LocalWork(epochs, steps, batch_size, rule)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
+        if self.learner.has_batch_statistics:
+            check_batch_statistics(self.learner, data, self.work.batch_size)
         self._engine = (engine, dict(engine_options or {}))
         self._loss = loss if isinstance(loss, str) else None
         try:
@@ -111,6 +116,12 @@ class Federation:
             raise InputError(f"Engine '{engine}' does not know these options: {self._engine[1]}.") from None
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
+        _ = self.ensemble  # a wrong `combine` is said before training, not after
+
+    def __repr__(self) -> str:
+        """What it is, on one line."""
+        name = algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
+        return f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, round {self.round})"
 
     @property
     def round(self) -> int:
@@ -161,7 +172,8 @@ class Federation:
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""
         path = Path(folder) / FILE
-        write_checkpoint(path, self.tensors(), {"round": self.round, "settings": self._settings()})
+        facts = {"round": self.round, "settings": self._settings(), "data": _size_of(self.data)}
+        write_checkpoint(path, self.tensors(), facts)
         return path
 
     @classmethod
@@ -174,6 +186,14 @@ class Federation:
         """
         tensors, facts = read_checkpoint(Path(folder) / FILE)
         settings = dict(facts["settings"])
+        fixed = sorted(set(changes) - set(_CHANGEABLE))
+        if fixed:
+            raise InputError(f"{', '.join(fixed)} cannot change when a federation is loaded; make a new one instead.")
+        if facts["data"] != _size_of(data):
+            raise InputError(
+                f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} examples; "
+                f"these data have {len(data)} with {len(data.x)}."
+            )
         for name in ("algorithm", "schedule", "loss"):
             if settings[name] is None and name not in changes:
                 raise InputError(f"The {name} saved in {folder} is not a registered one: pass {name}=... to load().")
@@ -217,9 +237,9 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def check_outputs(learner: Learner, data: FederatedData) -> None:
-    """Runs two examples through the model, so that what does not fit is said before training."""
-    x = data.inputs(data.x[:2], learner.dtype).to(learner.device)
-    y = data.y[:2].to(learner.device)
+    """Runs a few examples through the model, so that what does not fit is said before training."""
+    x = data.inputs(data.x[:8].clone(), learner.dtype).to(learner.device)  # a copy: a model may write into its inputs
+    y = data.y[:8].to(learner.device)
     model = learner.build(0).to(learner.device).eval()
     try:
         with torch.no_grad():
@@ -246,6 +266,22 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     else:
         y = y.to(learner.dtype)
     learner.loss(outputs, y)
+    check_loss(learner.loss_given, learner.loss, outputs, y)
+
+
+def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
+    """Raises if BatchNorm would see one value a channel."""
+    x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            learner.build(0).to(learner.device).train()(x)
+    except ValueError as error:
+        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {error} Raise batch_size.") from None
+
+
+def _size_of(data: FederatedData) -> list[int]:
+    """Clients and examples: enough to notice other data without reading all of them."""
+    return [len(data), len(data.x)]
 
 
 def _describe(part: Any) -> dict[str, Any] | None:

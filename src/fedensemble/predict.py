@@ -108,6 +108,8 @@ class Ensemble:
         if self.input_shape is not None and tuple(inputs.shape[1:]) != self.input_shape:
             got = tuple(inputs.shape[1:])
             raise InputError(f"Inputs have shape {got} an example, but the modes were trained on {self.input_shape}.")
+        if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
+            raise InputError("Inputs contain nan or infinity; there is no prediction for them.")
         pieces = [self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size))]
         raw = torch.cat(pieces, dim=1)  # [K, B, ..., C]
         if self.learner.task == "regression":
@@ -124,7 +126,8 @@ class Ensemble:
         outputs = []
         for mode in range(len(self)):
             key = draws.key(self.seed, "evaluation", mode, piece) if dropout else None
-            outputs.append(learner.outputs(self.theta[mode], self.buffers[mode], x, key))
+            given = x.clone()  # a model may write into its inputs
+            outputs.append(learner.outputs(self.theta[mode], self.buffers[mode], given, key))
         return torch.stack(outputs).cpu()
 
 

@@ -241,3 +241,42 @@ def test_a_real_process_prints_no_traceback(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("error: small.toml has 1 problem") and "Traceback" not in done.stderr
+
+
+def write_own(folder: Path, **arrays: object) -> None:
+    npz(folder / "own.npz", **arrays)
+    (folder / "own.toml").write_text(
+        "rounds=2\n[data]\nsource='npz'\npath='own.npz'\nclients=4\n[ensemble]\nmodes=1\nclients_per_round=2"
+    )
+
+
+def test_a_finished_run_notices_that_its_file_has_changed(folder: Path) -> None:
+    write_own(folder)
+    assert run("run", "own.toml", "--out", "a", cwd=folder)[0] == 0
+    assert run("run", "own.toml", "--out", "a", cwd=folder)[0] == 0
+    write_own(folder, y_test=(np.arange(4) + 1) % 2)
+    code, _, errors = run("run", "own.toml", "--out", "a", cwd=folder)
+    assert code == 2 and "has changed since" in errors
+
+
+def test_without_a_test_set(folder: Path) -> None:
+    np.savez(folder / "own.npz", x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2)
+    write_own_config = "rounds=2\n[data]\nsource='npz'\npath='own.npz'\nclients=4\n[ensemble]\nclients_per_round=2"
+    (folder / "own.toml").write_text(write_own_config)
+    code, output, errors = run("run", "own.toml", "--out", "a", cwd=folder)
+    assert code == 0, errors
+    assert "| sent up, MB | 0." in output
+    code, _, errors = run("compare", "own.toml", "--modes", "1,2", cwd=folder)
+    assert code == 2 and "no test set" in errors
+
+
+def test_seeds_count_once_and_version_is_said(folder: Path) -> None:
+    code, _, errors = run("compare", "small.toml", "--modes", "1", "--seeds", "0,0", cwd=folder)
+    assert code == 2 and "Each seed counts once" in errors
+    code, output, _ = run("--version", cwd=folder)
+    assert code == 0 and output.strip() == "0.1.0"
+
+
+def test_predictions_go_to_npz(folder: Path) -> None:
+    code, _, errors = run("predict", "a", "in.npz", "-o", "p.csv", cwd=folder)
+    assert code == 2 and ".npz" in errors

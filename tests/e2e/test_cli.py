@@ -179,5 +179,5 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
 def test_data_show_draws_the_partition(config: Path, tmp_path: Path) -> None:
     done = fedensemble("data", "show", config, "-o", "p.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "a client has 2 to 2 classes" in done.stdout
+    assert "a client has exactly 2 classes" in done.stdout
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

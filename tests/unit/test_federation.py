@@ -42,7 +42,7 @@ ERRORS = {
     "a factory of something else": ({"model": lambda: 3}, "must return an nn.Module; got int"),
     "nothing to train": ({"model": nn.Flatten}, "Flatten has no trainable parameters"),
     "lazy layers": ({"model": lambda: nn.LazyLinear(3)}, "Lazy layers"),
-    "a wrong input size": ({"model": lambda: nn.Linear(7, 3)}, r"cannot take inputs of shape \(2, 4\)"),
+    "a wrong input size": ({"model": lambda: nn.Linear(7, 3)}, r"cannot take inputs of shape \(8, 4\)"),
     "two outputs": ({"model": lambda: nn.LSTM(4, 3)}, "must return one tensor; got tuple"),
     "labels outside the outputs": (
         {"model": lambda: nn.Linear(4, 2)},
@@ -51,7 +51,7 @@ ERRORS = {
     "float targets": ({"model": lambda: nn.Linear(4, 1), "data": regression()}, "needs integer labels.*use loss='mse'"),
     "mse of another shape": (
         {"model": lambda: nn.Linear(4, 3), "data": regression(2), "loss": "mse"},
-        r"outputs have shape \(2, 3\), the targets \(2, 2\)",
+        r"outputs have shape \(8, 3\), the targets \(8, 2\)",
     ),
     "an unknown loss": ({"loss": "cross_entrophy"}, "unknown loss 'cross_entrophy': did you mean 'cross_entropy'"),
     "an unknown engine": ({"engine": "vectors"}, "unknown engine 'vectors': did you mean 'vector'"),
@@ -83,7 +83,7 @@ ERRORS = {
         "'balanced' needs strata >= modes.*got strata=2, modes=3",
     ),
     "a device that is none": ({"device": "gpu"}, "device is 'cpu', 'cuda'.*got 'gpu'"),
-    "no class scores": ({"model": lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))}, r"got shape \(2,\)"),
+    "no class scores": ({"model": lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))}, r"got shape \(8,\)"),
     "a long seed": ({"seed": 2**63}, "at most 63 bits"),
     "a word for a seed": ({"seed": "zero"}, "whole number.*'zero'"),
     "batches of nothing": ({"batch_size": 0}, "batch_size >= 1; got 0"),

@@ -47,6 +47,8 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
+        if not isinstance(self.lr, (int, float)):
+            raise InputError(f"{owner} needs a number for lr; got {self.lr!r}.")
         if not self.lr > 0:
             raise InputError(f"{owner} needs lr > 0; got {self.lr}.")
         if not 0 < self.lr_decay <= 1 or self.lr_decay_every < 1:

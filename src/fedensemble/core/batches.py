@@ -32,6 +32,10 @@ class LocalWork:
     last_batch: LastBatch = "keep"
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "steps" and value is None):
+                raise InputError(f"Local training needs a whole number for {name}; got {value!r}.")
         if self.batch_size < 1:
             raise InputError(f"Local training needs batch_size >= 1; got {self.batch_size}.")
         if self.epochs < 1 or (self.steps is not None and self.steps < 1):

@@ -42,6 +42,8 @@ class Learner:
                 f"model must be a callable that returns a new nn.Module, such as the class itself or a lambda; "
                 f"got {type(model).__name__}. Each of the K modes starts from its own initialisation."
             )
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype is torch.float32 or torch.float64; got {dtype}.")
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
         self.loss_given = loss
         self.loss, self.task = find_loss(loss), task_of(loss, targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,8 @@ def by_example(loss: Loss) -> Loss:
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         value = loss(outputs, targets)
+        if not isinstance(value, Tensor):
+            raise InputError(f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() in it.")
         if value.dim() == 0:
             return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
         if value.shape[:1] != outputs.shape[:1]:
@@ -73,3 +75,22 @@ def task_of(loss: str | Loss, targets: Tensor) -> Task:
     if loss == "mse" or (loss != "cross_entropy" and targets.is_floating_point()):
         return "regression"
     return "classification"
+
+
+def check_loss(given: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raises if a loss is not what training takes it for: a mean over examples, or one number an example."""
+    if isinstance(given, str) or len(outputs) < 2:
+        return
+    each, whole = losses(outputs, targets), given(outputs, targets)
+    close: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-5, "equal_nan": True}
+    if whole.dim() == 0 and not torch.allclose(whole, each.mean(), **close):
+        raise InputError(
+            f"The loss is not the mean over its examples: it gives {float(whole):.6g} for {len(outputs)} of them, and "
+            f"{float(each.mean()):.6g} on average one by one (class weights, ignore_index, reduction='sum' do this). "
+            "Return one number an example: reduction='none'."
+        )
+    if whole.dim() > 0 and not torch.allclose(losses(outputs[:-1], targets[:-1]), each[:-1], **close):
+        raise InputError(
+            f"The loss of an example depends on the others: outputs {tuple(outputs.shape)} and targets "
+            f"{tuple(targets.shape)} may have been broadcast against each other."
+        )

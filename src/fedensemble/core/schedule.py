@@ -41,7 +41,7 @@ class Schedule(ABC):
             self.clients_per_round,
         )
         for what, value in (("modes", k), ("strata", q), ("clients_per_round", m)):
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise InputError(f"Schedule '{name}' needs {what} >= 1; got {value}.")
         if m > population:
             raise InputError(

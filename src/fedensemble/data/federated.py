@@ -81,6 +81,14 @@ class FederatedData:
                 "Leave them out, or lower the number of clients."
             )
 
+    def __repr__(self) -> str:
+        """What it is, on one line; not its examples."""
+        tests = 0 if self.x_test is None else len(self.x_test)
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        return (
+            f"FederatedData({len(self)} clients, {len(self.x)} examples of {describe(self.x)}, {kind}, {tests} to test)"
+        )
+
     def __len__(self) -> int:
         """Number of clients, N."""
         return len(self.size)
@@ -119,6 +127,8 @@ class FederatedData:
         """
         if not clients:
             raise DataError("There are no clients: pass at least one (inputs, targets) pair.")
+        if not all(isinstance(client, Sequence) and len(client) == 2 for client in clients):
+            raise DataError("Each client must be a pair of inputs and targets: from_clients([(x0, y0), ...]).")
         pairs = [(as_tensor(x), as_targets(y)) for x, y in clients]
         for index, (x, y) in enumerate(pairs):
             if x.dim() > 0 and len(x) == 0:  # before shapes are compared: an empty list has no shape to speak of

@@ -14,7 +14,7 @@ from ..core.engine import engines
 from ..core.types import Plan
 from ..errors import InputError
 from .capture import CapturedTraining
-from .folded import can_fold, folded_gradient
+from .folded import can_fold, check_vmap, folded_gradient
 from .memory_budget import visits_that_fit
 from .simulation import Inputs, Minibatches, Simulation, Trained
 
@@ -48,12 +48,13 @@ class VectorEngine(Simulation):
         self.deterministic = deterministic
         self.notes: list[str] = []
         few = slice(0, 8)
-        inputs, targets = self.data.inputs(self.data.x[few], self.learner.dtype), self.data.y[few]
+        inputs, targets = self.data.inputs(self.data.x[few].clone(), self.learner.dtype), self.data.y[few]
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
         reason = can_fold(self.learner, inputs, targets)
         if reason is None:
             self.gradient = folded_gradient(self.learner, torch.bfloat16 if self.precision == "bf16" else None)
         else:
+            check_vmap(self.learner, inputs, targets)
             self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
             if self.precision == "bf16":
                 self.precision = "tf32"
@@ -134,6 +135,8 @@ class VectorEngine(Simulation):
             yield
             return
         before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+        convolutions = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = self.precision != "float32"
         algorithms = torch.are_deterministic_algorithms_enabled()
         torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
         torch.backends.cudnn.deterministic = self.deterministic
@@ -143,4 +146,5 @@ class VectorEngine(Simulation):
         finally:
             torch.set_float32_matmul_precision(before[0])
             torch.backends.cudnn.deterministic = before[1]
+            torch.backends.cudnn.allow_tf32 = convolutions
             torch.use_deterministic_algorithms(algorithms)

@@ -91,6 +91,8 @@ def make_comparison(
     name: str, base: Mapping[str, Any], rows: Sequence[tuple[str, Values]], seeds: Sequence[int], metric: str
 ) -> Comparison:
     """The comparison of some changes of a base, each with every seed."""
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"Each seed counts once; got {', '.join(map(str, seeds))}.")
     if len({label for label, _ in rows}) < len(rows):
         raise InputError(f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}.")
     made = []
@@ -118,13 +120,14 @@ def compare(
         summaries = []
         for config, folder in zip(row.configs, folders, strict=True):
             summaries.append(run(config, folder, watch(row.label, config.seed)))
+            known = summaries[-1].get("test", {})
+            if not known:
+                raise InputError("There is no test set to compare on: give the data x_test and y_test.")
+            if comparison.metric not in known:
+                raise InputError(unknown("metric", comparison.metric, known))
             finished()
         curves = tuple(RunFolder(folder).metrics() for folder in folders)
         results.append(RowResult(row.label, tuple(folders), tuple(summaries), curves))
-    for result in results:
-        known = result.summaries[0].get("test", {})
-        if comparison.metric not in known:
-            raise InputError(unknown("metric", comparison.metric, known))
     return results
 
 

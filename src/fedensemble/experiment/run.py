@@ -17,6 +17,7 @@ from ..checkpoint import write_json
 from ..core.algorithm import algorithms
 from ..core.types import RoundReport
 from ..data import FederatedData
+from ..errors import StoreError
 from ..federation import Federation
 from ..metrics import evaluate
 from ..version import VERSION
@@ -52,7 +53,7 @@ def run(
     store.claim(config)
     try:
         if store.done:
-            return store.summary()
+            return _unchanged(config, store)
         data = build_data(config)
         federation = build_federation(config, data)
         facts = {"data": fingerprint(data)}
@@ -71,10 +72,20 @@ def run(
         for sentence in (new for new in remarks(federation) if new not in told):
             watcher.say(sentence)
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
-        store.finish(_sum_up(config, store, federation, seconds))
+        store.finish({**_sum_up(config, store, federation, seconds), **facts})
         return store.summary()
     finally:
         store.release()
+
+
+def _unchanged(config: Config, store: RunFolder) -> dict[str, Any]:
+    """The summary of a finished run; raises if it was trained on a file of the user's that has changed since."""
+    summary = store.summary()
+    if config.data["source"] == "npz" and fingerprint(build_data(config)) != summary.get("data"):
+        raise StoreError(
+            f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out."
+        )
+    return summary
 
 
 def _train(
@@ -143,7 +154,9 @@ def test(config: Config, federation: Federation, data: FederatedData) -> dict[st
 def fingerprint(data: FederatedData) -> str:
     """A hash of what is trained on, so that a run never continues on other data."""
     digest = sha256()
-    for tensor in (data.x, data.y, data.size):
+    for tensor in (data.x, data.y, data.size, data.x_test, data.y_test):
+        if tensor is None:
+            continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -33,7 +33,8 @@ def write_data_report(data: FederatedData, picture: Path) -> list[TextTable]:
         totals = counts.sum(0)
         rows = tuple((str(c), f"{totals[c]}", f"{held[c]}", _bar(totals[c], totals.max())) for c in range(data.classes))
         per = (counts > 0).sum(1)
-        title = f"Labels; a client has {int(per.min())} to {int(per.max())} classes"
+        low, high = int(per.min()), int(per.max())
+        title = f"Labels; a client has {f'exactly {low}' if low == high else f'{low} to {high}'} classes"
         tables.append(TextTable(title, ("class", "examples", "clients", ""), rows))
         save(partition_figure(data), picture)
     return tables

@@ -35,12 +35,13 @@ def save(figure: Figure, path: Path) -> Path:
 def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """Training loss, and the ensemble between its best and worst mode."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        tested = [r for r in records if "test" in r]
+        figure = Figure(figsize=(10 if tested else 5, 3.8), layout="constrained")
+        left, *others = figure.subplots(1, 2 if tested else 1, squeeze=False)[0]
         left.plot([r["round"] for r in records], [r["loss"] for r in records], color=COLOURS[0], linewidth=1.2)
         left.set(xlabel="round", ylabel="training loss of the round's clients", title="Local training")
-        tested = [r for r in records if "test" in r]
         if tested:
+            (right,) = others
             metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
             low, mean, high = (f"mode_{metric}_{end}" for end in ("min", "mean", "max"))
             x = [r["round"] for r in tested]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..checkpoint import write_bytes
-from ..errors import DataError
+from ..errors import DataError, InputError
 from ..experiment.config import resolve
 from ..experiment.modes import read_ensemble
 from ..experiment.store import RunFolder
@@ -17,6 +17,8 @@ from ..federation import find_device
 
 def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:
     """Predicts the rows of `inputs` with a finished run, writes them to `output`; returns how many."""
+    if output.suffix != ".npz":
+        raise InputError(f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz.")
     store = RunFolder(run)
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
@@ -55,4 +57,5 @@ def read_inputs(path: Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} cannot be read as .npz: {error}") from None
+        why = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
+        raise DataError(f"{path} cannot be read as .npz: it is no such archive, or damaged ({why}).") from None

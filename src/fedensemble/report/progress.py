@@ -23,7 +23,7 @@ class Live:
         self.console, self.runs = console, runs
         self._said: set[str] = set()
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
             console=console, disable=not console.is_terminal, transient=runs > 1,
         )  # fmt: skip

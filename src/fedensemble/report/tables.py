@@ -25,6 +25,8 @@ TITLES = {
     "disagreement": "disagreement %",
     "mse": "MSE",
     "mode_mse_mean": "modes, mean MSE",
+    "mode_mse_min": "best mode, MSE",
+    "mode_mse_max": "worst mode, MSE",
     "variance": "variance",
 }
 COMPARED = ("accuracy", "mode_accuracy_min", "mode_accuracy_max", "nll", "ece", "mse", "mode_mse_mean", "variance")
@@ -39,10 +41,15 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown, first column to the left."""
-        lines = [f"| {' | '.join(self.header)} |", f"|{'|'.join([' --- '] + [' ---: '] * (len(self.header) - 1))}|"]
+        """The table in Markdown, numbers to the right."""
+        rules = [" ---: " if self.numeric(column) else " --- " for column in range(len(self.header))]
+        lines = [f"| {' | '.join(self.header)} |", f"|{'|'.join(rules)}|"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         return "\n".join(lines) + "\n"
+
+    def numeric(self, column: int) -> bool:
+        """Whether a column holds numbers, which go to the right."""
+        return column > 0 and all(row[column][:1] in "-0123456789" for row in self.rows)
 
     def csv(self) -> str:
         """The table as comma-separated values."""
@@ -59,12 +66,18 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", "time, s")
     rows = []
     for result in results:
-        cells = [show(name, *summarise(result.values(name))) for name in shown]
+        cells = [_over_seeds(name, result.values(name)) for name in shown]
         sent, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
         rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}"))
     seeds = len(results[0].summaries)
-    return TextTable(f"Test set, mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}", header, tuple(rows))
+    title = f"Test set, mean ± standard deviation over {seeds} seeds" if seeds > 1 else "Test set, one seed"
+    return TextTable(title, header, tuple(rows))
+
+
+def _over_seeds(metric: str, values: Sequence[float]) -> str:
+    """Mean and spread; one seed has no spread."""
+    return show(metric, *summarise(values)) if len(values) > 1 else show(metric, values[0])
 
 
 def run_table(summary: Mapping[str, Any]) -> TextTable:
@@ -73,12 +86,13 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
     present = [way for way in ways if way in summary]
     names = list(summary[present[0]]) if present else []
     rows = [(TITLES.get(n, n), *(show(n, summary[way][n]) for way in present)) for n in names]
+    columns = present or ["value"]
     rows += [
-        ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in present)),
-        ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in present)),
+        ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in columns)),
+        ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in columns)),
     ]
     title = f"{summary['name']}: {summary['modes']} mode{'s' * (summary['modes'] > 1)}, {summary['rounds']} rounds"
-    return TextTable(title, ("metric", *(ways[way] for way in present)), tuple(rows))
+    return TextTable(title, ("metric", *(ways.get(way, way) for way in columns)), tuple(rows))
 
 
 def show(metric: str, mean: float, spread: float | None = None) -> str:
