@@ -71,7 +71,8 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
         rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}"))
     seeds = len(results[0].summaries)
-    title = f"Test set, mean ± standard deviation over {seeds} seeds" if seeds > 1 else "Test set, one seed"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    title = f"Test set, standard evaluation (dropout off), {over}"
     return TextTable(title, header, tuple(rows))
 
 
