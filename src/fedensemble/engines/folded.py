@@ -35,9 +35,6 @@ _ASKED = {
 }  # harmless questions to a stack
 
 
-_CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
-
-
 class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
     """The module does something with its parameters that only `vmap` can batch."""
 
@@ -294,43 +291,3 @@ def _laid_out(stack: Tensor, compute: torch.dtype) -> Tensor:
     if stack.dim() > 2 and compute != stack.dtype:
         return stack.to(compute, memory_format=torch.contiguous_format)
     return stack.contiguous() if stack.is_cuda else stack
-
-
-def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Arguments of a gradient function for three visits of two examples each."""
-    visits, batch = 3, 2
-    theta, buffers = learner.initial(0, visits)
-    index = torch.arange(visits * batch, device=x.device) % len(x)
-    given = (values[index].reshape(visits, batch, *values.shape[1:]) for values in (x, y))
-    weight = torch.ones(visits, batch, dtype=torch.bool, device=x.device)
-    return theta, buffers, *given, weight, torch.arange(visits, device=x.device)
-
-
-def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
-    """None if folding gives the gradients that `vmap` gives on a few examples; otherwise why not.
-
-    A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
-    """
-    learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
-    x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
-    try:
-        got, (got_loss, got_buffers) = folded_gradient(learner)(*_few(learner, x, y))
-        expected, (loss, expected_buffers) = learner.gradient_function(batched=True)(*_few(learner, x, y))
-    except NotFoldable as reason:
-        return str(reason)
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    pairs = ((got, expected), (got_loss, loss), (got_buffers, expected_buffers))
-    far = [a.numel() > 0 and float((a - b).abs().max()) > _CLOSE * (1 + float(b.abs().max())) for a, b in pairs]
-    return "its forward pass mixes the examples of a batch" if any(far) else None
-
-
-def check_vmap(learner: Learner, x: Tensor, y: Tensor) -> None:
-    """Raises if `vmap` cannot batch the model, either."""
-    try:
-        learner.gradient_function(batched=True)(*_few(learner, x, y))
-    except RuntimeError as error:
-        raise InputError(
-            f"The model cannot be trained on many clients at once ({str(error).splitlines()[0]}). Use engine 'loop', "
-            "or write it without .item() and without decisions that depend on data."
-        ) from None

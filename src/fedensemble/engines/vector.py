@@ -14,7 +14,8 @@ from ..core.engine import engines
 from ..core.types import Plan
 from ..errors import InputError
 from .capture import CapturedTraining
-from .folded import can_fold, check_vmap, folded_gradient
+from .fold_check import can_fold, check_vmap
+from .folded import folded_gradient
 from .memory_budget import visits_that_fit
 from .simulation import Inputs, Minibatches, Simulation, Trained
 

@@ -5,7 +5,7 @@ import torch
 
 from fedensemble import FedAvg, Federation
 from fedensemble.core.learner import Learner
-from fedensemble.engines.folded import can_fold
+from fedensemble.engines.fold_check import can_fold
 from fedensemble.models import models
 from fedensemble.testing.compare import require_close
 from fedensemble.testing.problems import labels, numbers, ragged
