@@ -21,6 +21,7 @@ from .core.round import run_round
 from .core.schedule import Schedule, schedules
 from .core.types import EnsembleState, RoundReport
 from .data.federated import FederatedData
+from .data.options import check_names
 from .errors import InputError, StoreError
 from .predict import Combine, Ensemble
 from .vectors import Tree
@@ -110,10 +111,8 @@ class Federation:
             check_batch_statistics(self.learner, data, self.work.batch_size)
         self._engine = (engine, dict(engine_options or {}))
         self._loss = loss if isinstance(loss, str) else None
-        try:
-            self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
-        except TypeError:
-            raise InputError(f"Engine '{engine}' does not know these options: {self._engine[1]}.") from None
+        check_names(f"engine '{engine}'", engines[engine], self._engine[1], given=("learner", "data", "work", "seed"))
+        self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         _ = self.ensemble  # a wrong `combine` is said before training, not after

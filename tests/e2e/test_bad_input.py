@@ -53,7 +53,7 @@ BAD_SETTINGS = [
     (["ensemble.schedule=balanced", "ensemble.modes=4"], "'balanced' needs strata >= modes"),
     (["ensemble.schedule=stratfied"], "did you mean 'stratified'?"),
     (["engine.name=vectr"], "did you mean 'vector'?"),
-    (["engine.options.blok=3"], "does not know these options"),
+    (["engine.options.blok=3"], "unknown option of engine 'vector' 'blok': did you mean 'block'?"),
     (["engine.device=gpu"], "device is 'cpu', 'cuda'"),
     (["data.source=mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
     (["data.partition=classses"], "unknown partition 'classses': did you mean 'classes'?"),

@@ -58,7 +58,10 @@ ERRORS = {
     "an unknown algorithm": ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
     "an unknown schedule": ({"schedule": "stratify"}, "unknown schedule 'stratify': did you mean 'stratified'"),
     "a class for an algorithm": ({"algorithm": FedAvg}, "must be an Algorithm or a registered name"),
-    "an unknown engine option": ({"engine_options": {"blocks": 3}}, "'vector' does not know these options.*blocks"),
+    "an unknown engine option": (
+        {"engine_options": {"blocks": 3}},
+        "option of engine 'vector' 'blocks': did you mean 'block'",
+    ),
     "an option of another engine": ({"engine": "loop", "engine_options": {"block": 3}}, "'loop' does not know"),
     "a block of nothing": ({"engine_options": {"block": 0}}, "'vector' needs block >= 1; got 0"),
     "BatchNorm with keep": ({"model": batch_norm, "last_batch": "keep"}, "last_batch='keep'.*use 'wrap' or 'drop'"),

@@ -124,3 +124,21 @@ def test_other_arguments_of_a_wrong_kind():
 def test_reprs_are_short():
     assert repr(DATA) == "FederatedData(4 clients, 24 examples of (4,) float32, 3 classes, 0 to test)"
     assert repr(Federation(linear, DATA, modes=2)) == "Federation(fedavg, 2 modes, 4 clients, round 0)"
+
+
+class Mistaken(nn.Module):
+    """Fails only where it is batched over clients."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if self.training:
+            raise TypeError("a mistake of the model's own")
+        return self.out(x)
+
+
+def test_a_mistake_in_the_model_is_not_blamed_on_the_engine():
+    with pytest.raises(TypeError, match="a mistake of the model's own"):
+        Federation(Mistaken, DATA, engine="vector")
