@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..errors import DivergedError
+from ..vectors import Tree
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
 from .types import EnsembleState, Plan, Returned, RoundReport
 
 
+class Request(NamedTuple):
+    """What the server asks of an engine in a round."""
+
+    algorithm: Algorithm
+    sent: Tree  # [K, P]
+    buffers: Tensor  # [K, R]
+    plan: Plan
+    round: int  # counted from 0
+
+
 def run_round(
     state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine
 ) -> tuple[EnsembleState, RoundReport]:
     """The state after one more round, and what happened in it."""
-    plan = schedule.plan(state.schedule, state.round)  # who trains which mode
-    sent = algorithm.broadcast(state.modes)  # [K, P]
-    returned = engine.visit(algorithm, sent, state.buffers, plan, state.round)
+    request = begin_round(state, algorithm, schedule)
+    return finish_round(state, request, engine.visit(*request), schedule)
+
+
+def begin_round(state: EnsembleState, algorithm: Algorithm, schedule: Schedule) -> Request:
+    """Who trains which mode, and what they are sent."""
+    plan = schedule.plan(state.schedule, state.round)
+    return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
+
+
+def finish_round(
+    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule
+) -> tuple[EnsembleState, RoundReport]:
+    """The server's step: every mode from the clients that trained it."""
+    plan = request.plan
     losses = returned.loss.detach().cpu()
     check_finite(losses, returned, plan, state.round)
-    updated = algorithm.server_update(state.modes, returned.uploads, returned.cohort)
+    updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
     trained = returned.cohort.count > 0  # a mode nobody trained keeps its weights and its server state
     new = EnsembleState(
