@@ -58,6 +58,6 @@ def row_bytes(tree: Mapping[str, Tensor]) -> int:
     return sum(t.shape[-1] * t.element_size() for t in tree.values())
 
 
-def rows(tree: Mapping[str, Tensor], index: Tensor | int) -> Tree:
+def rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
     """The rows of every tensor at `index`."""
     return {name: t[index] for name, t in tree.items()}

@@ -17,7 +17,7 @@ from .. import draws
 from ..core.algorithm import Algorithm
 from ..core.problem import LocalProblem, Step
 from ..vectors import Tree
-from .simulation import Inputs, Minibatches, Trained
+from .simulation import Inputs, Minibatches, Trained, tuned
 
 
 class Recorder:
@@ -112,7 +112,8 @@ class CapturedTraining:
         self.table = problem.table
         try:
             self.recorder.begin(repeated=False)
-            uploads, memory = algorithm.local_training(self.given.sent, self.given.memory, problem)
+            method = tuned(algorithm, self.given.hyper)
+            uploads, memory = method.local_training(self.given.sent, self.given.memory, problem)
             # Copies: an output that is also an input would change under the next block's hands.
             self.uploads = {name: value.clone() for name, value in uploads.items()}
             self.memory = {name: value.clone() for name, value in memory.items()}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..core.engine import engines
-from ..core.types import Plan
 from .simulation import Simulation
 
 
@@ -18,5 +17,5 @@ class LoopEngine(Simulation):
 
     batched: ClassVar[bool] = False
 
-    def order(self, plan: Plan) -> Tensor:
-        return torch.arange(len(plan.client))
+    def order(self, counts: Tensor) -> Tensor:
+        return torch.arange(len(counts))

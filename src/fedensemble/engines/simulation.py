@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from typing import ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .. import draws
-from ..core.aggregate import ModeMeans
 from ..core.algorithm import Algorithm
 from ..core.batches import LocalWork, batch_table
 from ..core.engine import Engine
 from ..core.keys import shared_coin, visit_key
 from ..core.learner import GradientFn, Learner
 from ..core.problem import LocalProblem
+from ..core.round import Request
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
 from ..vectors import Tree, rows
 from .memory import ClientMemory
 
-# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
-_BUFFERS = "buffers"
 _SMALL = 20_000  # examples of a block
+_ON_DEVICE: WeakKeyDictionary[FederatedData, dict[str, FederatedData]] = WeakKeyDictionary()
 
 
 class Inputs(NamedTuple):
@@ -39,7 +40,8 @@ class Inputs(NamedTuple):
     coin: Tensor  # [J, 1]
     sizes: Tensor  # [J, 1]
     counts: Tensor  # [J, 1] local steps
-    lr: Tensor  # [1]
+    lr: Tensor  # [J, 1]
+    hyper: Tree  # hyper-parameters that differ between visits of different runs, [J, 1]
 
 
 class Trained(NamedTuple):
@@ -90,60 +92,20 @@ class Simulation(Engine):
     block: int = 1  # visits trained together
 
     def __init__(self, learner: Learner, data: FederatedData, work: LocalWork, seed: int) -> None:
-        self.learner, self.data, self.work, self.seed = learner, data.to(learner.device), work, seed
+        self.learner, self.data, self.work, self.seed = learner, _moved(data, learner.device), work, seed
         self.host_sizes = data.size.cpu()
         self.sizes, self.starts = data.size.to(learner.device), data.start.to(learner.device)
         self.memory = ClientMemory()
         self.gradient = learner.gradient_function(self.batched)
 
     @abstractmethod
-    def order(self, plan: Plan) -> Tensor:
-        """The order in which visits are trained, as indices into the plan."""
+    def order(self, counts: Tensor) -> Tensor:
+        """The order in which visits with so many local steps are trained, as indices."""
 
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        device, visits = self.learner.device, len(plan.client)
-        means = ModeMeans(len(buffers))
-        loss = torch.empty(visits, dtype=self.learner.dtype, device=device)
-        bad_step = torch.empty(visits, dtype=torch.int64, device=device)
-        kept: list[tuple[Plan, Tree]] = []
-        waiting = self.order(plan)
-        while len(waiting):
-            block = waiting[: self.block]
-            part = Plan(plan.client[block], plan.mode[block])
-            modes = part.mode.to(device)
-            given = self.prepare(algorithm, rows(sent, modes), buffers[modes], part, round)
-            trained = self.train(algorithm, given, self.ragged(part))
-            if trained is None:  # no room for so many: again, with smaller blocks
-                continue
-            waiting = waiting[len(block) :]
-            kept.append((part, trained.memory))
-            weight = given.sizes[:, 0]
-            weight = torch.ones_like(weight) if algorithm.weighting == "uniform" else weight
-            means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
-            place = block.to(device)
-            loss[place], bad_step[place] = judge(trained, given)
-        if any(memory for _, memory in kept) and bool(loss.isfinite().all()):
-            for part, memory in kept:  # a round that fails leaves no trace: state and memory stay those before it
-                self.memory.write(part, memory)
-        uploads = means.mean()
-        moved = uploads.pop(_BUFFERS)
-        coin = shared_coin(self.seed, round, torch.arange(len(buffers))).to(self.learner.dtype)
-        carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
-        total = len(self.data) if algorithm.weighting == "uniform" else int(self.host_sizes.sum())
-        return Returned(
-            uploads=uploads,
-            buffers=buffers + moved,
-            cohort=means.cohort(len(self.data), total, coin.to(device)),
-            loss=loss,
-            first_bad_step=bad_step,
-            bytes_up=(carried + algorithm.upload_bytes(uploads, coin))[plan.mode, 0],
-            bytes_down=(carried + algorithm.download_bytes(sent, coin))[plan.mode, 0],
-        )
+        from .together import visit_together
 
-    def ragged(self, plan: Plan) -> bool:
-        """Whether some of a block's visits have fewer local steps than others."""
-        counts = self.work.count(self.host_sizes[plan.client])
-        return bool(counts.min() < counts.max())
+        return visit_together([self], [Request(algorithm, sent, buffers, plan, round)])[0]
 
     def prepare(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Inputs:
         """Everything a block of visits needs for local training."""
@@ -171,7 +133,8 @@ class Simulation(Engine):
             coin=shared_coin(self.seed, round, plan.mode).to(device, self.learner.dtype),
             sizes=sizes.unsqueeze(-1).to(self.learner.dtype),
             counts=self.work.count(sizes).unsqueeze(-1).to(self.learner.dtype),
-            lr=torch.tensor([algorithm.rate(round)], dtype=torch.float64).to(device, self.learner.dtype),
+            lr=torch.full((len(host), 1), algorithm.rate(round), dtype=torch.float64).to(device, self.learner.dtype),
+            hyper={},
         )
 
     def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
@@ -187,7 +150,7 @@ class Simulation(Engine):
         problem = LocalProblem(
             steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin
         )
-        uploads, memory = algorithm.local_training(given.sent, given.memory, problem)
+        uploads, memory = tuned(algorithm, given.hyper).local_training(given.sent, given.memory, problem)
         losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
         return Trained(
             {name: value.reshape(visits, -1) for name, value in uploads.items()},
@@ -203,6 +166,16 @@ class Simulation(Engine):
         self.memory.load(tensors, self.learner.device)
 
 
+def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
+    """The algorithm with a tensor [..., 1] in place of some of its numbers: visits of different runs side by side."""
+    if not hyper:
+        return algorithm
+    other = copy(algorithm)
+    for name, value in hyper.items():
+        object.__setattr__(other, name, value)
+    return other
+
+
 def judge(trained: Trained, given: Inputs) -> tuple[Tensor, Tensor]:
     """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J] each."""
     active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
@@ -214,11 +187,22 @@ def judge(trained: Trained, given: Inputs) -> tuple[Tensor, Tensor]:
     return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)
 
 
+def _moved(data: FederatedData, device: torch.device) -> FederatedData:
+    """The data on a device, once for all engines that use them."""
+    kept = _ON_DEVICE.setdefault(data, {})
+    if str(device) not in kept:
+        moved = data.to(device)
+        if moved.x is data.x:
+            return data
+        kept[str(device)] = moved
+    return kept[str(device)]
+
+
 def _single(given: Inputs) -> Inputs:
     """A block of one visit without its leading dimension."""
     values = given._asdict()
-    for name in ("sent", "memory"):
+    for name in ("sent", "memory", "hyper"):
         values[name] = rows(values[name], 0)
-    for name in ("buffers", "noise", "own", "coin", "sizes", "counts"):
+    for name in ("buffers", "noise", "own", "coin", "sizes", "counts", "lr"):
         values[name] = values[name][0]
     return Inputs(**{**values, "place": given.place[:, 0], "weight": given.weight[:, 0]})

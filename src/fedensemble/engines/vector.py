@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
-from ..core.types import Plan
 from ..errors import InputError
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap
@@ -77,8 +76,8 @@ class VectorEngine(Simulation):
             return precision
         return "tf32" if cuda and self.learner.dtype == torch.float32 else "float32"
 
-    def order(self, plan: Plan) -> Tensor:
-        return torch.argsort(self.work.count(self.host_sizes[plan.client]), stable=True, descending=True)
+    def order(self, counts: Tensor) -> Tensor:
+        return torch.argsort(counts, stable=True, descending=True)
 
     def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
         """Local training of a block; if it does not fit into memory, blocks are halved and it is tried again."""
@@ -99,7 +98,7 @@ class VectorEngine(Simulation):
             return None
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
-        key = (algorithm, len(given.noise), ragged)
+        key = (algorithm, len(given.noise), ragged, tuple(given.hyper))
         if key not in self._captured:
             self._warm_up(algorithm, given, ragged)
             while len(self._captured) >= _MOST_SHAPES:
