@@ -10,7 +10,7 @@ run: $(STAMP)
 	$(BIN)/fedensemble compare
 
 test: $(STAMP) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes of one thread each: twice two would get in each other's way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two processes of one thread each: twice two would get in each other's way
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from .algorithms import (  # fmt: skip
 from .core.algorithm import Algorithm, algorithms
 from .core.engine import Engine
 from .core.optimizer import SGD, Adam, Optimizer
+from .core.participation import Participation
 from .core.problem import LocalProblem
 from .core.schedule import Schedule, schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
@@ -27,6 +28,7 @@ from .data import FederatedData
 from .errors import DataError, DivergedError, FedEnsembleError, InputError, StoreError
 from .federation import Federation
 from .metrics import evaluate
+from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .version import VERSION
@@ -37,9 +39,10 @@ register = algorithms.register
 """Decorator that files an algorithm under a name: `@fe.register("mine")`."""
 
 __all__ = [
-    "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Diana", "DivergedError", "Dore", "Engine",
-    "Ensemble", "EnsembleState", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError",
-    "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation", "Independent", "IndependentKFold",
-    "InputError", "LocalProblem", "Optimizer", "Plan", "Prediction", "RoundReport", "Scaffold", "Schedule",
-    "StoreError", "Stratified", "evaluate", "register", "schedules",
+    "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Devices", "Diana", "DivergedError",
+    "Dore", "Engine", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
+    "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation",
+    "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
+    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate", "register",
+    "schedules",
 ]  # fmt: skip

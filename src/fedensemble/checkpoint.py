@@ -6,28 +6,39 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .errors import StoreError
 
 _ENTRY = "fedensemble"  # in the file's metadata
+_PIECE = 1 << 24  # bytes
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part; also across a power cut."""
+    write_pieces(path, [content])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """As `write_bytes`, piece after piece, so that the whole need not fit into memory."""
     spare = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(spare, "wb") as file:
-            file.write(content)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(spare, path)
@@ -42,12 +53,26 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes tensors and JSON-able facts to one file that can be checked."""
+    """Writes tensors and JSON-able facts to one file that can be checked.
+
+    Tensors on the CPU are written as they lie there, without a copy: a memory-mapped one may exceed memory.
+    """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
     # One entry: the order of several is not fixed, and the same content must give the same bytes.
     entry = json.dumps({"facts": text, "sha256": _checksum(held, text)})
-    write_bytes(path, to_bytes(held, {_ENTRY: entry}))
+    names = sorted(held, key=lambda name: (-held[name].element_size(), name))  # everything aligned
+    described: dict[str, Any] = {"__metadata__": {_ENTRY: entry}}
+    end = 0
+    for name in names:
+        start, end = end, end + held[name].numel() * held[name].element_size()
+        described[name] = {
+            "dtype": _TYPES[held[name].dtype], "shape": list(held[name].shape), "data_offsets": [start, end]
+        }  # fmt: skip
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    start_of_file = struct.pack("<Q", len(header)) + header
+    write_pieces(path, chain([start_of_file], *(_pieces(held[name]) for name in names)))
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -77,8 +102,17 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        for piece in _pieces(tensor.contiguous()):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, piece after piece."""
+    if tensor.numel():
+        flat = tensor.flatten().view(torch.uint8).numpy().data
+        for start in range(0, len(flat), _PIECE):
+            yield flat[start : start + _PIECE]
 
 
 def _reason(error: OSError) -> str:

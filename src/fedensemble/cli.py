@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -52,19 +53,32 @@ def run_command(
     device: Device = None,
     runs: Root = RUNS,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.", min=0)] = 10.0,
+    rank_timeout: Annotated[float, typer.Option(help="Under torchrun: seconds a rank may be silent.", min=1)] = 1800.0,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where a round's time goes.")] = False,
 ) -> None:
     """Train an ensemble; the same command again continues an interrupted run, and returns a finished one at once."""
+    from .engines.job import job
     from .experiment.compare import run_folder
+    from .experiment.follow import follow
+    from .experiment.profile import profiling
     from .experiment.run import run
+    from .report.page import write_page
+    from .report.profile import profile_tables
     from .report.progress import Live
     from .report.run import write_report
 
-    config = load_config(file, set_, device)
-    folder = out or run_folder(config, runs)
-    with Live(console) as live:
-        summary = run(config, folder, live.watcher(config.name), checkpoint_seconds=checkpoint_seconds)
+    with job(rank_timeout) as ranks:
+        config, _ = ranks.together(lambda: load_config(file, set_, device))
+        folder = out or run_folder(config, runs)
+        if ranks.rank:
+            return follow(config, ranks)
+        with profiling() if profile else nullcontext() as timed, Live(console) as live:
+            watcher = live.watcher(config.name)
+            summary = run(config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks)
+    for table in profile_tables(timed.write(folder)) if timed is not None and timed.rounds else ():
+        print_table(table)
     print_table(write_report(folder, summary))
-    console.print(f"Run: {folder}\nReport: {folder / 'report.md'}, {folder / 'curves.png'}", highlight=False)
+    console.print(f"Run: {folder}\nReport: {write_page(folder)}", highlight=False)
 
 
 @app.command("compare")
@@ -79,17 +93,49 @@ def compare_command(
     runs: Root = RUNS,
 ) -> None:
     """Train several algorithms, schedules or numbers of modes on the same data and seeds: one table, one plot."""
+    from .engines.job import refuse_ranks
     from .experiment.compare import compare
     from .report.comparison import find_comparison, write_comparison
+    from .report.page import write_page
     from .report.progress import Live
 
+    refuse_ranks("compare")
     settings = [*(set_ or []), *([f"engine.device={device}"] if device else [])]
     wanted = find_comparison(file, settings, algorithms, modes, schedules, seeds)
     with Live(console, runs=len(wanted.rows) * len(wanted.seeds)) as live:
         results = compare(wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished)
     folder = wanted.folder(runs)
     print_table(write_comparison(folder, wanted, results))
-    console.print(f"Report: {folder / 'report.md'}, {folder / 'curves.png'}", highlight=False)
+    for run in (run for result in results for run in result.folders):
+        write_page(run)  # the comparison's page links to them
+    console.print(f"Report: {write_page(folder)}", highlight=False)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    names: Annotated[list[str] | None, typer.Argument(help="table1, table2-mnist, ..., a file, or all.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (a minute on two cores, made-up data) or full (one GPU).")] = "full",
+    only: Annotated[list[str] | None, typer.Option(help="Only cells with this in their row or column.")] = None,
+    set_: Sets = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
+    device: Device = None,
+    runs: Root = RUNS,
+    out: Annotated[Path, typer.Option(help="Where tables and figures go.")] = Path("reproduced"),
+    collect: Annotated[Path | None, typer.Option(help="Then put all tables so far into this Markdown page.")] = None,
+) -> None:
+    """Train the paper's tables and figures and put our numbers beside the paper's; what is finished is not repeated."""
+    from .report.comparison import int_
+    from .report.comparison import names as parts
+    from .report.reproduce_command import reproduce_names
+    from .report.reproduction import collect as collect_tables
+
+    settings = [*(set_ or []), *([f"engine.device={device}"] if device else [])]
+    chosen = [int_(seed, "--seeds") for seed in parts(seeds)] if seeds else None
+    for table, _ in reproduce_names(names or [], scale, settings, chosen, only or [], runs, out, console):
+        print_table(table)
+    if collect is not None:
+        found = collect_tables(out / scale, collect)
+        console.print(f"{collect}: {', '.join(found)}", highlight=False)
 
 
 @app.command("predict")
@@ -108,12 +154,32 @@ def predict_command(
 
 
 @app.command("report")
-def report_command(run: Annotated[Path, typer.Argument(help="The folder of a run; it need not be finished.")]) -> None:
-    """Draw a run's curves and write its table."""
-    from .report.run import write_report
+def report_command(
+    path: Annotated[Path, typer.Argument(help="The folder of a run, finished or not, or of a comparison.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; by default report.html in the folder.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write the report of a run or a comparison as one HTML page, and print its table."""
+    from .report.page import write_all
 
-    print_table(write_report(run))
-    console.print(f"Report: {run / 'report.md'}, {run / 'curves.png'}", highlight=False)
+    table, page = write_all(path, out)
+    print_table(table)
+    console.print(f"Report: {page}", highlight=False)
+    if open_:
+        typer.launch(page.resolve().as_uri())
+
+
+@app.command("deploy")
+def deploy_command(
+    file: File = None,
+    set_: Sets = None,
+    out: Annotated[Path, typer.Option(help="The folder to write; it must be new.")] = Path("fleet"),
+) -> None:
+    """Write a Flower app that trains a config on real clients; running it needs the extra "flower"."""
+    from .deploy.write import write_app
+
+    for line in write_app(load_config(file, set_, None), out):
+        console.print(line, highlight=False)
 
 
 @app.command("show")
@@ -124,7 +190,10 @@ def show_command(file: File = None, set_: Sets = None) -> None:
 
 @app.command("ls")
 def list_command(
-    what: Annotated[str, typer.Argument(help="algorithms, datasets, engines, models, partitions, schedules or runs.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="algorithms, datasets, engines, models, participations, partitions, schedules or runs."),
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     runs: Root = RUNS,
 ) -> None:
@@ -140,6 +209,21 @@ def list_command(
         print_table(listing_table(what, found))
     else:
         console.print(f"No {what} yet." if what == "runs" else f"No {what}.", highlight=False)
+
+
+@app.command("bench")
+def bench_command(
+    name: Annotated[str | None, typer.Argument(help="engines or growth; without a name, both.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="To spend on each way of doing a thing.", min=0)] = 2.0,
+    full: Annotated[bool, typer.Option("--full", help="All cases in full size, which is for a GPU.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder to write the tables to as JSON.")] = None,
+) -> None:
+    """Measure this machine: batched visits against a loop, and how time and memory grow; under a minute on a CPU."""
+    from .bench.quick import bench
+    from .federation import find_device
+
+    bench(name, str(find_device(device)), seconds, full, out, typer.echo)
 
 
 @data_app.command("get")

@@ -24,6 +24,18 @@ class StoreError(FedEnsembleError, OSError):
     """A run folder or checkpoint that cannot be read or written."""
 
 
+class RankError(FedEnsembleError, RuntimeError):
+    """A process of the job that failed or is gone.
+
+    Args:
+        heard: whether rank 0 knows of it, and so tells the user; otherwise this process does.
+    """
+
+    def __init__(self, message: str, heard: bool = True) -> None:
+        super().__init__(message)
+        self.heard = heard
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """A sentence that says `name` is no `kind` and names the nearest ones.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -17,17 +18,22 @@ from .core.engine import engines
 from .core.learner import Learner, ModelFactory
 from .core.losses import Loss, check_loss
 from .core.optimizer import optimizers
-from .core.round import run_round
+from .core.participation import Costs, Everybody, Participation, participations
+from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule, schedules
-from .core.types import EnsembleState, RoundReport
+from .core.types import EnsembleState, Outcome, Returned, RoundReport
+from .core.workshop import Workshop
 from .data.federated import FederatedData
 from .data.options import check_names
 from .errors import InputError, StoreError
 from .predict import Combine, Ensemble
+from .registry import Registry
 from .vectors import Tree
 
 FILE = "federation.safetensors"
-_CHANGEABLE = ("algorithm", "schedule", "loss", "engine", "engine_options", "device", "combine")  # by load()
+_BY_NAME = ("algorithm", "schedule", "participation")
+_CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
+_REGISTRIES: tuple[Registry[Any], ...] = (algorithms, schedules, participations, optimizers)
 
 
 class Federation:
@@ -41,6 +47,7 @@ class Federation:
         strata: Q; None gives each of a round's clients a stratum of its own (and 1 for one mode).
         clients_per_round: M; None takes everybody.
         schedule: registered name, or a Schedule (then `modes`, `strata` and `clients_per_round` are its own).
+        participation: who answers and when: registered name, or such as `Devices(ask=130)`, see `participation`.
         epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None is "keep", but "wrap" for
             models with BatchNorm (filler must not enter batch statistics).
         loss: "cross_entropy", "mse" or a callable of outputs and targets.
@@ -69,6 +76,7 @@ class Federation:
         strata: int | None = None,
         clients_per_round: int | None = None,
         schedule: str | Schedule = "stratified",
+        participation: str | Participation = "everybody",
         epochs: int = 1,
         steps: int | None = None,
         batch_size: int = 32,
@@ -89,23 +97,17 @@ class Federation:
         self.algorithm = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
         if not isinstance(self.algorithm, Algorithm):
             raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
-        per_round = len(data) if clients_per_round is None else clients_per_round
-        groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, len(data)), 1))
-        self.schedule = (
-            schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
-            if isinstance(schedule, str)
-            else schedule
-        )
-        planned = self.schedule.init(len(data), seed)
+        self.schedule = find_schedule(schedule, modes, strata, clients_per_round, len(data))
+        self.participation = participations[participation]() if isinstance(participation, str) else participation
+        if not isinstance(self.participation, Participation):
+            raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
+                             f"got {type(participation).__name__}.")  # fmt: skip
+        answering = self.participation.init(len(data), seed)
+        planned = self.participation.asking(self.schedule).init(len(data), seed)
         self.learner = Learner(model, loss, data.y[:1], find_device(device), dtype)
         check_outputs(self.learner, data)
-        rule: LastBatch = last_batch or ("wrap" if self.learner.has_batch_statistics else "keep")
-        if rule == "keep" and self.learner.has_batch_statistics:
-            raise InputError(
-                "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's statistics; "
-                "use 'wrap' or 'drop', or GroupNorm in the model."
-            )
-        work = LocalWork(epochs, steps, batch_size, rule)
+        self.algorithm = self.algorithm.bind(find_workshop(self.learner, data))
+        work = find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         if self.learner.has_batch_statistics:
             check_batch_statistics(self.learner, data, self.work.batch_size)
@@ -114,7 +116,12 @@ class Federation:
         check_names(f"engine '{engine}'", engines[engine], self._engine[1], given=("learner", "data", "work", "seed"))
         self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
-        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
+        self.costs = Costs(
+            self.algorithm, theta[0], buffers[0].numel() * buffers.element_size(), data.size, self.work, seed
+        )
+        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned, answering)
+        self._outcome: tuple[EnsembleState, Outcome] | None = None
+        self.seconds = 0.0  # that its rounds have taken here; where runs advance together, its share of them
         _ = self.ensemble  # a wrong `combine` is said before training, not after
 
     def __repr__(self) -> str:
@@ -130,10 +137,38 @@ class Federation:
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Trains `count` more rounds, one for each report taken."""
         for _ in range(count):
-            self.state, report = run_round(
-                self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine
-            )
+            started = time.perf_counter()
+            request = self.ask()
+            returned = self.engine.visit(*request)
+            self.foresee()
+            report = self.conclude(request, returned)
+            self.seconds += time.perf_counter() - started
             yield report
+
+    def ask(self) -> Request:
+        """What the next round asks of an engine; changes nothing."""
+        return begin_round(self.state, self.algorithm, self.schedule, self.outcome())
+
+    def foresee(self) -> None:
+        """Lets the engine prepare the round after the one it is in, where everybody who is asked answers."""
+        if self.learner.device.type == "cuda" and isinstance(self.participation, Everybody):
+            self.engine.foresee(self.schedule.plan(self.state.schedule, self.round + 1), self.round + 1)
+
+    def conclude(self, request: Request, returned: Returned) -> RoundReport:
+        """Ends the round that `ask` began."""
+        self.state, report = finish_round(self.state, request, returned, self.schedule, self.outcome())
+        self._outcome = None
+        return report
+
+    def outcome(self) -> Outcome:
+        """Whose answers will count in the next round: a function of the state, and kept until that changes."""
+        state = self.state
+        if self._outcome is None or self._outcome[0] is not state:
+            found = self.participation.outcome(
+                state.participation, self.schedule, state.schedule, state.round, self.costs
+            )
+            self._outcome = (state, found)
+        return self._outcome[1]
 
     @property
     def ensemble(self) -> Ensemble:
@@ -141,12 +176,14 @@ class Federation:
         return Ensemble(
             self.learner, self.state.modes["theta"], self.state.buffers,
             standardise=self.data.standardise, combine=self.combine, input_shape=self.data.x.shape[1:], seed=self.seed,
+            predictors=self.algorithm.predictors(self.state.modes),
         )  # fmt: skip
 
     def tensors(self) -> Tree:
         """Everything that training changes, by name."""
         groups = {
             "modes": self.state.modes, "schedule": self.state.schedule, "memory": self.engine.memory_tensors(),
+            "participation": self.state.participation,
         }  # fmt: skip
         named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
         return {**named, "buffers": self.state.buffers}
@@ -165,14 +202,17 @@ class Federation:
         device = self.learner.device
         self.engine.load_memory(group("memory/"))
         self.state = EnsembleState(
-            round, {n: t.to(device) for n, t in modes.items()}, tensors["buffers"].to(device), group("schedule/")
-        )
+            round, {n: t.to(device) for n, t in modes.items()}, tensors["buffers"].to(device), group("schedule/"),
+            group("participation/"),
+        )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""
         path = Path(folder) / FILE
         facts = {"round": self.round, "settings": self._settings(), "data": _size_of(self.data)}
-        write_checkpoint(path, self.tensors(), facts)
+        tensors = self.tensors()
+        if self.engine.writes:
+            write_checkpoint(path, tensors, facts)
         return path
 
     @classmethod
@@ -193,11 +233,12 @@ class Federation:
                 f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} examples; "
                 f"these data have {len(data)} with {len(data.x)}."
             )
-        for name in ("algorithm", "schedule", "loss"):
+        settings.setdefault("participation", {"name": "everybody"})  # files from before there was any other
+        for name in (*_BY_NAME, "loss"):
             if settings[name] is None and name not in changes:
                 raise InputError(f"The {name} saved in {folder} is not a registered one: pass {name}=... to load().")
         settings["dtype"] = getattr(torch, settings["dtype"])
-        for name in ("algorithm", "schedule"):
+        for name in _BY_NAME:
             if name not in changes:
                 settings[name] = _revive(settings[name])
         federation = cls(model, data, **{**settings, **changes})
@@ -208,6 +249,7 @@ class Federation:
         return {
             "algorithm": _describe(self.algorithm),
             "schedule": _describe(self.schedule),
+            "participation": _describe(self.participation),
             "epochs": self.work.epochs,
             "steps": self.work.steps,
             "batch_size": self.work.batch_size,
@@ -233,6 +275,30 @@ def find_device(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
     return found
+
+
+def find_work(
+    learner: Learner, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
+) -> LocalWork:
+    """A client's work in a round, with the rule for the last batch that the model asks for."""
+    rule: LastBatch = last_batch or ("wrap" if learner.has_batch_statistics else "keep")
+    if rule == "keep" and learner.has_batch_statistics:
+        raise InputError(
+            "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's statistics; "
+            "use 'wrap' or 'drop', or GroupNorm in the model."
+        )
+    return LocalWork(epochs, steps, batch_size, rule)
+
+
+def find_schedule(
+    schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
+) -> Schedule:
+    """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
+    if not isinstance(schedule, str):
+        return schedule
+    per_round = population if clients_per_round is None else clients_per_round
+    groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
+    return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
 
 
 def check_outputs(learner: Learner, data: FederatedData) -> None:
@@ -268,6 +334,15 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     check_loss(learner.loss_given, learner.loss, outputs, y)
 
 
+def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
+    """What a method's server may use: the model, and the inputs the data hold for it."""
+
+    def seen(x: Tensor) -> Tensor:
+        return data.inputs(x.to(learner.device), learner.dtype)
+
+    return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
+
+
 def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
     """Raises if BatchNorm would see one value a channel."""
     x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
@@ -285,7 +360,7 @@ def _size_of(data: FederatedData) -> list[int]:
 
 def _describe(part: Any) -> dict[str, Any] | None:
     """A registered frozen dataclass as a name and its fields, or None if a file could not bring it back."""
-    for registry in (algorithms, schedules, optimizers):
+    for registry in _REGISTRIES:
         name = registry.name_of(type(part))
         if name is not None and is_dataclass(part):
             values = {f.name: getattr(part, f.name) for f in fields(part)}
@@ -298,7 +373,7 @@ def _describe(part: Any) -> dict[str, Any] | None:
 def _revive(description: Mapping[str, Any]) -> Any:
     """The object that `_describe` described."""
     values = {k: _revive(v) if isinstance(v, Mapping) else v for k, v in description.items() if k != "name"}
-    for registry in (algorithms, schedules, optimizers):
+    for registry in _REGISTRIES:
         if description["name"] in registry:
             return registry[description["name"]](**values)
     raise InputError(f"'{description['name']}' is not registered here; import the package that defines it first.")

@@ -20,6 +20,26 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     return _classification(prediction, targets)
 
 
+def evaluate_modes(prediction: Prediction, targets: Tensor) -> dict[str, list[float]]:
+    """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
+    targets, members = targets.cpu(), prediction.members
+    if prediction.task == "regression":
+        target = targets.to(members.dtype).reshape(members.shape[1:])
+        return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}
+    target = targets.reshape(-1).long()
+    accuracy, nll = [], []
+    for mode in members:  # one at a time: a double copy of them all is large
+        probabilities = mode.reshape(len(target), -1)
+        chosen = probabilities.gather(1, target.unsqueeze(1)).double()
+        accuracy.append(_short((probabilities.argmax(-1) == target).double().mean()))
+        nll.append(_short(-chosen.clamp(min=_SMALLEST).log().mean()))
+    return {"accuracy": accuracy, "nll": nll}
+
+
+def _short(value: Tensor) -> float:
+    return float(f"{float(value):.6g}")
+
+
 def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     from torchmetrics.functional.classification import multiclass_calibration_error
 

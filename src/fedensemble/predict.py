@@ -70,6 +70,7 @@ class Ensemble:
 
     Args:
         theta, buffers: weights [K, P] and running statistics [K, R].
+        predictors: models whose predictions a mode averages, [K, S, P], where they are not its own weights alone.
         standardise: what the training inputs went through, or None.
         combine: average class "probabilities" or "logits"; "outputs" for regression.
         input_shape: shape of one input, where it is to be checked.
@@ -79,8 +80,10 @@ class Ensemble:
     def __init__(
         self, learner: Learner, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
         combine: Combine | None = None, input_shape: Sequence[int] | None = None, seed: int = 0,
+        predictors: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.theta, self.buffers = learner, theta, buffers
+        self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         self.standardise, self.seed = standardise, seed
         self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
@@ -111,11 +114,14 @@ class Ensemble:
         if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
             raise InputError("Inputs contain nan or infinity; there is no prediction for them.")
         pieces = [self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size))]
-        raw = torch.cat(pieces, dim=1)  # [K, B, ..., C]
+        raw = torch.cat(pieces, dim=2)  # [K, S, B, ..., C]
         if self.learner.task == "regression":
-            return Prediction(raw.mean(0), raw, "regression", "outputs")
-        members = torch.softmax(raw, dim=-1)
-        mean = members.mean(0) if self.combine == "probabilities" else torch.softmax(raw.mean(0), dim=-1)
+            return Prediction(_mean(raw).mean(0), _mean(raw), "regression", "outputs")
+        if self.combine == "logits":
+            members, mean = torch.softmax(_mean(raw), dim=-1), torch.softmax(_mean(raw).mean(0), dim=-1)
+        else:
+            members = _mean(torch.softmax(raw, dim=-1))
+            mean = members.mean(0)
         return Prediction(mean, members, "classification", self.combine)
 
     def _members(self, x: Tensor, piece: int, dropout: bool) -> Tensor:
@@ -126,9 +132,16 @@ class Ensemble:
         outputs = []
         for mode in range(len(self)):
             key = draws.key(self.seed, "evaluation", mode, piece) if dropout else None
-            given = x.clone()  # a model may write into its inputs
-            outputs.append(learner.outputs(self.theta[mode], self.buffers[mode], given, key))
-        return torch.stack(outputs).cpu()
+            for theta in self.predictors[mode]:
+                given = x.clone()  # a model may write into its inputs
+                outputs.append(learner.outputs(theta, self.buffers[mode], given, key))
+        stacked = torch.stack(outputs)
+        return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:]).cpu()
+
+
+def _mean(values: Tensor) -> Tensor:
+    """The mean over what a mode averages, [K, S, ...] -> [K, ...]; nothing is computed where that is one."""
+    return values.mean(1) if values.shape[1] > 1 else values.squeeze(1)
 
 
 def entropy(probabilities: Tensor) -> Tensor:

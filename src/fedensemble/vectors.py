@@ -15,6 +15,9 @@ Tree = dict[str, Tensor]  # named tensors of shape [..., P]; in an algorithm, "t
 class Layout:
     """Where each named tensor lies in a vector of length `total`.
 
+    Tensors lie there one after another, filters [O, C, h, w] as [h, w, C, O]: the matrix that a convolution multiplies
+    patches with.
+
     >>> layout = Layout.of({"w": torch.ones(2, 3), "b": torch.zeros(2)})
     >>> vector = layout.flatten({"w": torch.ones(2, 3), "b": torch.zeros(2)})
     >>> vector.shape, layout.unflatten(vector)["w"].shape
@@ -44,13 +47,28 @@ class Layout:
         lead = [tensors[n].shape[: tensors[n].dim() - len(s)] for n, s in zip(self.names, self.shapes, strict=True)]
         if not lead:
             return torch.empty(0)
-        return torch.cat([tensors[n].reshape(*d, -1) for n, d in zip(self.names, lead, strict=True)], dim=-1)
+        pieces = (stored(tensors[n], s).reshape(*d, -1) for n, s, d in zip(self.names, self.shapes, lead, strict=True))
+        return torch.cat(list(pieces), dim=-1)
 
     def unflatten(self, vector: Tensor) -> Tree:
         """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is one concatenation."""
         pieces = torch.split(vector, self.sizes, dim=-1)
         lead = vector.shape[:-1]
-        return {n: p.reshape((*lead, *s)) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
+        return {n: _shaped(p, (*lead, *s), s) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
+
+
+def stored(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor [..., *shape] with its last dimensions in the order in which they lie in the vector."""
+    return tensor.movedim((-2, -1, -3, -4), (-4, -3, -2, -1)) if len(shape) == 4 else tensor
+
+
+def _shaped(piece: Tensor, whole: tuple[int, ...], shape: torch.Size) -> Tensor:
+    """A piece of a vector as the tensor that lies there."""
+    if len(shape) != 4:
+        return piece.reshape(whole)
+    outputs, channels, tall, wide = shape
+    filters = piece.reshape(*whole[:-4], tall, wide, channels, outputs)
+    return filters.movedim((-4, -3, -2, -1), (-2, -1, -3, -4))
 
 
 def row_bytes(tree: Mapping[str, Tensor]) -> int:

@@ -58,7 +58,7 @@ def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
     assert "accuracy" in done.stdout and "\x1b" not in done.stdout
     assert {p.name for p in (tmp_path / "a").iterdir()} >= {
         "config.toml", "env.json", "metrics.jsonl", "modes.safetensors", "checkpoint", "summary.json", "curves.png",
-        "report.md",
+        "report.md", "report.html", "clients.json", "predictions.json",
     }  # fmt: skip
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 20
 
@@ -72,7 +72,9 @@ def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
     assert features["modes"] == 3
     listed = fedensemble("ls", "runs", "--runs", ".", "--json", cwd=tmp_path)
     assert json.loads(listed.stdout)[0]["state"] == "done"
-    assert fedensemble("report", "a", cwd=tmp_path).returncode == 0
+    shown = fedensemble("report", "a", "--out", "page.html", cwd=tmp_path)
+    assert shown.returncode == 0 and "accuracy" in shown.stdout and "Report: page.html" in shown.stdout
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "a" / "report.html").read_bytes()
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
@@ -170,10 +172,15 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     done = fedensemble("compare", config, "--modes", "1,3", "--seeds", "0,1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs" / "small").glob("compare-*")
-    assert {p.name for p in folder.iterdir()} == {"report.md", "table.csv", "curves.png", "runs.json"}
+    assert {p.name for p in folder.iterdir()} == {"report.md", "table.csv", "curves.png", "runs.json", "report.html"}
     rows = (folder / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]
     assert sum(len(runs) for runs in json.loads((folder / "runs.json").read_text()).values()) == 4
+    page = (folder / "report.html").read_text()
+    assert page.count('/report.html">seed') == 4  # links to the runs' own pages
+    again = fedensemble("report", folder, cwd=tmp_path)
+    assert again.returncode == 0 and "| K = 3 |" in again.stdout
+    assert (folder / "report.html").read_text() == page
 
 
 def test_data_show_draws_the_partition(config: Path, tmp_path: Path) -> None:

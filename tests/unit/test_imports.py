@@ -22,7 +22,9 @@ ALLOWED = {
     "checkpoint": GROUND,
     "algorithms": {"algorithms"} | CORE,
     "schedules": {"schedules"} | CORE,
+    "participation": {"participation"} | CORE,
     "engines": {"engines"} | METHOD,
+    "engines/flower": {"engines", "checkpoint"} | METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }
@@ -30,14 +32,18 @@ METHODS = METHOD | set(ALLOWED)
 ALLOWED["federation"] = METHODS
 ALLOWED["testing"] = METHODS | {"federation", "testing"}
 ALLOWED["experiment"] = METHODS | {"federation", "experiment"}
+ALLOWED["bench"] = METHODS | {"federation", "bench"}
 ALLOWED["report"] = METHODS | {"federation", "experiment", "report"}
-ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "cli"}
+ALLOWED["deploy"] = METHODS | {"federation", "experiment", "deploy"}
+ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "bench", "deploy", "cli"}
 ALLOWED["__main__"] = {"cli"}
 LIGHT = {
     "core": {"torch"},
-    "algorithms": {"torch"},
+    "algorithms": {"torch", "scipy"},
     "schedules": {"torch"},
+    "participation": {"torch"},
     "engines": {"torch", "triton"},  # triton in triton_*.py only
+    "engines/flower": {"torch", "numpy", "flwr"},
     "draws": {"torch"},
 }
 
@@ -62,7 +68,8 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_direction(path):
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    parts = path.relative_to(ROOT).parts
+    room = "engines/flower" if parts[:2] == ("engines", "flower") else parts[0].removesuffix(".py")
     assert room in ALLOWED, f"say in this test what {room} may import"
     for name in imports(path):
         if name.startswith("fedensemble."):
@@ -112,7 +119,7 @@ def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
     code = (
         "import sys, torch; before = torch.get_rng_state(); import fedensemble; "
         "assert torch.equal(before, torch.get_rng_state()); "
-        "heavy = {'matplotlib', 'torchmetrics', 'sklearn', 'typer', 'pandas'} & set(sys.modules); "
+        "heavy = {'matplotlib', 'torchmetrics', 'sklearn', 'typer', 'pandas', 'flwr'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
     done = subprocess.run(

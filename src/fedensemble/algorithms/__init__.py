@@ -5,15 +5,18 @@ from .dore import Dore
 from .fedac import FedAc
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
+from .fedbe import FedBE, FedBENoKD
 from .feddyn import FedDyn
+from .fedma import FedMA
 from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedpd import FedPD
 from .fedprox import FedProx
 from .fedsplit import FedSplit
+from .pfnm import PFNM
 from .qsgd import QSGD
 from .scaffold import Scaffold
 
 __all__ = [
-    "QSGD", "Diana", "Dore", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedPD", "FedProx",
-    "FedSplit", "FedYogi", "Scaffold",
+    "PFNM", "QSGD", "Diana", "Dore", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBE", "FedBENoKD",
+    "FedDyn", "FedMA", "FedPD", "FedProx", "FedSplit", "FedYogi", "Scaffold",
 ]  # fmt: skip

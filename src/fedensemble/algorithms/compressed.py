@@ -64,6 +64,18 @@ class Compressed(Algorithm):
     def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:
         return sum(self.quantiser.bytes(value.shape[-1], value.element_size()) for value in uploads.values())
 
+    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
+        return {
+            name: torch.frombuffer(bytearray(self.quantiser.encode(value)), dtype=torch.uint8)
+            for name, value in uploads.items()
+        }
+
+    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
+        return {
+            name: self.quantiser.decode(message[name].numpy().tobytes(), value.shape[-1], value.dtype)
+            for name, value in like.items()
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDifferences(Compressed):

@@ -67,6 +67,12 @@ class FedPD(Algorithm):
     def download_bytes(self, sent: Tree, coin: Tensor) -> Tensor:
         return torch.where(coin >= self.p, row_bytes(sent), 0)
 
+    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
+        return uploads if bool(coin >= self.p) else {}
+
+    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
+        return message if bool(coin >= self.p) else {name: torch.zeros_like(value) for name, value in like.items()}
+
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = torch.where(sent["talks"] == memory["talks"], memory["own"], sent["theta"])
         dual = memory["dual"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..vectors import Tree
-from .types import Cohort
+from .types import Cohort, Members
 
 
 class ModeMeans:
@@ -55,3 +57,13 @@ class ModeMeans:
         empty = torch.zeros(self.modes, 1)
         count, weight = (empty if value is None else value for value in (self.count, self.weight))
         return Cohort(count, weight, weight / total, population, coin)
+
+
+def gather(parts: Sequence[Members]) -> Members:
+    """What blocks of visits sent, as one, in ascending order of (client, mode)."""
+    client, mode, weight, buffers = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("client", "mode", "weight", "buffers")
+    )
+    order = torch.argsort(client * (int(mode.max()) + 1) + mode)
+    uploads = {name: torch.cat([part.uploads[name] for part in parts])[order] for name in parts[0].uploads}
+    return Members(client[order], mode[order], weight[order], uploads, buffers[order])

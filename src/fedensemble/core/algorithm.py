@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from ..vectors import Tree, row_bytes
 from .optimizer import SGD, Optimizer
 from .problem import LocalProblem
 from .types import Cohort
+from .workshop import Workshop
 
 algorithms: Registry[type[Algorithm]] = Registry("algorithm")
 
@@ -38,6 +39,7 @@ class Algorithm(ABC):
     sends: ClassVar[str] = ""  # what travels up and down, for people; left empty, the names of the tensors are shown
     full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part in every round
     plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
+    gathers: ClassVar[bool] = False  # its server needs what each client sent: `cohort.members`, not means alone
 
     lr: float = 0.1
     lr_decay: float = 1.0
@@ -67,6 +69,10 @@ class Algorithm(ABC):
         """The learning rate in a round (counted from 0)."""
         return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
+    def bind(self, workshop: Workshop) -> Self:
+        """The method with what its server may use; called once, before `init_mode`. Raises if it cannot work there."""
+        return self
+
     def init_mode(self, theta: Tensor) -> Tree:
         """Server state of modes with weights `theta`; "theta" is always in it."""
         return {"theta": theta}
@@ -74,6 +80,10 @@ class Algorithm(ABC):
     def init_memory(self, theta: Tensor) -> Tree:
         """What a client keeps for a mode before it first trains it; empty for most methods."""
         return {}
+
+    def predictors(self, mode: Tree) -> Tensor:
+        """The models whose predictions a mode averages, [K, S, P]; one, its own, for most methods."""
+        return mode["theta"].unsqueeze(-2)
 
     def broadcast(self, mode: Tree) -> Tree:
         """What travels down to a client."""
@@ -92,6 +102,14 @@ class Algorithm(ABC):
     def download_bytes(self, sent: Tree, coin: Tensor) -> int | Tensor:
         """Bytes of what one client receives; arguments as for `upload_bytes`."""
         return row_bytes(sent)
+
+    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
+        """What one client's message carries, [P] each: the uploads as they are, or their encoding in bytes (uint8)."""
+        return uploads
+
+    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
+        """The uploads that `encode` was given; `like` has their names, shapes and types."""
+        return message
 
     @abstractmethod
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:

@@ -56,6 +56,13 @@ class LocalWork:
             return torch.full_like(sizes, self.steps)
         return self.epochs * self.steps_an_epoch(sizes)
 
+    def samples(self, sizes: Tensor) -> Tensor:
+        """Examples that clients of these sizes go through in a round, filler not counted."""
+        steps, an_epoch = self.count(sizes), self.steps_an_epoch(sizes)
+        if self.last_batch != "keep":
+            return steps * self.batch_size
+        return steps // an_epoch * sizes + steps % an_epoch * self.batch_size
+
 
 def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork, host: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows and weights of every local step of J visits.

@@ -19,6 +19,7 @@ class Engine(ABC):
     """Owns loops, data and client memory; everything else is pure."""
 
     notes: Sequence[str] = ()  # what a user should know of how the work is done
+    writes: bool = True  # whether this process keeps files; of the processes of a job, one does
 
     @abstractmethod
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
@@ -29,6 +30,9 @@ class Engine(ABC):
             buffers: running statistics, one row a mode, [K, R].
             round: counted from 0.
         """
+
+    def foresee(self, plan: Plan, round: int) -> None:
+        """Told of the plan that most likely comes next, an engine may prepare for it."""
 
     @abstractmethod
     def memory_tensors(self) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from ..vectors import Tree
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
-from .types import EnsembleState, Plan, Returned, RoundReport
+from .types import EnsembleState, Outcome, Plan, Returned, RoundReport
 
 
 class Request(NamedTuple):
@@ -33,18 +34,26 @@ def run_round(
     return finish_round(state, request, engine.visit(*request), schedule)
 
 
-def begin_round(state: EnsembleState, algorithm: Algorithm, schedule: Schedule) -> Request:
-    """Who trains which mode, and what they are sent."""
-    plan = schedule.plan(state.schedule, state.round)
+def begin_round(
+    state: EnsembleState, algorithm: Algorithm, schedule: Schedule, outcome: Outcome | None = None
+) -> Request:
+    """Who trains which mode, and what they are sent; with an outcome, only whose answers will count."""
+    plan = schedule.plan(state.schedule, state.round) if outcome is None else outcome.plan
     return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
 
 
 def finish_round(
-    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule
+    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule, outcome: Outcome | None = None
 ) -> tuple[EnsembleState, RoundReport]:
-    """The server's step: every mode from the clients that trained it."""
-    plan = request.plan
+    """The server's step: every mode from the clients that trained it; nothing but the time if nobody did."""
+    plan = returned.answered or request.plan
+    after, turnout = (state.participation, None) if outcome is None else (outcome.state, outcome.turnout)
     losses = returned.loss.detach().cpu()
+    down = int(returned.bytes_down.sum()) if turnout is None else turnout.bytes_down
+    age = state.round // schedule.modes + 1
+    if not len(plan.client):
+        new = replace(state, round=state.round + 1, participation=after)
+        return new, RoundReport(new.round, age, plan, None, losses, 0, down, (), turnout)
     check_finite(losses, returned, plan, state.round)
     updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
@@ -54,16 +63,18 @@ def finish_round(
         modes={name: torch.where(trained, updated[name], kept) for name, kept in state.modes.items()},
         buffers=torch.where(trained, returned.buffers, state.buffers),
         schedule=schedule.observe(state.schedule, plan, returned.loss),
+        participation=after,
     )
     report = RoundReport(
         round=new.round,
-        age=state.round // schedule.modes + 1,
+        age=age,
         plan=plan,
         loss=float(losses.mean()),
         losses=losses,
         bytes_up=int(returned.bytes_up.sum()),
-        bytes_down=int(returned.bytes_down.sum()),
+        bytes_down=down,
         trained=tuple(torch.nonzero(trained.flatten()).flatten().tolist()),
+        turnout=turnout,
     )
     return new, report
 

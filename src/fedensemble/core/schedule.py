@@ -68,6 +68,10 @@ class Schedule(ABC):
     def plan(self, state: Tree, round: int) -> Plan:
         """The visits of a round (counted from 0), sorted by client."""
 
+    def stratum(self, state: Tree) -> Tensor | None:
+        """The stratum of each client, [N]; None where strata play no part."""
+        return state.get("stratum")
+
     def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
         """The state after a round's losses [J] are known; most schedules do not care."""
         return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import draws
@@ -18,6 +19,22 @@ class Plan(NamedTuple):
     mode: Tensor  # [J] int64
 
 
+class Members(NamedTuple):
+    """What each visit of a round sent up, in ascending order of (client, mode); only for methods that gather."""
+
+    client: Tensor  # [J] int64
+    mode: Tensor  # [J] int64
+    weight: Tensor  # [J]
+    uploads: Tree  # [J, P]
+    buffers: Tensor  # [J, R] running statistics the client ended with
+
+    def shares(self, modes: int) -> Tensor:
+        """The share of each visit in its mode, [K, J]: rows add up to 1, or to 0 where nobody trained the mode."""
+        own = (self.mode == torch.arange(modes, device=self.mode.device).unsqueeze(1)) * self.weight
+        total = own.sum(1, keepdim=True)
+        return own / torch.where(total > 0, total, torch.ones_like(total))
+
+
 @dataclass(frozen=True, slots=True)
 class Cohort:
     """Who stands behind each mode's update."""
@@ -27,14 +44,18 @@ class Cohort:
     share: Tensor  # [K, 1] that sum over the one of all N clients; M/N with uniform weights
     population: int  # N
     coin: Tensor  # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
+    members: Members | None = None  # what each client sent, where the method gathers it
+
+    def key(self, word: int) -> Tensor:
+        """A key for random numbers of the server, one a mode and word, [K].
+
+        It is made of the first 53 bits of the coin (24 where the coin is float32), so every engine finds it.
+        """
+        return torch.as_tensor(draws.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the same at each call.
-
-        They are drawn at the first 53 bits of the coin (24 where the coin is float32), so every engine finds them.
-        """
-        key = draws.fold((self.coin.double() * 2.0**53).long().squeeze(-1), 0)
-        return draws.uniform(key, like.shape[-1]).to(like.dtype)
+        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the same each call."""
+        return draws.uniform(self.key(0), like.shape[-1]).to(like.dtype)
 
 
 class Returned(NamedTuple):
@@ -47,6 +68,7 @@ class Returned(NamedTuple):
     first_bad_step: Tensor  # [J] first local step whose loss was not finite, or -1
     bytes_up: Tensor  # [J]
     bytes_down: Tensor  # [J]
+    answered: Plan | None = None  # the J visits that count, where real clients were asked and some did not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +79,27 @@ class EnsembleState:
     modes: Tree  # server state of each mode, [K, P]; "theta" is the model
     buffers: Tensor  # running statistics of each mode, [K, R]
     schedule: Tree = field(default_factory=dict)
+    participation: Tree = field(default_factory=dict)  # the simulated clock, where there is one
+
+
+class Turnout(NamedTuple):
+    """How many of those asked in a round answered in time; asked = visits that count + late + dropped."""
+
+    asked: int
+    late: int  # finished after the places were taken, or after the deadline
+    dropped: int  # began and never answered
+    away: int  # places for which nobody could be asked
+    seconds: float  # simulated time of the round
+    clock: float  # simulated time since the start, this round included
+    bytes_down: int  # to everybody who was asked
+
+
+class Outcome(NamedTuple):
+    """Whose answers count in a round."""
+
+    plan: Plan
+    state: Tree  # of the participation, after the round
+    turnout: Turnout | None = None  # None where everybody asked answers at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +109,9 @@ class RoundReport:
     round: int  # counted from 1
     age: int  # counted from 1; an age is K rounds
     plan: Plan
-    loss: float  # mean over visits
+    loss: float | None  # mean over visits; None where nobody answered
     losses: Tensor  # [J], on the CPU
     bytes_up: int  # all visits together
     bytes_down: int
     trained: tuple[int, ...]  # modes that had at least one client
+    turnout: Turnout | None = None  # who answered and how long it took, where that is simulated

@@ -1,7 +1,17 @@
 """Data: sources, how their rows are divided among clients, and the federated data that comes of it."""
 
 # These modules are imported for the names they register; none of them imports a heavy library before it is used.
-from . import cifar, digits, label_partition, mnist, npz, openimage, shakespeare, synthetic  # noqa: F401
+from . import (  # noqa: F401
+    cifar,
+    digits,
+    label_partition,
+    mnist,
+    npz,
+    openimage,
+    shakespeare,
+    stand_in,
+    synthetic,
+)
 from .download import get
 from .federated import FederatedData, Standardise
 from .partition import partition, partitions

@@ -44,6 +44,7 @@ class FederatedData:
         start: first row of each client, [N].
         size: number of rows of each client, [N].
         x_test, y_test: held-out examples, or None.
+        x_server: inputs without targets that the server has, or None.
         standardise: applied to inputs when a batch is drawn, or None.
         classes: number of classes (or tokens); None for regression.
         names: names of the clients, where they have any.
@@ -60,6 +61,7 @@ class FederatedData:
     classes: int | None = None
     names: tuple[str, ...] | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    x_server: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_examples(self.x, self.y, "the clients' data", self.classes)
@@ -72,6 +74,15 @@ class FederatedData:
                     f"Test inputs have shape {tuple(self.x_test.shape[1:])}, training inputs "
                     f"{tuple(self.x.shape[1:])}; they must agree."
                 )
+        if self.x_server is not None:
+            given = self.x_server
+            if given.dim() == 0 or not len(given) or given.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    f"The server's inputs have shape {tuple(given.shape)}, the clients' {tuple(self.x.shape)}; "
+                    "give x_server one row or more of the same kind, or None."
+                )
+            if given.is_floating_point() and not bool(torch.isfinite(given).all()):
+                raise DataError("The server's inputs contain nan or infinity. Clean or drop such rows.")
         if self.names is not None and len(self.names) != len(self.size):
             raise DataError(f"There are {len(self.size)} clients, but {len(self.names)} names; give one each.")
         empty = torch.nonzero(self.size <= 0).flatten().tolist()
@@ -133,7 +144,7 @@ class FederatedData:
         for index, (x, y) in enumerate(pairs):
             if x.dim() > 0 and len(x) == 0:  # before shapes are compared: an empty list has no shape to speak of
                 raise DataError(f"Client {index} has no examples. Leave it out.")
-            check_examples(x, y, f"client {index}")
+            check_lengths(x, y, f"client {index}")
             for what, got, first in (("inputs", x, pairs[0][0]), ("targets", y, pairs[0][1])):
                 if got.shape[1:] != first.shape[1:] or got.dtype != first.dtype:
                     raise DataError(
@@ -141,7 +152,14 @@ class FederatedData:
                         f"those of client 0 are {describe(first)}. Give all clients one shape and type."
                     )
         sizes = torch.tensor([len(x) for x, _ in pairs])
-        return cls.from_arrays(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), sizes, **options)
+        every_x, every_y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        try:
+            check_examples(every_x, every_y, "the clients' data")  # at once: there may be a million clients
+        except DataError:
+            for index, (x, y) in enumerate(pairs):
+                check_examples(x, y, f"client {index}")
+            raise
+        return cls.from_arrays(every_x, every_y, sizes, **options)
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any, sizes: Any, **options: Any) -> FederatedData:
@@ -149,7 +167,7 @@ class FederatedData:
         x, y, size = as_inputs(x), as_targets(y), torch.as_tensor(sizes, dtype=torch.int64)
         if x.dtype == torch.uint8:
             options.setdefault("standardise", Standardise((0.0,), (255.0,)))  # images
-        for name, convert in (("x_test", as_inputs), ("y_test", as_targets)):
+        for name, convert in (("x_test", as_inputs), ("y_test", as_targets), ("x_server", as_inputs)):
             if options.get(name) is not None:
                 options[name] = convert(options[name])
         if int(size.sum()) != len(x):
@@ -193,11 +211,9 @@ def sharable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None) -> None:
     """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
+    check_lengths(x, y, where)
     for what, values in (("Inputs", x), ("Targets", y)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+        if values.is_floating_point() and values.numel() and not _is_finite(values):
             flat = torch.isfinite(values).reshape(len(values), -1).all(1)
             row = int(torch.nonzero(~flat)[0])
             raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
@@ -205,6 +221,18 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
         raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
     if len(y) and classes is not None and not y.is_floating_point() and int(y.max()) >= classes:
         raise DataError(f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}.")
+
+
+def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
+    """Raises unless inputs and targets are of one length."""
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether there is neither nan nor infinity, found without a copy: both show in the smallest or the largest."""
+    return bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def describe(values: Tensor) -> str:

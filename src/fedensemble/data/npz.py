@@ -22,6 +22,7 @@ def npz(
     x_test: str | None = None,
     y_test: str | None = None,
     client: str | None = None,
+    x_server: str | None = None,
     classes: int | None = None,
 ) -> Source:
     """The arrays of a .npz file; x with type uint8 and three or more axes are images, other integers are tokens.
@@ -33,10 +34,11 @@ def npz(
         x_test, y_test: names of the test arrays; by default those called x_test and y_test, if there are any.
         client: name of the array with the client of each training row (numbers or texts); by default the one
             called client, if there is one.
+        x_server: name of the array of inputs that the server has; by default the one called x_server, if there is one.
         classes: number of classes; by default the largest label and one more.
     """
     file = find_npz(Path(path), root)
-    wanted = {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "client": client}
+    wanted = {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "client": client, "x_server": x_server}
     arrays = read_arrays(file, wanted)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"The file {file} has only one of the two test arrays; give x_test and y_test, or neither.")
@@ -50,6 +52,7 @@ def npz(
         group=group,
         group_names=names,
         info={"source": "npz", "files": [str(file)]},
+        x_server=arrays.get("x_server"),
     )
 
 

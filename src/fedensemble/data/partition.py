@@ -36,7 +36,7 @@ def partition(source: Source, name: str, clients: int | None = None, seed: int =
     check_rows(name, rows, len(source))
     order = np.concatenate(rows)
     facts: dict[str, Any] = {"info": {**source.info, "partition": name, "partition_seed": seed, "options": options}}
-    for fact in ("x_test", "y_test", "classes", "standardise"):
+    for fact in ("x_test", "y_test", "x_server", "classes", "standardise"):
         if getattr(source, fact) is not None:  # left out, so that from_arrays can find its own default
             facts[fact] = getattr(source, fact)
     if name == "natural" and source.group is not None and source.group_names is not None:

@@ -32,6 +32,7 @@ class Source:
         x: training inputs, [n, ...].
         y: training targets, [n, ...].
         x_test, y_test: held-out examples, or None.
+        x_server: inputs for the server, without targets, or None.
         classes: number of classes (or tokens); None for regression, or to count the labels.
         standardise: applied to inputs when a batch is drawn, or None.
         group: number of the natural client of each training row, [n], or None where there are none.
@@ -48,6 +49,7 @@ class Source:
     group: Rows | None = None
     group_names: tuple[str, ...] | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    x_server: Array | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import draws
 from ..core.algorithm import Algorithm
-from ..core.problem import LocalProblem, Step
+from ..core.optimizer import SGD
+from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
+from . import kernels
 from .simulation import Inputs, Minibatches, Trained, tuned
 
 
@@ -49,6 +50,21 @@ class RecordedProblem(LocalProblem):
     recorder: Recorder
     minibatches: Minibatches
     table: Tensor  # losses, [S, J]
+    active: Tensor | None = None  # [J, 1], while a step is recorded whose visits do not all take part
+
+    def descend(self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None) -> Tensor:
+        if not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0 or limit is not None:
+            return super().descend(start, adjust, limit)
+
+        def step(state: Tree, gradient: Gradient) -> Tree:
+            """The same in place: one pass over the weights."""
+            theta = state["theta"]
+            value = gradient(theta)
+            value = self.optimizer.prepare(theta, value if adjust is None else adjust(theta, value))
+            rate = self.lr if self.active is None else self.lr * self.active
+            return {"theta": theta.addcmul_(value, torch.as_tensor(rate), value=-1)}
+
+        return self.iterate({"theta": start}, step)["theta"]
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         given = self.minibatches.given
@@ -58,19 +74,20 @@ class RecordedProblem(LocalProblem):
         index = torch.zeros(1, dtype=torch.int64, device=buffers.device)
         self.recorder.begin(repeated=True)
         place, weight = (table.index_select(0, index).squeeze(0) for table in (given.place, given.weight))
-        active = weight.any(-1, keepdim=True)
-        ragged = self.minibatches.active is not None
-        key = torch.as_tensor(draws.fold(given.noise, index))
+        active = self.active = weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
+        key = kernels.fold(given.noise, index)
 
         def gradient(at: Tensor) -> Tensor:
             value, (loss, new) = self.minibatches.on_batch(place, weight, key, at, buffers)
-            buffers.copy_(torch.where(active, new, buffers) if ragged else new)
+            if new is not buffers:
+                buffers.copy_(new if active is None else torch.where(active, new, buffers))
             self.table.index_copy_(0, index, loss.unsqueeze(0))
             return value
 
         new = step(state, gradient)
         for name, value in new.items():
-            state[name].copy_(torch.where(active, value, state[name]) if ragged else value)
+            if value is not state[name]:
+                state[name].copy_(value if active is None else torch.where(active, value, state[name]))
         index.add_(1)
         self.recorder.begin(repeated=False)
         self.buffers = buffers
@@ -114,10 +131,7 @@ class CapturedTraining:
             self.recorder.begin(repeated=False)
             method = tuned(algorithm, self.given.hyper)
             uploads, memory = method.local_training(self.given.sent, self.given.memory, problem)
-            # Copies: an output that is also an input would change under the next block's hands.
-            self.uploads = {name: value.clone() for name, value in uploads.items()}
-            self.memory = {name: value.clone() for name, value in memory.items()}
-            self.buffers = problem.buffers.clone()
+            self.uploads, self.memory, self.buffers = uploads, memory, problem.buffers
         finally:
             self.recorder.end()
 
@@ -134,7 +148,7 @@ class CapturedTraining:
                 held.copy_(value)
 
     def run(self, given: Inputs) -> Trained:
-        """Trains a block; what it returns holds until the next run."""
+        """Trains a block; what it returns holds until the next run, what clients remember for ever."""
         self.load(given)
         steps = len(given.place)
         for graph, repeated in self.recorder.graphs:

@@ -23,6 +23,8 @@ from ..core.randomness import KeyedRandomness
 from ..core.recurrent import RECURRENT
 from ..errors import InputError
 from . import kernels
+from .cpu_pool import PlanePool
+from .pieces import Piece, Pieces
 
 _ASKED = {
     "data_ptr",
@@ -46,12 +48,16 @@ class Folded(KeyedRandomness):
         key: of the visits' random layers, [J].
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
+        pieces: what products read of the parameters, by their identity.
     """
 
-    def __init__(self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype) -> None:
+    def __init__(
+        self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
+        pieces: Mapping[int, Piece] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(key)
         self.visits = len(key)
-        self.stacks = {id(tensor) for tensor in stacked.values()}
+        self.stacks, self.pieces = {id(tensor) for tensor in stacked.values()}, pieces or {}
         self.compute = compute
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
 
@@ -78,6 +84,10 @@ class Folded(KeyedRandomness):
         kept = kernels.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(tuple(shape))
         return x * (kept.to(x.dtype) / (1 - p))
 
+    def next_key(self) -> draws.Key:
+        self.calls += 1
+        return kernels.fold(torch.as_tensor(self.key), self.calls)
+
     def uniform(self, shape: Any, device: torch.device) -> Tensor:
         """Random numbers for folded shapes."""
         if not shape or shape[0] % self.visits:
@@ -90,6 +100,12 @@ class Folded(KeyedRandomness):
         if weight.dim() != 3:
             raise NotFoldable("a linear layer's weight is not a stacked parameter")
         given = x.reshape(self.visits, -1, x.shape[-1]).to(self.compute)
+        piece = self.pieces.get(id(weight))
+        if piece is not None and piece.weight.dtype == self.compute and kernels.quick(given):
+            from .triton_linear import StackedLinear
+
+            out = StackedLinear.apply(given, weight, bias, piece)  # type: ignore[no-untyped-call]
+            return out.reshape(*x.shape[:-1], out.shape[-1])  # type: ignore[no-any-return]
         weight = weight.transpose(1, 2).to(self.compute)
         if bias is None:
             out = torch.bmm(given, weight)
@@ -101,6 +117,7 @@ class Folded(KeyedRandomness):
         """As torch.lstm and the like with stacks of weights; never below float32, for errors add up over time."""
         given, self.compute = self.compute, weights[0].dtype
         try:
+            weights = [w.contiguous() if w.is_cuda else w for w in weights]
             start = [s.to(self.compute) for s in initial] if func is torch.lstm else initial.to(self.compute)
             named |= {"linear": self.linear, "layer_of": self._lstm_layer if func is torch.lstm and x.is_cuda else None}
             return RECURRENT[func](self.dropout, x.to(self.compute), start, weights, *others, **named)
@@ -123,19 +140,16 @@ class Folded(KeyedRandomness):
         self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
-        """As F.max_pool2d, which needs no weights but had a slow backward pass."""
+        """As F.max_pool2d, which needs no weights but was slow, on a GPU in its backward pass, on a CPU before it."""
         size = _pair(kernel_size)
         simple = _pair(stride or size) == size and size[0] == size[1] and _pair(padding) == (0, 0) and x.dim() == 4
-        if (
-            kernels.HAS_TRITON
-            and x.is_cuda
-            and simple
-            and not (ceil_mode or return_indices)
-            and _pair(dilation) == (1, 1)
-        ):
+        simple = simple and not (ceil_mode or return_indices) and _pair(dilation) == (1, 1)
+        if kernels.HAS_TRITON and x.is_cuda and simple:
             from .triton_pool import SquarePool
 
             return SquarePool.apply(x, size[0])  # type: ignore[no-untyped-call]
+        if simple and not x.is_cuda and size[0] <= min(x.shape[-2:]):
+            return PlanePool.apply(x, size[0])  # type: ignore[no-untyped-call]
         usual: Any = F.max_pool2d
         return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
@@ -147,7 +161,7 @@ class Folded(KeyedRandomness):
         if weight.dim() != 5 or x.dim() != 4 or isinstance(padding, str):
             raise NotFoldable("a convolution without a batch, or with padding by name")
         pairs = (_pair(stride), _pair(padding), _pair(dilation))
-        return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups)
+        return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups, self.pieces.get(id(weight)))
 
     def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Images [J * B, C, ...] times and plus [J, C]."""
@@ -256,15 +270,13 @@ def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> Gra
 
     def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
         visits, batch = weight.shape
-        theta = theta.detach().requires_grad_()
+        theta = theta.detach()
         with torch.enable_grad():
-            moving = {
-                name: _laid_out(stack, theta.dtype if name in precise else working)
-                for name, stack in learner.theta_layout.unflatten(theta).items()
-            }
+            pieces = Pieces(learner, theta, working, precise)
+            moving = pieces.leaves
             fixed = learner.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in learner.counters.items()}
-            mode = Folded(key, {**moving, **fixed}, working)
+            mode = Folded(key, {**moving, **fixed}, working, pieces.of)
             with mode:
                 outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
             if outputs.shape[:1] != (visits * batch,):
@@ -272,22 +284,10 @@ def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> Gra
             losses = learner.loss(outputs.to(learner.dtype), y.flatten(0, 1)).reshape(visits, batch)
             share = weight.to(losses.dtype)
             value = (losses * share).sum(1) / share.sum(1).clamp(min=1)
-            (slope,) = torch.autograd.grad(value.sum(), theta)
+            slope = pieces.gather(value.sum())
         if fixed:
             named = {name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()}
             buffers = learner.buffer_layout.flatten(named)
         return slope, (value.detach(), buffers)
 
     return gradient
-
-
-def _laid_out(stack: Tensor, compute: torch.dtype) -> Tensor:
-    """A stacked parameter as kernels like it: matrices in the type of products, on a GPU whole and aligned.
-
-    Pieces of a flat vector begin anywhere, and matrix products on unaligned weights take slow ways.
-    """
-    if stack.dim() == 5:  # filters: their kernels lay them out themselves
-        return stack
-    if stack.dim() > 2 and compute != stack.dtype:
-        return stack.to(compute, memory_format=torch.contiguous_format)
-    return stack.contiguous() if stack.is_cuda else stack

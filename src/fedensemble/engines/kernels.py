@@ -10,26 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import draws
+from .pieces import Piece
 
 Pair = tuple[int, int]
 HAS_TRITON = find_spec("triton") is not None
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    piece: Piece | None = None,
+) -> Tensor:  # fmt: skip
     """Visit j's images with visit j's filters.
 
     Args:
         x: [J * B, C, H, W].
         weight: [J, O, C / groups, h, w].
         bias: [J, O] or None.
+        piece: of the filters, where they are a parameter.
     """
     plain = groups == 1 and dilation == (1, 1)
     if plain and quick(x):
         from .triton_conv import TritonConvolution
 
-        return TritonConvolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return, no-untyped-call]
+        return TritonConvolution.apply(x, weight, bias, stride, padding, piece)  # type: ignore[no-any-return, no-untyped-call]
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if plain and x.is_cuda:
         out: Tensor = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
@@ -43,6 +46,15 @@ def conv2d(
 def quick(x: Tensor) -> bool:
     """Whether the Triton kernels can take these images."""
     return HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.numel() < 1 << 31
+
+
+def fold(keys: Tensor, word: int | Tensor) -> Tensor:
+    """As draws.fold of keys [J] and one word, in one launch."""
+    if HAS_TRITON and keys.is_cuda:
+        from .triton_dropout import fold as quickly
+
+        return quickly(keys, word)
+    return torch.as_tensor(draws.fold(keys, word))
 
 
 def kept(keys: Tensor, size: int, threshold: int) -> Tensor:

@@ -21,7 +21,7 @@ from ..core.round import Request
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
 from ..vectors import Tree, rows
-from .memory import ClientMemory
+from .memory import ClientMemory, Placement
 
 _SMALL = 20_000  # examples of a block
 _ON_DEVICE: WeakKeyDictionary[FederatedData, dict[str, FederatedData]] = WeakKeyDictionary()
@@ -42,6 +42,18 @@ class Inputs(NamedTuple):
     counts: Tensor  # [J, 1] local steps
     lr: Tensor  # [J, 1]
     hyper: Tree  # hyper-parameters that differ between visits of different runs, [J, 1]
+
+
+class Tables(NamedTuple):
+    """What a block of J visits needs that no other round can change."""
+
+    place: Tensor  # all as in `Inputs`
+    weight: Tensor
+    noise: Tensor
+    own: Tensor
+    coin: Tensor
+    sizes: Tensor
+    counts: Tensor
 
 
 class Trained(NamedTuple):
@@ -86,16 +98,20 @@ class Simulation(Engine):
         data: all clients' examples.
         work: how much a client trains.
         seed: of the run.
+        client_memory: where clients' memory lies: "device", "host", "disk", or "auto", the first that has room.
     """
 
     batched: ClassVar[bool]
     block: int = 1  # visits trained together
 
-    def __init__(self, learner: Learner, data: FederatedData, work: LocalWork, seed: int) -> None:
+    def __init__(
+        self, learner: Learner, data: FederatedData, work: LocalWork, seed: int, *, client_memory: Placement = "auto"
+    ) -> None:
         self.learner, self.data, self.work, self.seed = learner, _moved(data, learner.device), work, seed
         self.host_sizes = data.size.cpu()
-        self.sizes, self.starts = data.size.to(learner.device), data.start.to(learner.device)
-        self.memory = ClientMemory()
+        self.starts = data.start.to(learner.device)
+        self._foreseen: tuple[int, Plan, Tables] | None = None
+        self.memory = ClientMemory(learner.device, client_memory)
         self.gradient = learner.gradient_function(self.batched)
 
     @abstractmethod
@@ -109,9 +125,39 @@ class Simulation(Engine):
 
     def prepare(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Inputs:
         """Everything a block of visits needs for local training."""
-        host, device = self.host_sizes[plan.client], self.learner.device
-        client = plan.client.to(device)
-        sizes = self.sizes[client]
+        tables = self.tables(plan, round)
+        rate = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64).to(self.learner.dtype)
+        return Inputs(
+            sent=sent,
+            memory=self.memory.read(plan, algorithm.init_memory(sent["theta"])),
+            buffers=buffers,
+            place=tables.place,
+            weight=tables.weight,
+            noise=tables.noise,
+            own=tables.own,
+            coin=tables.coin,
+            sizes=tables.sizes,
+            counts=tables.counts,
+            lr=onto(rate, self.learner.device),
+            hyper={},
+        )
+
+    def foresee(self, plan: Plan, round: int) -> None:
+        """Makes the tables of a round's first block while a GPU is busy with the round before."""
+        if len(plan.client):
+            first = self.order(self.work.count(self.host_sizes[plan.client]))[: self.block]
+            part = Plan(plan.client[first], plan.mode[first])
+            self._foreseen = (round, part, self._tables(part, round))
+
+    def tables(self, plan: Plan, round: int) -> Tables:
+        """What a block of visits needs beside weights and memory."""
+        known, self._foreseen = self._foreseen, None
+        if known is not None and known[0] == round and all(map(torch.equal, known[1], plan)):
+            return known[2]
+        return self._tables(plan, round)
+
+    def _tables(self, plan: Plan, round: int) -> Tables:
+        host, device, dtype = self.host_sizes[plan.client], self.learner.device, self.learner.dtype
         # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations cost less.
         batches, noise, own = (
             visit_key(purpose, self.seed, round, plan.client, plan.mode)
@@ -119,22 +165,17 @@ class Simulation(Engine):
         )
         small = len(host) * int(host.max()) <= _SMALL
         place, weight = batch_table(batches, host, self.work) if small else batch_table(
-            batches.to(device), sizes, self.work, host
+            onto(batches, device), onto(host, device), self.work, host
         )  # fmt: skip
-        place, weight, noise, own = (tensor.to(device) for tensor in (place, weight, noise, own))
-        return Inputs(
-            sent=sent,
-            memory=self.memory.read(plan, algorithm.init_memory(sent["theta"])),
-            buffers=buffers,
-            place=place + self.starts[client].reshape(1, -1, 1),
-            weight=weight,
-            noise=noise,
-            own=own,
-            coin=shared_coin(self.seed, round, plan.mode).to(device, self.learner.dtype),
-            sizes=sizes.unsqueeze(-1).to(self.learner.dtype),
-            counts=self.work.count(sizes).unsqueeze(-1).to(self.learner.dtype),
-            lr=torch.full((len(host), 1), algorithm.rate(round), dtype=torch.float64).to(device, self.learner.dtype),
-            hyper={},
+        starts = self.starts[onto(plan.client, device)]
+        return Tables(
+            place=onto(place, device) + starts.reshape(1, -1, 1),
+            weight=onto(weight, device),
+            noise=onto(noise, device),
+            own=onto(own, device),
+            coin=onto(shared_coin(self.seed, round, plan.mode).to(dtype), device),
+            sizes=onto(host.unsqueeze(-1).to(dtype), device),
+            counts=onto(self.work.count(host).unsqueeze(-1).to(dtype), device),
         )
 
     def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
@@ -163,7 +204,14 @@ class Simulation(Engine):
         return self.memory.tensors()
 
     def load_memory(self, tensors: Tree) -> None:
-        self.memory.load(tensors, self.learner.device)
+        self.memory.load(tensors)
+
+
+def onto(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device, without waiting for what that is doing."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.aggregate import ModeMeans
+from ..core.aggregate import ModeMeans, gather
 from ..core.algorithm import Algorithm
 from ..core.keys import shared_coin
 from ..core.round import Request
-from ..core.types import Plan, Returned
+from ..core.types import Members, Plan, Returned
 from ..vectors import Tree, rows
-from .simulation import Inputs, Simulation, Trained, judge
+from .simulation import Inputs, Simulation, Trained, judge, onto
 
 # Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
 _BUFFERS = "buffers"
-_BY_RUN = ("lr", "lr_decay", "lr_decay_every", "weighting")  # given to each visit, or used on the server only
+RATES = ("lr", "lr_decay", "lr_decay_every", "weighting")  # given to each visit, or used on the server only
+
+
+class Block(NamedTuple):
+    """Some of a run's visits that train together."""
+
+    share: Share
+    part: Plan
+    modes: Tensor  # of the visits, on the device
+    place: Tensor  # of the visits in the run's plan, on the device
+    given: Inputs
 
 
 class Share:
@@ -38,49 +48,56 @@ class Share:
         self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
         self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
         self.kept: list[tuple[Plan, Tree]] = []
+        self.gathered: list[Members] = []
+        coin = shared_coin(engine.seed, request.round, torch.arange(len(request.buffers)))
+        self.host_coin = coin.to(engine.learner.dtype)
+        self.coin = onto(self.host_coin, device)
 
-    def prepare(self, block: Tensor) -> tuple[Plan, Inputs]:
-        """What some of its visits need."""
+    def prepare(self, places: Tensor) -> Block:
+        """What some of its visits need; all that goes to the device goes there before they are trained."""
         algorithm, sent, buffers, plan, round = self.request
-        part = Plan(plan.client[block], plan.mode[block])
-        modes = part.mode.to(buffers.device)
+        part = Plan(plan.client[places], plan.mode[places])
+        modes = onto(part.mode, buffers.device)
         given = self.engine.prepare(algorithm, rows(sent, modes), buffers[modes], part, round)
         if self.hyper:
             given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
-        return part, given
+        return Block(self, part, modes, onto(places, buffers.device), given)
 
-    def take(self, block: Tensor, part: Plan, given: Inputs, trained: Trained) -> None:
+    def take(self, block: Block, trained: Trained) -> None:
         """Counts in what some of its visits gave."""
+        _, part, modes, place, given = block
         buffers = self.request.buffers
-        modes = part.mode.to(buffers.device)
-        self.kept.append((part, trained.memory))
+        self.kept.append((part, self.engine.memory.aside(trained.memory)))
         weight = given.sizes[:, 0]
         weight = torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
         self.means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
-        place = block.to(buffers.device)
+        if self.request.algorithm.gathers:  # copies: what a block gave holds until the next one runs
+            uploads = {name: value.clone() for name, value in trained.uploads.items()}
+            self.gathered.append(
+                Members(onto(part.client, buffers.device), modes, weight, uploads, trained.buffers.clone())
+            )
         self.loss[place], self.bad_step[place] = judge(trained, given)
 
     def returned(self) -> Returned:
         """What the server gets."""
-        algorithm, sent, buffers, plan, round = self.request
+        algorithm, sent, buffers, plan, _ = self.request
         engine = self.engine
         if any(memory for _, memory in self.kept) and bool(self.loss.isfinite().all()):
-            for part, memory in self.kept:  # a round that fails leaves no trace: state and memory stay those before it
-                engine.memory.write(part, memory)
+            engine.memory.write_all(self.kept)  # a round that fails leaves no trace: all stays as it was before it
         uploads = self.means.mean()
-        moved = uploads.pop(_BUFFERS)
-        coin = shared_coin(engine.seed, round, torch.arange(len(buffers))).to(engine.learner.dtype)
+        moved = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # none if nobody trained
         carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
+        members = gather(self.gathered) if self.gathered else None
         population = len(engine.host_sizes)
         total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
         return Returned(
             uploads=uploads,
             buffers=buffers + moved,
-            cohort=self.means.cohort(population, total, coin.to(buffers.device)),
+            cohort=replace(self.means.cohort(population, total, self.coin), members=members),
             loss=self.loss,
             first_bad_step=self.bad_step,
-            bytes_up=(carried + algorithm.upload_bytes(uploads, coin))[plan.mode, 0],
-            bytes_down=(carried + algorithm.download_bytes(sent, coin))[plan.mode, 0],
+            bytes_up=(carried + algorithm.upload_bytes(uploads, self.host_coin))[plan.mode, 0],
+            bytes_down=(carried + algorithm.download_bytes(sent, self.host_coin))[plan.mode, 0],
         )
 
 
@@ -100,16 +117,15 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
         ragged = bool(counts[block].min() < counts[block].max())
         parts = []
         for run in sorted(set(owner[block].tolist())):
-            places = index[block[owner[block] == run]]
-            parts.append((shares[run], places, *shares[run].prepare(places)))
-        trained = lead.train(requests[0].algorithm, joined([given for *_, given in parts]), ragged)
+            parts.append(shares[run].prepare(index[block[owner[block] == run]]))
+        trained = lead.train(requests[0].algorithm, joined([part.given for part in parts]), ragged)
         if trained is None:  # no room for so many: again, with smaller blocks
             continue
         waiting = waiting[len(block) :]
         first = 0
-        for share, places, part, given in parts:
-            share.take(places, part, given, _piece(trained, first, len(places), len(given.place), len(block)))
-            first += len(places)
+        for part in parts:
+            part.share.take(part, _piece(trained, first, len(part.modes), len(part.given.place), len(block)))
+            first += len(part.modes)
     return [share.returned() for share in shares]
 
 
@@ -134,7 +150,7 @@ def different(algorithms: Sequence[Algorithm]) -> list[str]:
     first, names = algorithms[0], []
     for field in fields(first):
         values = [getattr(algorithm, field.name) for algorithm in algorithms]
-        if field.name in _BY_RUN or all(value == values[0] for value in values):
+        if field.name in RATES or all(value == values[0] for value in values):
             continue
         if not all(isinstance(value, float) for value in values):
             raise ValueError(f"runs with different {field.name} cannot advance together")

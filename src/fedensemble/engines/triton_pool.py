@@ -13,7 +13,10 @@ _BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _largest(
+    x, out, which, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The largest of each square, and its place in the square."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
@@ -32,7 +35,10 @@ def _largest(x, out, which, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _back(slope, which, out, TOTAL, H, W, C, OH, OW, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _back(
+    slope, which, out, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Each pixel asks its square whether it was the largest."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C

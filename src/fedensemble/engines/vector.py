@@ -11,12 +11,15 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
+from ..core.learner import GradientFn, Learner
 from ..errors import InputError
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap
 from .folded import folded_gradient
+from .memory import Placement
 from .memory_budget import visits_that_fit
 from .simulation import Inputs, Minibatches, Simulation, Trained
+from .threads import VisitThreads
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 _MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
@@ -32,15 +35,16 @@ class VectorEngine(Simulation):
         precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32; "auto" is tf32.
         graphs: record local training as CUDA graphs; None does on a GPU.
         deterministic: only kernels whose sums always come in the same order, even if they are slower.
+        client_memory: as for `Simulation`.
     """
 
     batched: ClassVar[bool] = True
 
     def __init__(
         self, *args: Any, block: int | None = None, memory: float | None = None, precision: Precision = "auto",
-        graphs: bool | None = None, deterministic: bool = False,
+        graphs: bool | None = None, deterministic: bool = False, client_memory: Placement = "auto",
     ) -> None:  # fmt: skip
-        super().__init__(*args)
+        super().__init__(*args, client_memory=client_memory)
         cuda = self.learner.device.type == "cuda"
         if block is not None and block < 1:
             raise InputError(f"Engine 'vector' needs block >= 1; got {block}.")
@@ -51,19 +55,26 @@ class VectorEngine(Simulation):
         inputs, targets = self.data.inputs(self.data.x[few].clone(), self.learner.dtype), self.data.y[few]
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
         reason = can_fold(self.learner, inputs, targets)
-        if reason is None:
-            self.gradient = folded_gradient(self.learner, torch.bfloat16 if self.precision == "bf16" else None)
-        else:
+        self.folded = reason is None
+        if not self.folded:
             check_vmap(self.learner, inputs, targets)
             self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
             if self.precision == "bf16":
                 self.precision = "tf32"
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
+        self.gradient = self.gradient_of(self.learner)
+        self.threads = None if cuda else VisitThreads(self)
         self.graphs = cuda if graphs is None else graphs and cuda
         self.block = block or visits_that_fit(self, memory)
         self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
+
+    def gradient_of(self, learner: Learner) -> GradientFn:
+        """The way of batching that was chosen, for a learner's module."""
+        if not self.folded:
+            return learner.gradient_function(batched=True)
+        return folded_gradient(learner, torch.bfloat16 if self.precision == "bf16" else None)
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):
@@ -85,6 +96,8 @@ class VectorEngine(Simulation):
             with self.settings():
                 if self.graphs:
                     return self._train_captured(algorithm, given, ragged)
+                if self.threads is not None:
+                    return self.threads.train(self, algorithm, given, ragged)
                 return self.train_plainly(algorithm, given, ragged)
         except torch.OutOfMemoryError:
             if self.block == 1:

@@ -10,7 +10,10 @@ from torch import nn
 
 from ..core.algorithm import Algorithm, algorithms
 from ..core.optimizer import optimizers
+from ..core.participation import Everybody, Participation, participations
 from ..data import FederatedData, partition, partitions, sources
+from ..data.server import with_server_file, with_server_share
+from ..data.validation import with_fewer_tests, with_validation
 from ..errors import DataError
 from ..federation import Federation, find_device
 from ..models import models
@@ -29,6 +32,14 @@ def build_data(config: Config) -> FederatedData:
     table = {**config.data, "seed": config.data.get("seed") if config.data.get("seed") is not None else config.seed}
     source, split = sources[table["source"]], partitions[table["partition"]]
     loaded = source(**_taken(table, parameters(source)))
+    if table.get("validation") is not None:
+        loaded = with_validation(loaded, table["validation"])
+    if table.get("test_examples") is not None:
+        loaded = with_fewer_tests(loaded, table["test_examples"])
+    if table.get("server_share") is not None:
+        loaded = with_server_share(loaded, table["server_share"], table["seed"])
+    if table.get("server_file") is not None:
+        loaded = with_server_file(loaded, table["server_file"])
     options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
     return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
 
@@ -42,6 +53,13 @@ def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
     values = {name: value for name, value in table.items() if name not in ("name", "optimizer")}
     inner = dict(table["optimizer"])
     return algorithms[table["name"]](**values, optimizer=optimizers[inner.pop("name")](**inner))
+
+
+def build_participation(table: Mapping[str, Any] | None) -> Participation:
+    """Who answers; everybody without a table."""
+    if table is None:
+        return Everybody()
+    return participations[table["name"]](**{name: value for name, value in table.items() if name != "name"})
 
 
 def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
@@ -67,6 +85,7 @@ def build_federation(config: Config, data: FederatedData) -> Federation:
         model=build_model(config.model, model_facts(data, config.training.loss)),
         data=data,
         algorithm=build_algorithm(config.algorithm),
+        participation=build_participation(config.participation),
         engine=config.engine.name,
         engine_options=config.engine.options,
         device=config.engine.device,

@@ -16,7 +16,8 @@ from ..errors import InputError, unknown
 from .build import resolve_device
 from .config import Config, resolve
 from .files import Values, merge, parse_setting, read_toml, with_settings
-from .run import Watcher, run
+from .joint import Task, run_all
+from .run import Watcher
 from .sections import Table
 from .store import RunFolder
 
@@ -81,9 +82,9 @@ def read_comparison(path: Path, settings: Sequence[str] = (), seeds: Sequence[in
     try:
         table = ComparisonTable.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{path} is no comparison file: {_problems(error)}") from None
+        raise InputError(f"{path} is no comparison file: {problems_of(error)}") from None
     base = with_settings(read_toml(path.parent / table.base), settings)
-    changes = [(row.label, _changes(row.set)) for row in table.row]
+    changes = [(row.label, changes_of(row.set)) for row in table.row]
     return make_comparison(table.name, base, changes, seeds or table.seeds, table.metric)
 
 
@@ -114,20 +115,26 @@ def compare(
         watch: given a row's label and a seed, who watches that run.
         finished: called after each run.
     """
+    tasks = [
+        Task(config, run_folder(config, root), watch(row.label, config.seed))
+        for row in comparison.rows
+        for config in row.configs
+    ]
+    summaries = run_all(tasks, lambda place: finished())
     results = []
+    after = 0
     for row in comparison.rows:
-        folders = [run_folder(config, root) for config in row.configs]
-        summaries = []
-        for config, folder in zip(row.configs, folders, strict=True):
-            summaries.append(run(config, folder, watch(row.label, config.seed)))
-            known = summaries[-1].get("test", {})
+        places = range(after, after + len(row.configs))  # rows may have numbers of seeds of their own
+        after = places.stop
+        for place in places:
+            known = summaries[place].get("test", {})
             if not known:
                 raise InputError("There is no test set to compare on: give the data x_test and y_test.")
             if comparison.metric not in known:
                 raise InputError(unknown("metric", comparison.metric, known))
-            finished()
+        folders = tuple(tasks[place].folder for place in places)
         curves = tuple(RunFolder(folder).metrics() for folder in folders)
-        results.append(RowResult(row.label, tuple(folders), tuple(summaries), curves))
+        results.append(RowResult(row.label, folders, tuple(summaries[place] for place in places), curves))
     return results
 
 
@@ -141,7 +148,7 @@ def summarise(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _changes(settings: Mapping[str, Any]) -> Values:
+def changes_of(settings: Mapping[str, Any]) -> Values:
     """A row's `set`: dotted keys become tables."""
     changes: Values = {}
     for key, value in settings.items():
@@ -155,5 +162,6 @@ def _changes(settings: Mapping[str, Any]) -> Values:
     return changes
 
 
-def _problems(error: ValidationError) -> str:
+def problems_of(error: ValidationError) -> str:
+    """What is wrong with a file, in one line."""
     return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
@@ -13,15 +14,18 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from ..core.algorithm import algorithms
 from ..core.engine import engines
 from ..core.optimizer import optimizers
+from ..core.participation import participations
 from ..core.schedule import schedules
 from ..data import partitions, sources
 from ..errors import InputError, unknown
 from ..models import models
 from ..predict import Combine
 from ..registry import Registry
-from .sections import Parameter, Table, algorithm_schema, parameters, schema
+from .sections import Parameter, Table, algorithm_schema, parameters, participation_schema, schema
+from .trackers import trackers
 
 GIVEN_TO_MODELS = ("shape", "outputs")  # known from the data
+NOT_HASHED = ("name", "track")  # they change no result
 GIVEN_TO_PARTITIONS = ("source", "clients", "seed")
 
 
@@ -68,10 +72,12 @@ class Config(Table):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: NonNegativeInt = 0
     rounds: PositiveInt = 100
+    track: list[str] = Field(default_factory=list, description="programs that follow the run")
     data: dict[str, Any] = Field(default_factory=lambda: {"source": "digits"})
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "mlp"})
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     ensemble: EnsembleTable = EnsembleTable()
+    participation: dict[str, Any] | None = None  # left out, everybody answers
     training: TrainingTable = TrainingTable()
     evaluation: EvaluationTable = EvaluationTable()
     engine: EngineTable = EngineTable()
@@ -85,8 +91,8 @@ class Config(Table):
         return tomli_w.dumps(self.values())
 
     def hash(self) -> str:
-        """Twelve letters that tell two configs apart; the name does not count."""
-        values = {key: value for key, value in self.values().items() if key != "name"}
+        """Twelve letters that tell two configs apart; what changes no result does not count."""
+        values = {key: value for key, value in self.values().items() if key not in NOT_HASHED}
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -98,7 +104,8 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
     """
     problems: list[str] = []
     filled = dict(values)
-    for name, table in (("data", _data_table), ("model", _model_table), ("algorithm", _algorithm_table)):
+    for name, table in (("data", _data_table), ("model", _model_table), ("algorithm", _algorithm_table),
+                        ("participation", _participation_table)):  # fmt: skip
         given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
         if isinstance(given, Mapping):
             filled[name] = _check(name, dict(given), table, problems)
@@ -113,6 +120,8 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
             ("engine.name", engines, config.engine.name),
         ):
             _named(kind, chosen, known, problems)
+        for name in config.track:
+            _named("track", name, trackers, problems)
     if problems or config is None:
         listed = "".join(f"\n  - {problem}" for problem in problems)
         raise InputError(f"{where} has {len(problems)} problem{'s' * (len(problems) > 1)}:{listed}")
@@ -141,6 +150,8 @@ def _data_table(given: dict[str, Any], problems: list[str]) -> type[Table] | Non
     known: dict[str, Parameter] = parameters(sources[given["source"]])
     known |= parameters(partitions[given["partition"]], GIVEN_TO_PARTITIONS)
     known |= {"source": (str, ...), "partition": (str, ...), "clients": (PositiveInt | None, None)}
+    known |= {"server_share": (float | None, None), "server_file": (Path | None, None)}
+    known |= {"validation": (float | None, None), "test_examples": (PositiveInt | None, None)}
     return schema("data", known | {"seed": (NonNegativeInt | None, None)})
 
 
@@ -160,6 +171,13 @@ def _algorithm_table(given: dict[str, Any], problems: list[str]) -> type[Table] 
     if not _named("algorithm.optimizer.name", given["optimizer"]["name"], optimizers, problems):
         return None
     return algorithm_schema(algorithms[given["name"]], optimizers[given["optimizer"]["name"]])
+
+
+def _participation_table(given: dict[str, Any], problems: list[str]) -> type[Table] | None:
+    given.setdefault("name", "devices")
+    if not _named("participation.name", given["name"], participations, problems):
+        return None
+    return participation_schema(participations[given["name"]])
 
 
 def _named(key: str, name: Any, known: Registry[Any], problems: list[str]) -> bool:

@@ -16,14 +16,21 @@ from ..predict import Ensemble
 from .build import build_model
 from .config import Config
 
+_PREDICTORS = "predictors"
+
 
 def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
-    """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>"."""
+    """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
+
+    Where a mode's prediction is an average over S models, their weights are rows of "<mode>/predictors", [S, P].
+    """
     tensors: dict[str, Tensor] = {}
     for mode in range(len(ensemble)):
         named = ensemble.learner.theta_layout.unflatten(ensemble.theta[mode])
         named |= ensemble.learner.buffer_layout.unflatten(ensemble.buffers[mode])
         tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
+        if ensemble.predictors.shape[1] > 1:
+            tensors[f"{mode}/{_PREDICTORS}"] = ensemble.predictors[mode]
     rule = ensemble.standardise
     held = {"modes": len(ensemble), "standardise": None if rule is None else [list(rule.mean), list(rule.std)]}
     write_checkpoint(path, tensors, {**facts, **held})
@@ -47,7 +54,9 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(device, learner.dtype)
     rule = facts["standardise"]
     standardise = None if rule is None else Standardise(tuple(rule[0]), tuple(rule[1]))
+    names = [f"{mode}/{_PREDICTORS}" for mode in range(facts["modes"])]
+    predictors = torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
     return Ensemble(
-        learner, theta, buffers, standardise=standardise, combine=config.ensemble.combine,
+        learner, theta, buffers, predictors=predictors, standardise=standardise, combine=config.ensemble.combine,
         input_shape=facts["model"]["shape"], seed=config.seed,
     )  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,22 @@ from ..checkpoint import write_json
 from ..core.algorithm import algorithms
 from ..core.types import RoundReport
 from ..data import FederatedData
-from ..errors import StoreError
+from ..engines.ranks import Ranks
+from ..errors import RankError, StoreError
 from ..federation import Federation
-from ..metrics import evaluate
+from ..metrics import evaluate, evaluate_modes
 from ..version import VERSION
-from .build import build_data, build_federation, model_facts
+from .assemble import assemble, end_round, fingerprint, meet, resume
+from .build import build_data, model_facts
 from .config import Config
-from .interruption import interruptible
+from .interruption import Interruption, interruptible
 from .modes import write_modes
+from .predictions import describe_clients, describe_predictions, write_compact
 from .store import RunFolder, Say
+from .track import Tracker, catch_up, check_installed, tracking
 
 CHECKPOINT_SECONDS = 10.0
+Work = Generator[Federation, RoundReport, dict[str, Any]]  # a run that asks for rounds and ends with its summary
 
 
 @dataclass
@@ -40,40 +44,65 @@ class Watcher:
 
 
 def run(
-    config: Config, folder: Path, watcher: Watcher | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS
-) -> dict[str, Any]:
+    config: Config, folder: Path, watcher: Watcher | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The summary of a run: read if it is finished, continued if it was interrupted, trained if it is new.
 
     Args:
         config: with its device resolved.
         checkpoint_seconds: least time between two checkpoints; how often they are taken never changes a result.
+        ranks: the job whose rank 0 this is; the others `follow`.
     """
     watcher = watcher or Watcher()
-    store = RunFolder(folder)
+    with interruptible(watcher.say) as interruption:
+        work = carry_out(config, folder, watcher, interruption, checkpoint_seconds, ranks)
+        try:
+            federation = next(work)
+            while True:
+                try:
+                    report = next(federation.rounds(1))
+                except BaseException as error:  # the run must know, to let go of its folder
+                    work.throw(error)
+                federation = work.send(report)
+        except StopIteration as end:
+            return dict(end.value)
+
+
+def carry_out(
+    config: Config, folder: Path, watcher: Watcher, interruption: Interruption,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: Ranks | None = None,
+) -> Work:  # fmt: skip
+    """A run as a generator: it gives its federation whenever it wants a round trained, and is sent the report."""
+    store, ranks = RunFolder(folder), ranks or Ranks()
     store.claim(config)
     try:
-        if store.done:
-            return _unchanged(config, store)
-        data = build_data(config)
-        federation = build_federation(config, data)
-        facts = {"data": fingerprint(data)}
-        found = store.resume(facts, watcher.say)
-        if found is not None:
-            federation.restore(*found)
+        if meet(config, ranks, store.done):
+            summary = _unchanged(config, store)
+            catch_up(config.track, folder, config.values(), store.metrics())
+            return summary
+        check_installed(config.track)
+        data, federation, facts = assemble(config, ranks)
+        if resume(federation, store.resume(facts, watcher.say), ranks):
             watcher.say(f"Continuing {folder} after round {federation.round}.")
         told = remarks(federation)
         for sentence in told:
             watcher.say(sentence)
-        write_json(folder / "env.json", environment(config))
+        write_json(folder / "env.json", {**environment(config), "ranks": ranks.size})
+        write_compact(store.clients_file, describe_clients(data))
         watcher.started(config, federation.round)
-        started = time.monotonic()
-        _train(config, store, federation, data, facts, watcher, checkpoint_seconds)
-        seconds = time.monotonic() - started
+        with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
+            yield from _train(
+                config, store, federation, data, facts, watcher, interruption, checkpoint_seconds, trackers, ranks
+            )
         for sentence in (new for new in remarks(federation) if new not in told):
             watcher.say(sentence)
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
-        store.finish({**_sum_up(config, store, federation, seconds), **facts})
+        _keep_predictions(config, store, federation, data)
+        store.finish({**_sum_up(config, store, federation), **facts})
         return store.summary()
+    except RankError as error:
+        raise RankError(f"{error} {store.kept()}") from None
     finally:
         store.release()
 
@@ -90,26 +119,37 @@ def _unchanged(config: Config, store: RunFolder) -> dict[str, Any]:
 
 def _train(
     config: Config, store: RunFolder, federation: Federation, data: FederatedData, facts: dict[str, Any],
-    watcher: Watcher, checkpoint_seconds: float,
-) -> None:  # fmt: skip
-    """Trains the rounds that are left; a Ctrl-C ends it after the round, with that round on disk."""
+    watcher: Watcher, interruption: Interruption, checkpoint_seconds: float, trackers: Sequence[Tracker],
+    ranks: Ranks,
+) -> Generator[Federation, RoundReport, None]:  # fmt: skip
+    """Asks for the rounds that are left; a Ctrl-C ends it after the round, with that round on disk."""
     saved_at = time.monotonic()
     latest: dict[str, float] = {}
-    with interruptible(watcher.say) as interruption:
-        for report in federation.rounds(config.rounds - federation.round):
-            record = describe(report)
-            if report.round % config.evaluation.every == 0 or report.round == config.rounds:
-                tested = test(config, federation, data)
-                record |= tested
-                latest = tested.get("test", {})
-            store.append_metrics(record)
-            watcher.advanced(report, latest)
-            due = time.monotonic() - saved_at >= checkpoint_seconds
-            if due or report.round == config.rounds or interruption.asked:
-                store.save(federation.tensors(), federation.round, facts)
-                saved_at = time.monotonic()
-            if interruption.asked:
-                raise KeyboardInterrupt
+    while federation.round < config.rounds:
+        report = yield federation
+        record = describe(report)
+        if report.round % config.evaluation.every == 0 or report.round == config.rounds:
+            tested = test(config, federation, data)
+            record |= tested
+            latest = tested.get("test", {})
+        store.append_metrics(record)
+        for tracker in trackers:
+            tracker.record(record)
+        watcher.advanced(report, latest)
+        due = time.monotonic() - saved_at >= checkpoint_seconds
+        save, stop = end_round(ranks, interruption.asked, due or report.round == config.rounds)
+        if save:
+            store.save(federation.tensors(), federation.round, facts)
+            saved_at = time.monotonic()
+        if stop:
+            raise KeyboardInterrupt
+
+
+def _keep_predictions(config: Config, store: RunFolder, federation: Federation, data: FederatedData) -> None:
+    """Writes what the report shows of the predictions for the test set, so that it needs no data and no model."""
+    if data.x_test is not None and data.y_test is not None:
+        prediction = federation.ensemble.predict(data.x_test, batch_size=config.evaluation.batch_size)
+        write_compact(store.predictions_file, describe_predictions(prediction, data.y_test))
 
 
 def remarks(federation: Federation) -> list[str]:
@@ -127,8 +167,8 @@ def remarks(federation: Federation) -> list[str]:
 
 
 def describe(report: RoundReport) -> dict[str, Any]:
-    """A round as a record; without times, so that the same run gives the same bytes."""
-    return {
+    """A round as a record; without times but simulated ones, so that the same run gives the same bytes."""
+    record = {
         "round": report.round,
         "age": report.age,
         "loss": report.loss,
@@ -137,6 +177,12 @@ def describe(report: RoundReport) -> dict[str, Any]:
         "bytes_up": report.bytes_up,
         "bytes_down": report.bytes_down,
     }
+    if report.turnout is not None:
+        asked, late, dropped, away, seconds, clock, _ = report.turnout
+        record |= {
+            "asked": asked, "late": late, "dropped": dropped, "away": away, "round_seconds": seconds, "clock": clock,
+        }  # fmt: skip
+    return record
 
 
 def test(config: Config, federation: Federation, data: FederatedData) -> dict[str, Any]:
@@ -145,21 +191,13 @@ def test(config: Config, federation: Federation, data: FederatedData) -> dict[st
         return {}
     ways = {"test": False, "test_dropout": True} if config.evaluation.dropout else {"test": False}
     ensemble, size = federation.ensemble, config.evaluation.batch_size
-    return {
-        name: evaluate(ensemble.predict(data.x_test, batch_size=size, dropout=dropout), data.y_test)
-        for name, dropout in ways.items()
-    }
-
-
-def fingerprint(data: FederatedData) -> str:
-    """A hash of what is trained on, so that a run never continues on other data."""
-    digest = sha256()
-    for tensor in (data.x, data.y, data.size, data.x_test, data.y_test):
-        if tensor is None:
-            continue
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    found: dict[str, Any] = {}
+    for name, dropout in ways.items():
+        prediction = ensemble.predict(data.x_test, batch_size=size, dropout=dropout)
+        found[name] = evaluate(prediction, data.y_test)
+        if not dropout:
+            found["modes"] = evaluate_modes(prediction, data.y_test)
+    return found
 
 
 def environment(config: Config) -> dict[str, Any]:
@@ -176,7 +214,14 @@ def environment(config: Config) -> dict[str, Any]:
     }
 
 
-def _sum_up(config: Config, store: RunFolder, federation: Federation, seconds: float) -> dict[str, Any]:
+def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The clock after these rounds, and in how many nobody answered; empty where no time is simulated."""
+    if "clock" not in records[-1]:
+        return {}
+    return {"clock": records[-1]["clock"], "unanswered": sum(record["loss"] is None for record in records)}
+
+
+def _sum_up(config: Config, store: RunFolder, federation: Federation) -> dict[str, Any]:
     records = store.metrics()
     return {
         "name": config.name,
@@ -187,7 +232,8 @@ def _sum_up(config: Config, store: RunFolder, federation: Federation, seconds: f
         "task": federation.learner.task,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "seconds": round(seconds, 3),
+        "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
+        **simulated(records),
         **{key: value for key, value in records[-1].items() if key.startswith("test")},
     }

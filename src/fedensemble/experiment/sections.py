@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ..core.algorithm import Algorithm
 from ..core.optimizer import Optimizer
+from ..core.participation import Participation
 
 Parameter = tuple[Any, Any]  # type and default, `...` where there is none
 
@@ -45,6 +46,11 @@ def algorithm_schema(chosen: type[Algorithm], optimizer: type[Optimizer]) -> typ
     inner = schema("optimizer", {"name": (str, ...), **_field_parameters(optimizer)})
     known = _field_parameters(chosen) | {"name": (str, ...), "optimizer": (inner, ...)}
     return schema("algorithm", known)
+
+
+def participation_schema(chosen: type[Participation]) -> type[Table]:
+    """The `[participation]` table."""
+    return schema("participation", {"name": (str, ...), **_field_parameters(chosen)})
 
 
 def _field_parameters(chosen: type[Any]) -> dict[str, Parameter]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..checkpoint import read_checkpoint, write_bytes, write_checkpoint, write_json
 from ..errors import InputError, StoreError
-from .config import Config
+from .config import NOT_HASHED, Config
 
 KEPT = 2  # checkpoints: should the newest be damaged, the one before it is still good
 
@@ -32,6 +32,7 @@ class RunFolder:
         self.path = path
         self.config_file, self.metrics_file = path / "config.toml", path / "metrics.jsonl"
         self.modes_file, self.summary_file = path / "modes.safetensors", path / "summary.json"
+        self.clients_file, self.predictions_file = path / "clients.json", path / "predictions.json"
         self._lock = FileLock(str(path / ".lock"))
 
     def claim(self, config: Config) -> None:
@@ -60,8 +61,8 @@ class RunFolder:
             return
         theirs = self.read_config()
         ours = tomllib.loads(config.toml())
-        if {**theirs, "name": ""} != {**ours, "name": ""}:
-            keys = ", ".join(sorted(_differences(theirs, ours))[:5])
+        keys = ", ".join(sorted(_differences(theirs, ours))[:5])
+        if keys:
             raise StoreError(f"{self.path} belongs to a run with other settings ({keys}). Choose another --out.")
 
     def read_config(self) -> dict[str, Any]:
@@ -140,6 +141,14 @@ class RunFolder:
             write_bytes(self.metrics_file, b"")
         return None
 
+    def kept(self) -> str:
+        """What there is to go on from, in a sentence."""
+        saved = self._checkpoints()
+        if not saved:
+            return "There is no checkpoint yet; start the same command again."
+        last = int(saved[0].stem.removeprefix("round-"))
+        return f"The checkpoint of round {last} in {self.path} is intact; start the same command again to go on."
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Marks the run as done."""
         write_json(self.summary_file, summary)
@@ -172,6 +181,6 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -
         ours, theirs = a.get(key), b.get(key)
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
             found += _differences(ours, theirs, f"{prefix}{key}.")
-        elif ours != theirs and key != "name":
+        elif ours != theirs and f"{prefix}{key}" not in NOT_HASHED:
             found.append(f"{prefix}{key}")
     return found

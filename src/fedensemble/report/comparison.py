@@ -13,6 +13,7 @@ from ..experiment.compare import Comparison, RowResult, make_comparison, read_co
 from ..experiment.files import Values, default_file, merge, read_toml, with_settings
 from .plots import comparison_figure, save
 from .tables import TextTable, comparison_table
+from .timing import has_clock
 
 
 def find_comparison(
@@ -61,12 +62,15 @@ def int_(text: str, option: str) -> int:
 
 
 def write_comparison(folder: Path, comparison: Comparison, results: Sequence[RowResult]) -> TextTable:
-    """Writes report.md, table.csv, curves.png and runs.json; returns the table."""
+    """Writes report.md, table.csv, curves.png and runs.json, and time.png where there is a clock; returns the table."""
     table = comparison_table(results, comparison.metric)
     save(comparison_figure(results, comparison.metric), folder / "curves.png")
     write_bytes(folder / "table.csv", table.csv().encode())
     listed = {result.label: [str(path) for path in result.folders] for result in results}
     write_bytes(folder / "runs.json", (json.dumps(listed, indent=2) + "\n").encode())
     text = f"# {comparison.name}\n\n{table.title}.\n\n{table.markdown()}\n![curves](curves.png)\n"
+    if all(has_clock(records) for result in results for records in result.curves):
+        save(comparison_figure(results, comparison.metric, hours=True), folder / "time.png")
+        text += "\n![curves over simulated time](time.png)\n"
     write_bytes(folder / "report.md", text.encode())
     return table

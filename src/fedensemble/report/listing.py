@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.algorithm import algorithms
 from ..core.engine import engines
+from ..core.participation import participations
 from ..core.schedule import schedules
 from ..data import partitions, sources
 from ..errors import InputError, unknown
@@ -19,7 +20,7 @@ from .tables import TextTable, show
 
 _REGISTRIES: dict[str, Registry[Any]] = {
     "algorithms": algorithms, "datasets": sources, "engines": engines, "models": models, "partitions": partitions,
-    "schedules": schedules,
+    "participations": participations, "schedules": schedules,
 }  # fmt: skip
 
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.problem import LocalProblem
+from ..core.probe import probe
 from ..vectors import row_bytes
 
 _SIZE = 10_000  # parameters; many blocks of a quantiser, so that a message's length is that of a real model's
-
-
-class _OneStep:
-    """One client, one local step, a gradient of ones."""
-
-    count = 1
-    active: Tensor | None = None
-
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return torch.ones_like(at), (at.sum(-1), buffers)
 
 
 def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
@@ -34,13 +23,8 @@ def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
         algorithm = kind()
     except TypeError:
         return record
-    theta, one = torch.zeros(_SIZE), torch.ones(1)
-    mode = algorithm.init_mode(theta)
-    sent, memory = algorithm.broadcast(mode), algorithm.init_memory(theta)
-    problem = LocalProblem(
-        _OneStep(), torch.empty(0), algorithm.optimizer, algorithm.rate(0), one, one, key=torch.tensor(0), coin=one
-    )  # a coin of one reaches any threshold: a round that communicates
-    uploads, _ = algorithm.local_training(sent, memory, problem)
+    theta, one = torch.zeros(_SIZE), torch.ones(1)  # a coin of one reaches any threshold: a round that communicates
+    mode, memory, sent, uploads = probe(algorithm, theta)
     model = row_bytes({"theta": theta})
     return record | {
         "server_state": [name for name in mode if name != "theta"],

@@ -15,10 +15,11 @@ from ..checkpoint import write_bytes
 from ..data import FederatedData
 from ..experiment.compare import RowResult
 from .tables import PERCENT, TITLES
+from .timing import HOUR, has_clock
 
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme
 LINES = ("-", "--", ":", "-.")  # when colours run out
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
 }  # fmt: skip
@@ -34,14 +35,16 @@ def save(figure: Figure, path: Path) -> Path:
 
 def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """Training loss, and the ensemble between its best and worst mode."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         tested = [r for r in records if "test" in r]
-        figure = Figure(figsize=(10 if tested else 5, 3.8), layout="constrained")
-        left, *others = figure.subplots(1, 2 if tested else 1, squeeze=False)[0]
-        left.plot([r["round"] for r in records], [r["loss"] for r in records], color=COLOURS[0], linewidth=1.2)
+        panels = 1 if not tested else 3 if has_clock(records) else 2
+        figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
+        left, *others = figure.subplots(1, panels, squeeze=False)[0]
+        answered = [r for r in records if r["loss"] is not None]
+        left.plot([r["round"] for r in answered], [r["loss"] for r in answered], color=COLOURS[0], linewidth=1.2)
         left.set(xlabel="round", ylabel="training loss of the round's clients", title="Local training")
         if tested:
-            (right,) = others
+            right, *timed = others
             metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
             low, mean, high = (f"mode_{metric}_{end}" for end in ("min", "mean", "max"))
             x = [r["round"] for r in tested]
@@ -54,20 +57,32 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
                        markersize=3, label="ensemble")  # fmt: skip
             right.set(xlabel="round", ylabel=f"test {TITLES[metric]}", title="Ensemble and modes")
             right.legend(loc="best")
+            for last in timed:
+                hours = [r["clock"] / HOUR for r in tested]
+                last.plot(hours, [_scaled(metric, r["test"][metric]) for r in tested], color=COLOURS[1], marker="o",
+                          markersize=3)  # fmt: skip
+                last.set(xlabel="simulated hours", ylabel=f"test {TITLES[metric]}", title="Ensemble over time")
         figure.suptitle(title)
         return figure
 
 
-def comparison_figure(results: Sequence[RowResult], metric: str) -> Figure:
-    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if rows are few."""
+def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = False) -> Figure:
+    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if rows are few.
+
+    Args:
+        hours: over simulated hours in place of rounds, those of a round averaged over seeds.
+    """
     many = len(results) > len(COLOURS)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         finals = []
         for index, result in enumerate(results):
             rounds = [record["round"] for record in result.curves[0] if "test" in record]
+            if hours:
+                clocks = [[r["clock"] / HOUR for r in curve if "test" in r] for curve in result.curves]
+                rounds = list(np.mean(clocks, axis=0))
             values = np.array(
                 [[_scaled(metric, r["test"][metric]) for r in curve if "test" in r] for curve in result.curves]
             )
@@ -81,7 +96,8 @@ def comparison_figure(results: Sequence[RowResult], metric: str) -> Figure:
         room = 0.1 * (max(finals) - min(finals)) or 1
         if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
             axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
-        axes.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}")
+        over = "simulated hours" if hours else "communication round"
+        axes.set(xlabel=over, ylabel=f"test {TITLES.get(metric, metric)}")
         if many:
             figure.legend(loc="outside right upper", fontsize="small")
         else:
@@ -93,7 +109,7 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
     """Clients by classes: the area of a dot is the number of examples."""
     counts = data.label_counts().numpy()[:most]
     clients, classes = counts.shape
-    with mpl.rc_context({**_STYLE, "axes.grid": False}):
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(min(4 + clients * 0.1, 14), min(2 + classes * 0.22, 9)), layout="constrained")
         axes = figure.subplots()
         client, label = np.nonzero(counts)

@@ -12,8 +12,10 @@ from ..core.types import RoundReport
 from ..experiment.config import Config
 from ..experiment.run import Watcher
 from .tables import show
+from .timing import hours
 
 PLAIN_LINES = 5  # progress lines of a run when nobody sits at a terminal
+MANY = 10  # runs, of which each says one line
 
 
 class Live:
@@ -50,17 +52,16 @@ class Live:
 
         def advanced(report: RoundReport, metrics: dict[str, float]) -> None:
             text = note(report, metrics)
-            self.bar.update(task, completed=report.round, note=text)
-            if not self.console.is_terminal and report.round % max(1, rounds // PLAIN_LINES) == 0:
+            left = report.round < rounds or self.runs == 1
+            self.bar.update(task, completed=report.round, note=text, visible=left)
+            lines = 1 if self.runs >= MANY else PLAIN_LINES
+            if not self.console.is_terminal and report.round % max(1, rounds // lines) == 0:
                 self.console.print(f"{label}: round {report.round}/{rounds}  {text}", highlight=False)
 
         return Watcher(say=self.say, started=started, advanced=advanced)
 
     def finished(self) -> None:
-        """Counts one run as done and clears its bar."""
-        for task in self.bar.task_ids[1:]:
-            if self.runs > 1:
-                self.bar.remove_task(task)
+        """Counts one run as done."""
         self.bar.advance(self.total)
 
     def say(self, text: str) -> None:
@@ -73,7 +74,9 @@ class Live:
 
 def note(report: RoundReport, metrics: dict[str, float]) -> str:
     """The loss of a round and the latest test of the ensemble and its modes."""
-    text = f"loss {report.loss:.3f}"
+    text = "nobody answered" if report.loss is None else f"loss {report.loss:.3f}"
+    if report.turnout is not None:
+        text += f"  clock {hours(report.turnout.clock)} h"
     if "accuracy" in metrics:
         low, high = (show("accuracy", metrics[f"mode_accuracy_{end}"]) for end in ("min", "max"))
         text += f"  ensemble {show('accuracy', metrics['accuracy'])} %  modes {low}-{high} %"

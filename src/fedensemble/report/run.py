@@ -8,9 +8,10 @@ from typing import Any
 
 from ..checkpoint import write_bytes
 from ..errors import InputError
+from ..experiment.run import simulated
 from ..experiment.store import RunFolder
 from .plots import run_figure, save
-from .tables import TextTable, run_table
+from .tables import TextTable, run_table, time_table
 
 
 def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> TextTable:
@@ -24,7 +25,9 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     table = run_table(summary)
     save(run_figure(records, table.title), folder / "curves.png")
     state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
-    text = f"# {table.title}\n{state}\n{table.markdown()}\n![curves](curves.png)\n\nSettings: `config.toml`.\n"
+    times = time_table(records)
+    spent = f"\n## {times.title}\n\n{times.markdown()}" if times else ""
+    text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\nSettings: `config.toml`.\n"
     write_bytes(folder / "report.md", text.encode())
     return table
 
@@ -38,5 +41,6 @@ def unfinished(values: Mapping[str, Any], records: list[dict[str, Any]]) -> dict
         "rounds": len(records),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
+        **simulated(records),
         **({key: value for key, value in tested[-1].items() if key.startswith("test")} if tested else {}),
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..experiment.compare import RowResult, summarise
+from .timing import Records, common_target, has_clock, hours, reached, seconds_to
 
 PERCENT = {"accuracy", "mode_accuracy_min", "mode_accuracy_max", "mode_accuracy_mean", "ece", "disagreement"}
 TITLES = {
@@ -29,6 +30,7 @@ TITLES = {
     "mode_mse_max": "worst mode, MSE",
     "variance": "variance",
 }
+TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # accuracies whose time is told
 COMPARED = ("accuracy", "mode_accuracy_min", "mode_accuracy_max", "nll", "ece", "mse", "mode_mse_mean", "variance")
 
 
@@ -49,7 +51,7 @@ class TextTable:
 
     def numeric(self, column: int) -> bool:
         """Whether a column holds numbers, which go to the right."""
-        return column > 0 and all(row[column][:1] in "-0123456789" for row in self.rows)
+        return column > 0 and all(row[column][:1] in "-–*0123456789" for row in self.rows)
 
     def csv(self) -> str:
         """The table as comma-separated values."""
@@ -64,12 +66,18 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     known = results[0].summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in known and name != metric]
     header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", "time, s")
+    curves = [records for result in results for records in result.curves]
+    clock, target = all(has_clock(records) for records in curves), common_target(curves)
+    header += ("simulated time, h",) * clock + ((f"to {100 * target:.0f} %, h",) if target else ())
     rows = []
     for result in results:
         cells = [_over_seeds(name, result.values(name)) for name in shown]
         sent, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
-        rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}"))
+        times = [[records[-1]["clock"] for records in result.curves]] if clock else []
+        times += [seconds_to(result.curves, target)] if target else []
+        simulated = [hours(summarise(values)[0]) for values in times]
+        rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}", *simulated))
     seeds = len(results[0].summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
@@ -92,8 +100,22 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
         ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in columns)),
         ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in columns)),
     ]
+    if "clock" in summary:
+        rows.append(("simulated time, h", *(hours(summary["clock"]) for _ in columns)))
+    if summary.get("unanswered"):
+        rows.append(("rounds nobody answered", *(str(summary["unanswered"]) for _ in columns)))
     title = f"{summary['name']}: {summary['modes']} mode{'s' * (summary['modes'] > 1)}, {summary['rounds']} rounds"
     return TextTable(title, ("metric", *(ways.get(way, way) for way in columns)), tuple(rows))
+
+
+def time_table(records: Records) -> TextTable | None:
+    """Rounds and simulated hours to every accuracy a run reached; None without a clock, or if it reached none."""
+    found = [(target, reached(records, target)) for target in TARGETS] if has_clock(records) else []
+    highest = {record["round"]: (target, record) for target, record in found if record is not None}  # of a test
+    rows = tuple(
+        (f"{100 * target:.0f} %", str(record["round"]), hours(record["clock"])) for target, record in highest.values()
+    )
+    return TextTable("Time to accuracy", ("test accuracy", "round", "simulated hours"), rows) if rows else None
 
 
 def show(metric: str, mean: float, spread: float | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from .. import draws
+from ..core.sampling import lowest
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
 from ..vectors import Tree
@@ -32,8 +33,9 @@ class Independent(Schedule):
 
     def drawn(self, state: Tree, round: int, mode: int) -> torch.Tensor:
         """M clients out of all, in ascending order."""
-        order = draws.permutation(draws.key(int(state["seed"]), "apart", round, mode), int(state["population"]))
-        return torch.sort(order[: self.clients_per_round]).values
+        drawn = draws.bits(draws.key(int(state["seed"]), "apart", round, mode), int(state["population"]))
+        everybody = torch.zeros_like(drawn)
+        return torch.sort(lowest(everybody, drawn, torch.tensor([self.clients_per_round]))).values
 
 
 @schedules.register("independent-kfold")

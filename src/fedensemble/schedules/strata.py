@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import draws
+from ..core.sampling import lowest
 
 
 def divide(population: int, strata: int, seed: int) -> Tensor:
@@ -35,11 +36,6 @@ def shares(sizes: Tensor, total: int, seed: int, round: int) -> Tensor:
 
 def sample(stratum: Tensor, total: int, seed: int, round: int) -> Tensor:
     """The clients of a round, [total], drawn without replacement from every stratum, in ascending order."""
-    strata = int(stratum.max()) + 1
-    share = shares(torch.bincount(stratum, minlength=strata), total, seed, round)
+    share = shares(torch.bincount(stratum), total, seed, round)
     drawn = draws.bits(draws.key(seed, "clients", round), len(stratum))
-    order = torch.argsort(drawn, stable=True)
-    order = order[torch.argsort(stratum[order], stable=True)]  # stratum after stratum, at random within each
-    first = torch.cumsum(torch.bincount(stratum, minlength=strata), 0) - torch.bincount(stratum, minlength=strata)
-    place = torch.arange(len(stratum)) - first[stratum[order]]
-    return torch.sort(order[place < share[stratum[order]]]).values
+    return torch.sort(lowest(stratum, drawn, share)).values

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
-from ..core.types import Cohort
+from ..core.types import Cohort, Members
 from ..engines.simulation import Simulation
 from ..federation import Federation
 from ..vectors import Tree, rows
@@ -50,7 +50,8 @@ def simulation_engines() -> list[str]:
 
 def check_arithmetic(algorithm: Algorithm) -> None:
     """Shapes are kept, inputs are not written to, and a row's result is the same alone and among others."""
-    owner, visits, size = type(algorithm).__name__, 5, 6
+    owner, visits, bound = type(algorithm).__name__, 5, small_federation(algorithm, "loop", modes=1, strata=1)
+    algorithm, size = bound.algorithm, bound.learner.theta_layout.total
     modes = algorithm.init_mode(numbers(visits, size))
     require("theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}.")
     before = snapshot(modes)
@@ -67,8 +68,10 @@ def check_arithmetic(algorithm: Algorithm) -> None:
 
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
     weight, coin = 2.0 + order, torch.full_like(order, 0.3)
-    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin)
-    given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin})
+    members = two_a_mode(uploads, weight) if algorithm.gathers else None
+    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members)
+    given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
+             members.uploads if members is not None else {})  # fmt: skip
     before = snapshot(*given)
     updated = algorithm.server_update(modes, uploads, cohort)
     require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
@@ -90,9 +93,21 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         )
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
-        part = Cohort(cohort.count[j], weight[j], cohort.share[j], cohort.population, coin[j])
-        single = algorithm.server_update(rows(modes, j), rows(uploads, j), part)
-        require_close(single, rows(updated, j), what.format("mode"))
+        place = torch.tensor([j]) if algorithm.gathers else j  # who gathers has a leading dimension of modes, always
+        part = Cohort(cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place])
+        if members is not None:
+            part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
+        single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)
+        require_close(single, rows(updated, place), what.format("mode"))
+
+
+def two_a_mode(uploads: Tree, weight: Tensor) -> Members:
+    """Two clients for each mode whose weighted mean is the upload, [K, P]; one a little to either side of it."""
+    modes, shift = len(weight), {name: 0.1 * value.roll(1, -1) for name, value in uploads.items()}
+    both = {name: torch.cat([value + shift[name], value - shift[name]]) for name, value in uploads.items()}
+    order = torch.arange(2 * modes)
+    buffers = torch.empty(2 * modes, 0, dtype=torch.float64)
+    return Members(order // modes, order % modes, weight.squeeze(-1).repeat(2) / 2, both, buffers)
 
 
 def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
@@ -140,7 +155,7 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
     changed = modes - 1
     theta = other.state.modes["theta"].clone()
     theta[changed] = -theta[changed] + 0.1
-    other.state = replace(other.state, modes=algorithm.init_mode(theta))
+    other.state = replace(other.state, modes=other.algorithm.init_mode(theta))
     train(other, _ROUNDS)
     what = f"{_name(algorithm)}, engine '{engine}': mode {changed} leaks into other modes"
     require_equal(_of_others(other.state.modes, changed), _of_others(run.state.modes, changed), what)
@@ -173,8 +188,8 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
         costs = {}
         for federation in (one, several):
             state, plan = federation.state, federation.schedule.plan(federation.state.schedule, round)
-            sent = algorithm.broadcast(state.modes)
-            returned = federation.engine.visit(algorithm, sent, state.buffers, plan, round)
+            sent = federation.algorithm.broadcast(state.modes)
+            returned = federation.engine.visit(federation.algorithm, sent, state.buffers, plan, round)
             pairs = torch.stack([returned.bytes_up, returned.bytes_down], 1)[plan.mode == 0]
             costs[federation.schedule.modes] = {(int(up), int(down)) for up, down in pairs}
         require(

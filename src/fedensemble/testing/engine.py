@@ -11,7 +11,7 @@ from torch import Tensor
 from ..algorithms import FedAvg
 from ..core.algorithm import Algorithm
 from ..core.problem import LocalProblem
-from ..core.types import Cohort
+from ..core.types import Cohort, Plan
 from ..federation import Federation
 from ..schedules import Stratified
 from ..vectors import Tree
@@ -49,6 +49,7 @@ def check_engine(name: str, **options: Any) -> None:
         options: engine options, such as `block` for "vector".
     """
     check_inputs(name, options)
+    check_nobody(name, options)
     check_memory(name, options)
     for case in CASES:
         check_case(name, case, options)
@@ -88,6 +89,22 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     require_equal(
         revived.tensors(), got.tensors(), f"Engine '{name}' goes on differently after client memory is loaded"
     )
+
+
+def check_nobody(name: str, options: dict[str, Any]) -> None:
+    """A round in which nobody trains gives no losses, no bytes, and leaves running statistics and memory alone."""
+    nobody = Plan(*(torch.empty(0, dtype=torch.int64) for _ in Plan._fields))
+    for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
+        federation = _federation(name, case, options, _Remembering(lr=0.1))
+        next(federation.rounds(1))
+        state, memory = federation.state, snapshot(federation.engine.memory_tensors())
+        sent = federation.algorithm.broadcast(state.modes)
+        returned = federation.engine.visit(federation.algorithm, sent, state.buffers, nobody, 1)
+        what = f"Engine '{name}' does not take a round without visits for what it is ({case.name})"
+        require(len(returned.loss) == len(returned.bytes_up) == len(returned.bytes_down) == 0, what)
+        require(not bool(returned.cohort.count.any()), what)
+        require_equal({"buffers": returned.buffers}, {"buffers": state.buffers}, what)
+        require_equal(snapshot(federation.engine.memory_tensors()), memory, what)
 
 
 def check_inputs(name: str, options: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from ..core.algorithm import Algorithm
 from ..core.batches import batch_table
 from ..core.keys import shared_coin, visit_key
 from ..core.problem import LocalProblem
-from ..core.types import Cohort
+from ..core.types import Cohort, Members
 from ..federation import Federation
 from ..vectors import Tree
 
@@ -41,6 +41,7 @@ class AutogradSteps:
 
 def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) -> tuple[Tree, Tree]:
     """Server state [P] and client memory after some rounds from the federation's state, which stays as it is."""
+    algorithm = federation.algorithm
     data, work, seed = federation.data, federation.work, federation.seed
     model = federation.learner.build(0)
     mode = {name: value[0].clone() for name, value in federation.state.modes.items()}
@@ -50,7 +51,7 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
         sent, coin = algorithm.broadcast(mode), shared_coin(seed, round, torch.tensor(0))
         sums: Tree = {}
-        total = 0.0
+        total, sent_up = 0.0, []
         for client in clients:
             x, y = data.client(client)
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
@@ -64,11 +65,21 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             kept = memory.get(client, algorithm.init_memory(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, kept, problem)
             own = float(shares[client])
+            sent_up.append(uploads)
             sums = {name: sums.get(name, 0) + own * value for name, value in uploads.items()}
             total += own
         facts = (len(clients), total, total / float(shares.sum()))
         count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in facts)
         means = {name: value / total for name, value in sums.items()}
-        mode = algorithm.server_update(mode, means, Cohort(count, weights, share, len(data), coin))
+        cohort = Cohort(count, weights, share, len(data), coin)
+        if not algorithm.gathers:
+            mode = algorithm.server_update(mode, means, cohort)
+            continue
+        everyone, none = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
+        each = {name: torch.stack([tree[name] for tree in sent_up]) for name in means}
+        members = Members(everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double())
+        alone = Cohort(count[None], weights[None], share[None], len(data), coin[None], members)
+        state, sent_mean = ({name: value[None] for name, value in tree.items()} for tree in (mode, means))
+        mode = {name: value[0] for name, value in algorithm.server_update(state, sent_mean, alone).items()}
     named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
     return mode, named

@@ -37,8 +37,9 @@ def ragged(x: Tensor, y: Tensor, sizes: Sequence[int] = SIZES) -> FederatedData:
 
 
 def classification() -> FederatedData:
-    """Six clients with three classes of four numbers."""
-    return ragged(numbers(sum(SIZES), FEATURES), labels(sum(SIZES)))
+    """Six clients with three classes of four numbers; the server has eight inputs."""
+    own = numbers(8, FEATURES, word=3)
+    return FederatedData.from_arrays(numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=own)
 
 
 def small_model() -> nn.Module:

@@ -1,0 +1,188 @@
+"""FedAvg on a CPU: our engines, a plain torch loop and Flower's simulation; prints one table.
+
+    python benchmarks/cpu_flower.py [--rounds 5] [--threads 2] [--only vector,flower]
+
+100 clients with 600 MNIST-shaped images each, the paper's CNN, 10 clients a round, batch 32, one epoch. Each way runs
+in a process of its own: "total" is that process from its start to its end, imports and all; "steady" the fastest round
+but the first. Flower is measured where it is installed with its Ray backend: `pip install "flwr[simulation]==1.41.0"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+CLIENTS, IMAGES, COHORT, BATCH, LR = 100, 600, 10, 32, 0.01
+
+
+def network() -> Any:
+    """The paper's CNN for MNIST, without anything of ours."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(0.5), nn.MaxPool2d(2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 10),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=CLIENTS)
+def client_data(client: int) -> Any:
+    """A client's images and labels; kept, once made."""
+    import torch
+
+    generator = torch.Generator().manual_seed(client)
+    x = torch.randn(IMAGES, 1, 28, 28, generator=generator)
+    return x, torch.randint(0, 10, (IMAGES,), generator=generator)
+
+
+def train(model: Any, client: int) -> float:
+    """One local epoch; gives the last loss."""
+    import torch
+
+    x, y = client_data(client)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model.train()
+    for rows in torch.randperm(len(x)).split(BATCH):
+        loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def plain(rounds: int) -> list[float]:
+    """A loop over clients as one would write it."""
+    import torch
+
+    model = network()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ends = [time.time()]
+    for _ in range(rounds):
+        total = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        for client in torch.randperm(CLIENTS)[:COHORT].tolist():
+            model.load_state_dict(start)
+            train(model, client)
+            for name, tensor in model.state_dict().items():
+                total[name] += tensor / COHORT
+        start = total
+        ends.append(time.time())
+    return ends
+
+
+def ours(engine: str, rounds: int) -> list[float]:
+    """One mode, so that the work is FedAvg's."""
+    import fedensemble as fe
+
+    data = fe.FederatedData.from_clients([client_data(client) for client in range(CLIENTS)])
+    federation = fe.Federation(
+        network, data, fe.FedAvg(lr=LR), modes=1, clients_per_round=COHORT, batch_size=BATCH, engine=engine
+    )
+    return [time.time(), *(time.time() for _ in federation.rounds(rounds))]
+
+
+def flower(rounds: int) -> list[float]:
+    """Flower's simulation with its own FedAvg; a core for each client that trains."""
+    from flwr.app import ArrayRecord, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client_app, server_app, ends = ClientApp(), ServerApp(), []
+
+    @client_app.train()
+    def _train(message: Any, context: Any) -> Any:
+        from cpu_flower import network, train  # by name: what lies in __main__ would travel with every message
+        from flwr.app import ArrayRecord, Message
+
+        model = network()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        loss = train(model, int(context.node_config["partition-id"]))
+        metrics = MetricRecord({"train_loss": loss, "num-examples": IMAGES})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content=content, reply_to=message)
+
+    def note(round: int, arrays: Any) -> None:
+        ends.append(time.time())
+
+    @server_app.main()
+    def _main(grid: Any, context: Any) -> None:
+        strategy = FedAvg(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        got = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds, evaluate_fn=note)
+        if sum(bool(metrics) for metrics in got.train_metrics_clientapp.values()) < rounds:
+            sys.exit("Flower's clients failed; see what it printed above.")
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=resources)
+    return ends
+
+
+WAYS = {
+    "plain": ("plain torch loop", plain),
+    "loop": ("fedensemble, engine loop", lambda rounds: ours("loop", rounds)),
+    "vector": ("fedensemble, engine vector", lambda rounds: ours("vector", rounds)),
+    "flower": ("Flower's simulation (Ray)", flower),
+}
+
+
+def measured(way: str, rounds: int, threads: int) -> tuple[float, float, float]:
+    """Seconds of the fastest round but the first, before the first round ends, and of the whole process."""
+    settings = {
+        **os.environ, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+    }  # fmt: skip
+    command = [sys.executable, __file__, "--one", way, "--rounds", str(rounds)]
+    started = time.time()
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, check=False)
+    total = time.time() - started
+    if done.returncode:
+        sys.exit(f"{way} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    ends = json.loads(done.stdout.splitlines()[-1])
+    return min(b - a for a, b in pairwise(ends[1:])), ends[1] - started, total
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", default=None, help=f"ways, separated by commas, of {', '.join(WAYS)}")
+    parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="write the table as JSON, too")
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(WAYS[chosen.one][1](chosen.rounds)), flush=True)
+        return
+    from importlib.metadata import version
+
+    from fedensemble.bench.measure import LiveTable, machine, say, write
+
+    known = find_spec("flwr") is not None and find_spec("ray") is not None
+    wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way != "flower" or known]
+    peer = f"flwr {version('flwr')}, ray {version('ray')}" if known else "Flower is not installed"
+    results = {way: measured(way, chosen.rounds, chosen.threads) for way in wanted}
+    header = ("way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s")
+    header += (
+        tuple(f"Flower / it: {what}" for what in ("steady", "first round", "total")) if "flower" in results else ()
+    )
+    table = LiveTable(
+        f"FedAvg, CNN, 10 of 100 clients, on {chosen.threads} cores. {machine('cpu')}; {peer}", header, say
+    )
+    for way, values in results.items():
+        ratios = [f"{b / a:.1f}" for a, b in zip(values, results["flower"], strict=True)] if "flower" in results else []
+        table.add(WAYS[way][0], *(f"{value:.2f}" for value in values), *ratios)
+    write(chosen.out, "cpu", [table])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The server of a fleet: enrols the clients, trains the rounds that are left, leaves a run folder like any other."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ..checkpoint import write_json
+from ..core.round import run_round
+from ..core.types import EnsembleState, RoundReport
+from ..core.workshop import Workshop
+from ..engines.flower.checks import Limits
+from ..engines.flower.engine import FlowerEngine, Patience
+from ..engines.flower.enrol import Member, Roster
+from ..experiment.build import build_participation
+from ..experiment.modes import write_modes
+from ..experiment.run import describe, environment
+from ..experiment.store import RunFolder, read_json
+from ..federation import find_schedule
+from ..predict import Ensemble
+from ..vectors import Tree
+from .description import Description
+from .settings import Settings
+
+logger = logging.getLogger("flwr")
+
+ROSTER = "roster.json"
+
+
+def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) -> None:
+    """Trains a config on the clients behind a grid; again on the same folder, it goes on after the last round."""
+    settings, config = Settings.read(given), description.config
+    store = RunFolder(Path(settings.run_dir or f"runs/{config.name}-fleet").expanduser())
+    store.claim(config)
+    try:
+        if store.done:
+            logger.info("%s is finished: nothing to do.", store.path)
+            return
+        fleet = Fleet(grid, description, settings, store)
+        write_json(store.path / "env.json", environment(config))
+        started = time.monotonic()
+        while fleet.state.round < config.rounds:
+            fleet.train_one_round()
+        fleet.finish(time.monotonic() - started)
+    finally:
+        store.release()
+
+
+class Fleet:
+    """A training on real clients, at the round where its folder says it is."""
+
+    def __init__(self, grid: Grid, description: Description, settings: Settings, store: RunFolder) -> None:
+        config, self.description, self.store = description.config, description, store
+        self.learner = description.learner("cpu")
+        example = torch.zeros(1, *description.shape, dtype=self.learner.dtype)
+        self.algorithm = description.algorithm.bind(Workshop(self.learner, example))
+        roster, training = enrolled(grid, settings, store.path / ROSTER)
+        table = config.ensemble
+        wanted = find_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
+        self.schedule = build_participation(config.participation).asking(wanted)
+        fewer = wanted.clients_per_round < self.schedule.clients_per_round
+        keep = settings.keep or (wanted.clients_per_round if fewer else None)
+        self.engine = FlowerEngine(
+            roster, config.seed, self.schedule.modes, training,
+            Patience(settings.timeout, keep, settings.poll),
+            Limits(settings.max_value, settings.max_examples, settings.clip or None),
+        )  # fmt: skip
+        theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
+        planned = self.schedule.init(len(roster), config.seed)
+        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
+        self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
+        found = store.resume(self.facts, logger.warning)
+        if found is not None:
+            self.restore(*found)
+            logger.info("Continuing %s after round %d.", store.path, self.state.round)
+
+    def train_one_round(self) -> None:
+        """One round, on disk when it is over."""
+        self.state, report = run_round(self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine)
+        log = self.engine.log
+        self.store.append_metrics({**describe(report), "fleet": log.record()})
+        self.store.save(self.tensors(), self.state.round, self.facts)
+        logger.info("%s", sentence(report, len(log.lost), len(log.refused), log.late))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes on the server, by name."""
+        groups: dict[str, Tree] = {
+            "modes": self.state.modes, "schedule": self.state.schedule, "memory": self.engine.memory_tensors(),
+        }  # fmt: skip
+        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
+        return {**named, "buffers": self.state.buffers}
+
+    def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
+        """Puts back what `tensors` gave after `round` rounds."""
+
+        def group(prefix: str) -> Tree:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        self.engine.load_memory(group("memory/"))
+        self.state = EnsembleState(round, group("modes/"), tensors["buffers"], group("schedule/"))
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The K modes as they are now."""
+        config = self.description.config
+        return Ensemble(
+            self.learner, self.state.modes["theta"], self.state.buffers, standardise=self.description.standardise,
+            combine=config.ensemble.combine, input_shape=self.description.shape, seed=config.seed,
+        )  # fmt: skip
+
+    def finish(self, seconds: float) -> None:
+        """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take them."""
+        config, records, ensemble = self.description.config, self.store.metrics(), self.ensemble
+        write_modes(self.store.modes_file, ensemble, {"model": self.description.model})
+        summary = {
+            "name": config.name,
+            "hash": config.hash(),
+            "rounds": self.state.round,
+            "modes": self.schedule.modes,
+            "parameters": self.learner.theta_layout.total,
+            "task": self.learner.task,
+            "bytes_up": sum(record["bytes_up"] for record in records),
+            "bytes_down": sum(record["bytes_down"] for record in records),
+            "seconds": round(seconds, 3),
+            "combine": ensemble.combine,
+        }
+        self.store.finish({**summary, **self.facts})
+        logger.info("Finished: the modes are in %s.", self.store.modes_file)
+
+
+def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
+    """The clients of the training and its name: those the folder knows, or those that are there now."""
+    roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=logger.warning)
+    if file.exists():
+        known = read_json(file)
+        roster.identity = known["identity"]
+        roster.members = tuple(Member(name, examples) for name, examples in known["members"])
+        return roster, str(known["training"])
+    roster.enrol(settings.clients, settings.enrol_timeout)
+    training = secrets.token_hex(8)
+    members = [[member.name, member.examples] for member in roster.members]
+    write_json(file, {"training": training, "identity": roster.identity, "members": members})
+    return roster, training
+
+
+def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:
+    """A round on one line."""
+    loss = "nobody answered" if report.loss is None else f"loss {report.loss:.4f}"
+    return (
+        f"round {report.round}: {len(report.plan.client)} answers, {loss}, {lost} lost, {refused} refused, {late} late"
+    )

@@ -1,0 +1,57 @@
+"""The settings of one start of a fleet, `flwr run APP -c 'timeout=60'`; what changes results is in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server goes about it; zero and "" stand for none.
+
+    Args:
+        run_dir: the run's folder on the server; the same folder again continues the run.
+        clients: how many must be there before the first round.
+        identity: what makes a client the same client: "name", "key", "partition", or "auto" for names where all nodes
+            have one, else partitions.
+        timeout: seconds a round waits for answers.
+        enrol_timeout: seconds the start waits for clients.
+        keep: answers after which a round ends; the config's `ensemble.clients_per_round` where it asks for more.
+        poll: seconds between two looks at what came in.
+        clip: longest update of a client that counts in full.
+        max_value, max_examples: what is plausible in an answer.
+    """
+
+    run_dir: str = ""
+    clients: int = 2
+    identity: str = "auto"
+    timeout: float = 600.0
+    enrol_timeout: float = 600.0
+    keep: int = 0
+    poll: float = 1.0
+    clip: float = 0.0
+    max_value: float = 1e6
+    max_examples: int = 10_000_000
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Settings:
+        """From Flower's run config, whose names have hyphens.
+
+        >>> Settings.read({"enrol-timeout": 30}).enrol_timeout
+        30.0
+        """
+        known = {field.name.replace("_", "-"): field for field in fields(cls)}
+        values = {}
+        for name, value in given.items():
+            if name not in known:
+                raise InputError(unknown("setting of the run", name, known))
+            default: Any = known[name].default
+            fits = isinstance(value, str) if isinstance(default, str) else type(value) in (int, type(default))
+            if not fits:
+                raise InputError(f"The run's setting `{name}` is such as {default!r}; got {value!r}.")
+            values[known[name].name] = type(default)(value)
+        return cls(**values)

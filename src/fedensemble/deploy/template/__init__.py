@@ -1,0 +1,1 @@
+"""A fleet that trains what config.toml says."""

@@ -1,0 +1,87 @@
+"""A client's side: rebuilds the local problem, trains the mode it was sent, and answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from torch import Tensor
+
+from ...core.algorithm import Algorithm
+from ...core.batches import LocalWork
+from ...core.keys import shared_coin
+from ...core.learner import Learner
+from ...core.types import Plan
+from ...data.federated import FederatedData
+from ...errors import InputError
+from ...vectors import Tree, rows
+from ..loop import LoopEngine
+from ..simulation import Inputs, Trained, judge
+from .memory import KeptMemory
+from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
+
+
+class LocalClient:
+    """One client: its model's structure, its data, its method.
+
+    Args:
+        learner: the model's structure and loss.
+        algorithm: the method.
+        data: this client's examples, as FederatedData of one client.
+        work: how much it trains.
+        seed: of the run, as the server has it.
+    """
+
+    def __init__(self, learner: Learner, algorithm: Algorithm, data: FederatedData, work: LocalWork, seed: int) -> None:
+        self.learner, self.algorithm, self.work, self.seed = learner, algorithm, work, seed
+        self.data, self.examples = data, len(data.x)
+
+    def introduce(self, message: Message, context: Context) -> Message:
+        """The answer to a query: how many examples there are, and which part of the data they are."""
+        partition = context.node_config.get("partition-id", -1)
+        return reply(message, {RESULT: MetricRecord({"examples": self.examples, "partition": int(partition)})})
+
+    def train(self, message: Message, context: Context) -> Message:
+        """The answer to a visit; what the client remembers stays in `context.state`."""
+        visit = read_visit(message.content)
+        if not re.fullmatch(r"[0-9a-zA-Z-]+", visit.training):  # it becomes part of a file's name
+            raise InputError(f"The server calls its training '{visit.training}'; letters and digits are expected.")
+        folder = context.node_config.get("memory-dir")
+        kept = KeptMemory(context.state, Path(str(folder)) if folder else None)
+        found = kept.find(visit) if visit.counted >= 0 else None
+        sent = {name: value.to(self.learner.device) for name, value in unpack(message.content, MODEL).items()}
+        buffers = sent.pop(BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device))
+        given, trained = self.visit(visit, sent, buffers, found)
+        memory, loss, bad = rows(trained.memory, 0), *judge(trained, given)
+        if memory and bool(loss.isfinite()):
+            kept.keep(visit, memory)
+        coin = shared_coin(self.seed, visit.round, torch.tensor(visit.mode)).to(self.learner.dtype)
+        upload = self.algorithm.encode(rows(trained.uploads, 0), coin)
+        if len(buffers):
+            upload = {**upload, BUFFERS: trained.buffers[0] - buffers}
+        forgot = bool(memory) and visit.counted >= 0 and found is None
+        result = {
+            "examples": self.examples, "loss": float(loss), "first_bad_step": int(bad), "forgot": int(forgot),
+        }  # fmt: skip
+        said = {VISIT: ConfigRecord({**visit._asdict()}), UPLOAD: pack(upload), RESULT: MetricRecord({**result})}
+        return reply(message, said)
+
+    def visit(self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None) -> tuple[Inputs, Trained]:
+        """One visit of the loop engine, with the keys of this client's number among all."""
+        work = replace(self.work, batch_size=min(self.work.batch_size, visit.largest))
+        everybody = visit.client + 1
+        # Seen from here all clients up to this one hold these same rows; `expand` takes no memory for that.
+        alike = replace(self.data, start=self.data.start.expand(everybody), size=self.data.size.expand(everybody))
+        engine = LoopEngine(self.learner, alike, work, self.seed)
+        plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
+        one = {name: value.unsqueeze(0) for name, value in sent.items()}
+        given = engine.prepare(self.algorithm, one, buffers.unsqueeze(0), plan, visit.round)
+        if memory is not None:
+            given = given._replace(memory={n: value.to(self.learner.device)[None] for n, value in memory.items()})
+        trained = engine.train(self.algorithm, given, ragged=False)
+        if trained is None:
+            raise InputError("There is not enough memory for one client's training. Lower training.batch_size.")
+        return given, trained

@@ -1,0 +1,86 @@
+"""The weights of J visits while a gradient is taken: what products read, and where their slopes go.
+
+Weights are one matrix [J, P] in float32. Products read a copy of it in their own type, made in one pass; kernels that
+know where a parameter's slope belongs write it there, so that the slope [J, P] need not be put together afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from ..core.learner import Learner
+from ..vectors import Layout, Tree
+
+_ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
+
+
+class Piece:
+    """One parameter of J visits.
+
+    Args:
+        weight: what products read, [J, *shape].
+        slope: where its slope goes, [J, *shape], or None where autograd is to bring it.
+    """
+
+    def __init__(self, weight: Tensor, slope: Tensor | None) -> None:
+        self.weight, self._slope = weight, slope
+        self.written = False
+
+    def place(self) -> Tensor | None:
+        """Where to write the slope; None if that has been done before (a parameter used twice) or is not wanted."""
+        if self._slope is None or self.written:
+            return None
+        self.written = True
+        return self._slope
+
+
+class Pieces:
+    """All parameters of J visits, and their slope.
+
+    Args:
+        theta: weights, [J, P].
+        compute: the type of products.
+        precise: names of parameters that keep their own type.
+    """
+
+    def __init__(self, learner: Learner, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
+        layout = learner.theta_layout
+        self.slope = torch.empty_like(theta)
+        self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
+        self._places = layout.unflatten(self.slope)
+        direct = theta.is_cuda
+        read = _for_products(layout, theta, compute) if direct else {}
+        self.of = {}
+        for name, leaf in self.leaves.items():
+            weight = leaf if name in precise else read.get(name, leaf)
+            self.of[id(leaf)] = Piece(weight, self._places[name] if direct else None)
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The slope of `value` along all weights, [J, P]."""
+        found = torch.autograd.grad(value, list(self.leaves.values()), allow_unused=True)
+        for (name, leaf), slope in zip(self.leaves.items(), found, strict=True):
+            place = self._places[name]
+            if not self.of[id(leaf)].written:
+                place.zero_() if slope is None else place.copy_(slope)
+            elif slope is not None:
+                place.add_(slope)
+        return self.slope
+
+
+def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
+    """The weights as products like them: in their type, each parameter beginning at a multiple of 16 bytes."""
+    each = _ALIGNED // compute.itemsize
+    firsts = [sum(layout.sizes[:n]) for n, shape in enumerate(layout.shapes) if len(shape) > 1]
+    if any(first % each for first in firsts):
+        whole = layout.unflatten(theta).items()
+        return {n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format) for n, t in whole}
+    visits, length = theta.shape
+    if compute == theta.dtype and length % each == 0:
+        return layout.unflatten(theta)
+    wide = theta.new_empty(visits, -(-length // each) * each, dtype=compute)
+    whole = wide[:, :length]
+    whole.copy_(theta)
+    return layout.unflatten(whole)

@@ -1,0 +1,109 @@
+"""Several cores: shares of a block train side by side, one thread each, where a local step is worth a thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..core.algorithm import Algorithm
+from ..vectors import Tree, rows
+from .simulation import Inputs, Simulation, Trained
+
+if TYPE_CHECKING:
+    from .vector import VectorEngine
+
+_WORTH = 10_000_000  # operations of a visit's forward pass; below it most of a step is Python, which threads share
+_UNEVEN = 4  # shares a core where visits have different numbers of steps: whoever is done takes the next
+
+
+class VisitThreads:
+    """Trains a block of visits on as many cores as torch may use, each share on one of them.
+
+    Faster than torch's own threads inside each operation (docs/performance.md). Shares are cut by the number of visits
+    and cores alone, and put together in order: the same numbers, whoever computes them first.
+
+    Args:
+        engine: whose blocks are trained; it is not kept.
+    """
+
+    def __init__(self, engine: VectorEngine) -> None:
+        self.worth = operations(engine) * engine.work.batch_size >= _WORTH
+        self._pool: ThreadPoolExecutor | None = None
+        self._idle: list[VectorEngine] = []
+
+    def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+        """Local training of a block of visits."""
+        cores, visits = torch.get_num_threads(), len(given.noise)
+        if not self.worth or min(cores, visits) < 2:
+            return engine.train_plainly(algorithm, given, ragged)
+        parts = shares(given, min(visits, cores * _UNEVEN if ragged else cores))
+        pool = self._ready(engine, cores)
+
+        def work(part: Inputs) -> Trained:
+            torch.set_num_threads(1)  # of this thread, and of the matrix library
+            worker = self._idle.pop()
+            try:
+                return worker.train_plainly(algorithm, part, bool(part.counts.min() < part.counts.max()))
+            finally:
+                self._idle.append(worker)
+
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # a setting of the whole process: threads must not undo each other's
+                return together(list(pool.map(work, parts)), len(given.place))
+        finally:
+            torch.set_num_threads(cores)
+
+    def _ready(self, engine: VectorEngine, cores: int) -> ThreadPoolExecutor:
+        """Threads, and for each a module of its own: weights are put into a module and taken out again."""
+        if self._pool is None or len(self._idle) != cores:
+            self._pool = ThreadPoolExecutor(cores, thread_name_prefix="fedensemble")
+            self._idle = [_worker(engine) for _ in range(cores)]
+        for worker in self._idle:
+            worker.data = engine.data
+        return self._pool
+
+
+def _worker(engine: VectorEngine) -> VectorEngine:
+    worker, learner = copy(engine), copy(engine.learner)
+    learner.training_model = deepcopy(learner.training_model)
+    worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
+    return worker
+
+
+def operations(engine: Simulation) -> int:
+    """Multiplications and additions of one example's forward pass."""
+    x = engine.data.inputs(engine.data.x[:1].clone(), engine.learner.dtype)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        engine.learner.eval_model(x)
+    return int(counter.get_total_flops())
+
+
+def shares(given: Inputs, count: int) -> list[Inputs]:
+    """A block's inputs in `count` parts, each with the local steps its visits have."""
+    return [_share(given, part) for part in torch.arange(len(given.noise)).tensor_split(count)]
+
+
+def _share(given: Inputs, visits: Tensor) -> Inputs:
+    place = slice(int(visits[0]), int(visits[-1]) + 1)
+    values: dict[str, Any] = given._asdict()
+    values = {name: rows(v, place) if isinstance(v, dict) else v[place] for name, v in values.items()}
+    steps = int(values["counts"].max())
+    return Inputs(**{**values, "place": given.place[:steps, place], "weight": given.weight[:steps, place]})
+
+
+def together(parts: list[Trained], steps: int) -> Trained:
+    """What a block gave, from what its parts gave."""
+
+    def trees(name: str) -> Tree:
+        values: list[Tree] = [getattr(part, name) for part in parts]
+        return {key: torch.cat([value[key] for value in values]) for key in values[0]}
+
+    losses = [torch.cat([p.losses, p.losses.new_zeros(steps - len(p.losses), p.losses.shape[1])]) for p in parts]
+    buffers = torch.cat([part.buffers for part in parts])
+    return Trained(trees("uploads"), trees("memory"), buffers, torch.cat(losses, 1))

@@ -1,0 +1,124 @@
+"""Pieces of SVG: elements whose text is escaped, scales, and axes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 400.0, 260.0  # of a drawing; a page scales it, so text stays in proportion
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 12.0, 44.0
+
+Format = Callable[[float], str]
+
+
+def tag(name: str, *inside: object, **attributes: object) -> Markup:
+    """An element; `class_` and `text_anchor` become class and text-anchor, None is left out.
+
+    >>> tag("text", "1 < 2", x=0.5, class_="a")
+    Markup('<text x="0.5" class="a">1 &lt; 2</text>')
+    """
+    shown = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    written = Markup("").join(Markup(' {}="{}"').format(key, number(value)) for key, value in shown)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(escape(part) for part in inside))
+
+
+def number(value: object) -> object:
+    """A coordinate as short text; anything else as it is."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+
+
+def path(points: Iterable[tuple[float, float]]) -> str:
+    """A line through the points; where one is not finite, the line is broken."""
+    parts, pen = [], "M"
+    for x, y in points:
+        if not (math.isfinite(x) and math.isfinite(y)):
+            pen = "M"
+            continue
+        parts.append(f"{pen}{number(x)} {number(y)}")
+        pen = "L"
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to coordinates."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The coordinate of a value."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def scale(values: Iterable[float], start: float, end: float, room: float = 0.06) -> Scale:
+    """A scale that holds all finite values, with some room."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    extra = room * (high - low) or abs(high) * 0.05 or 0.5
+    return Scale(low - extra, high + extra, start, end)
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers between two others.
+
+    >>> ticks(0, 100), ticks(0.93, 0.96, 4)
+    ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.93, 0.94, 0.95, 0.96])
+    """
+    span = high - low
+    size = 10.0 ** math.floor(math.log10(span / most))
+    step = next((size * m for m in (1, 2, 2.5, 5, 10) if span / (size * m) <= most - 1 + 1e-9), size * 10)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
+
+
+def plain(value: float) -> str:
+    """A number as people read it.
+
+    >>> plain(12000.0), plain(0.25), plain(3.0)
+    ('12,000', '0.25', '3')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.4g}"
+
+
+def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) -> Markup:
+    """Grid, ticks and labels of a drawing."""
+    parts = []
+    for value in ticks(y.low, y.high):
+        at = y(value)
+        parts.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
+        parts.append(tag("text", plain(value), x=x.start - 6, y=at + 4, text_anchor="end"))
+    for value in ticks(x.low, x.high, 12 if 3 < x.high - x.low <= 12 else 6):
+        if xformat(value):
+            parts.append(tag("text", xformat(value), x=x(value), y=y.start + 16, text_anchor="middle"))
+            parts.append(tag("line", x1=x(value), x2=x(value), y1=y.start, y2=y.start + 4, class_="axis"))
+    parts.append(tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
+    return Markup("").join([*parts, axis_labels(x, y, xlabel, ylabel)])
+
+
+def axis_labels(x: Scale, y: Scale, xlabel: str, ylabel: str) -> Markup:
+    """What the axes show."""
+    middle = (y.start + y.end) / 2
+    return tag("text", xlabel, x=(x.start + x.end) / 2, y=y.start + 36, text_anchor="middle", class_="label") + tag(
+        "text", ylabel, x=13.0, y=middle, text_anchor="middle", class_="label",
+        transform=f"rotate(-90 13 {number(middle)})",
+    )  # fmt: skip
+
+
+def drawing(
+    ident: str, title: str, parts: Sequence[object], hover: Any, size: tuple[float, float] = (WIDTH, HEIGHT),
+    wide: bool = False,
+) -> Markup:  # fmt: skip
+    """A whole drawing; `hover` is what the page's script shows under the pointer."""
+    return tag(
+        "svg", tag("title", title), *parts, id=f"plot-{ident}", class_="chart wide" if wide else "chart",
+        viewBox=f"0 0 {number(size[0])} {number(size[1])}", role="img", aria_label=title, tabindex="0",
+        data_hover=json.dumps(hover, separators=(",", ":"), allow_nan=False),
+    )  # fmt: skip

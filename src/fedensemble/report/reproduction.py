@@ -1,0 +1,205 @@
+"""Writes a reproduced table or figure, and gathers all of them into one page."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import write_bytes, write_json
+from ..errors import InputError, StoreError, unknown
+from ..experiment.config import Config
+from ..experiment.reproduce import NAMES, CellResult, Reproduction, facts
+from ..experiment.store import RunFolder, read_json
+from ..version import VERSION
+from .grid import Shown, grid
+from .plots import save
+from .rounds import curves
+from .surface import loss_surface
+from .tables import TextTable
+from .toy import bias_variance, toy_fit
+
+Report = Callable[[Reproduction, Sequence[CellResult]], Shown]
+REPORTS: dict[str, Report] = {
+    "grid": grid, "bias-variance": bias_variance, "toy-fit": toy_fit, "loss-surface": loss_surface, "curves": curves,
+}  # fmt: skip
+BEGIN, END = "<!-- reproduced: begin -->", "<!-- reproduced: end -->"
+
+
+def write_reproduction(
+    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], root: Path, seconds: float,
+    trained: Sequence[str],
+) -> TextTable:  # fmt: skip
+    """Writes table.md, table.csv, the figures, runs.json and results.json; returns the table.
+
+    All but results.json are the same bytes for the same file, seeds and machine.
+
+    Args:
+        root: where the runs are; their folders are listed relative to it.
+        seconds: how long training has taken this time.
+        trained: run folders that were trained this time.
+    """
+    kind = reproduction.table.report
+    if kind not in REPORTS:
+        raise InputError(f"{reproduction.name}: {unknown('report', kind, REPORTS)}")
+    shown = REPORTS[kind](reproduction, results)
+    for name, figure in shown.figures.items():
+        save(figure, folder / name)
+    write_bytes(folder / "table.md", _page(reproduction, results, shown).encode())
+    write_bytes(folder / "table.csv", shown.numbers.csv().encode())
+    runs = {r.cell.label: [_relative(path, root) for path in r.runs.folders] for r in results if r.runs is not None}
+    write_bytes(folder / "runs.json", (json.dumps(runs, indent=2, ensure_ascii=False) + "\n").encode())
+    write_json(folder / "results.json", _results(folder, reproduction, results, seconds, trained))
+    return shown.table
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
+    """The table with its pictures and everything a reader must know; no times and no paths, so that it regenerates."""
+    table = reproduction.table
+    text = [f"## {table.title}", shown.table.markdown()]
+    text += [f"![{Path(name).stem}]({name})" for name in shown.figures]
+    text += [" ".join(part.split()) for part in (reproduction.note, table.note) if part.strip()]
+    text += list(shown.remarks)
+    text.append(_settings(results))
+    missing = _missing(results)
+    text += [missing] if missing else []
+    scale = "" if reproduction.scale == "full" else f" --scale {reproduction.scale}"
+    text.append(f"`fedensemble reproduce {reproduction.name}{scale}`")
+    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
+
+
+def _settings(results: Sequence[CellResult]) -> str:
+    """What the runs had, in a sentence for each setting that differs between rows."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        if result.cell.configs:
+            words = "; ".join(facts(result.cell.configs[0]).values())
+            rows = said.setdefault(words, [])
+            rows += [result.cell.row] if result.cell.row not in rows else []
+    lines = [f"{', '.join(rows)}: {words}." for words, rows in said.items()]
+    counts = sorted({len(result.cell.configs) for result in results if result.cell.configs})
+    seeds = " or ".join(map(str, counts))
+    return "\n".join(
+        [f"Mean ± standard deviation over {seeds} seed{'s' * (seeds != '1')}.", *(f"- {x}" for x in lines)]
+    )
+
+
+def _missing(results: Sequence[CellResult]) -> str:
+    """Which cells have no numbers, and why, in words that do not depend on this machine."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        if result.runs is None:
+            why = "not run yet"
+            if result.cell.skipped:
+                why = (
+                    "no such algorithm yet" if result.cell.skipped.startswith("algorithm") else "the data are not here"
+                )
+            reasons.setdefault(why, []).append(result.cell.label)
+    return " ".join(f"Without numbers ({why}): {', '.join(labels)}." for why, labels in reasons.items())
+
+
+def _results(
+    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], seconds: float, trained: Sequence[str]
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that may differ from one time to the next: times, speed, versions, where the runs are."""
+    before = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
+    sessions = before.get("sessions", [])
+    cells = []
+    new_samples = 0
+    for result in results:
+        cell: dict[str, Any] = {"row": result.cell.row, "column": result.cell.column, "skipped": result.cell.skipped}
+        if result.runs is not None:
+            config = result.cell.configs[0]
+            samples = [_samples(config, path) for path in result.runs.folders]
+            new_samples += sum(n for n, path in zip(samples, result.runs.folders, strict=True) if str(path) in trained)
+            cell |= {
+                **facts(config), "seeds": [c.seed for c in result.cell.configs],
+                "folders": [str(path) for path in result.runs.folders], "samples": samples,
+            }  # fmt: skip
+        cells.append(cell)
+    if trained:
+        speed = round(new_samples / seconds) if seconds > 0 else 0
+        sessions = [*sessions, {"runs": len(trained), "seconds": round(seconds, 1), "samples": new_samples,
+                                "samples_per_second": speed, **_versions(reproduction)}]  # fmt: skip
+    minutes = round(sum(session["seconds"] for session in sessions) / 60, 2)
+    return {
+        "name": reproduction.name,
+        "scale": reproduction.scale,
+        "minutes": minutes,
+        "sessions": sessions,
+        "cells": cells,
+    }
+
+
+def _samples(config: Config, folder: Path) -> int:
+    """Examples a run has trained on, counting every pass; by the mean size of a client."""
+    visits = sum(record["visits"] for record in RunFolder(folder).metrics())
+    work = config.training
+    if work.steps is not None:
+        return int(visits * work.steps * work.batch_size)
+    clients = read_json(folder / "clients.json") if (folder / "clients.json").is_file() else {}
+    return int(visits * work.epochs * clients.get("examples", 0) / max(1, clients.get("clients", 1)))
+
+
+def _versions(reproduction: Reproduction) -> dict[str, str]:
+    devices = {config.engine.device for cell in reproduction.cells for config in cell.configs}
+    cuda = any(device.startswith("cuda") for device in devices) and torch.cuda.is_available()
+    return {
+        "fedensemble": VERSION, "torch": torch.__version__, "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+    }  # fmt: skip
+
+
+def collect(folder: Path, page: Path) -> list[str]:
+    """Puts every table in a folder into a page, between its two marks, and the pictures into images/ beside it.
+
+    Returns:
+        the names that were found.
+    """
+    names = [name for name in NAMES if (folder / name / "table.md").is_file()]
+    names += sorted({path.parent.name for path in folder.glob("*/table.md")} - set(names))
+    if not names:
+        raise InputError(f"There are no tables in {folder}: run `fedensemble reproduce all` first.")
+    parts = []
+    for name in names:
+        text = (folder / name / "table.md").read_text(encoding="utf-8")
+        for picture in sorted((folder / name).glob("*.png")):
+            kept = page.parent / "images" / f"{name}-{picture.name}"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, kept)
+            text = text.replace(f"]({picture.name})", f"](images/{kept.name})")
+        parts.append(f"{text}\n{_cost(read_json(folder / name / 'results.json'))}")
+    old = page.read_text(encoding="utf-8") if page.is_file() else f"# Results\n\n{BEGIN}\n{END}\n"
+    if BEGIN not in old:
+        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, _, rest = old.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise StoreError(f"{page} has the mark {BEGIN} but not {END} after it.")
+    body = "\n".join(parts)
+    write_bytes(page, f"{before}{BEGIN}\n\n{body}\n{END}{after}".encode())
+    return names
+
+
+def _cost(results: Mapping[str, Any]) -> str:
+    """Where and how long it was trained."""
+    sessions = results["sessions"]
+    if not sessions:
+        return "The runs are those of other tables.\n"
+    last = sessions[-1]
+    samples = sum(session["samples"] for session in sessions)
+    seconds = sum(session["seconds"] for session in sessions)
+    return (
+        f"Trained in {results['minutes']} minutes on {last['device']}: {samples:,} examples, "
+        f"{samples / max(seconds, 1e-9):,.0f} a second, building and testing included; "
+        f"torch {last['torch']}, Python {last['python']}.\n"
+    )

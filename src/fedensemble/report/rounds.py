@@ -1,0 +1,69 @@
+"""Round-to-accuracy curves of a paper's table: a panel for each row, a line for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..errors import DataError
+from ..experiment.compare import RowResult
+from ..experiment.reproduce import CellResult, Reproduction
+from .grid import Shown, headline
+from .plots import COLOURS, LINES, STYLE
+from .tables import PERCENT, TITLES, TextTable
+
+
+def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
+    """The metric over rounds: the mean over seeds, with a band of one standard deviation."""
+    known = [result for result in results if result.runs is not None]
+    if not known:
+        raise DataError(f"None of the runs of {reproduction.name} is there yet.")
+    metric = reproduction.table.metric
+    panels = list(dict.fromkeys(result.cell.row for result in known))
+    names = list(dict.fromkeys(result.cell.column for result in known))
+    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    rows = -(-len(panels) // columns)
+    lines = []
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6 * columns, 3.7 * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axis, panel in zip(axes, panels, strict=False):
+            for result in known:
+                if result.cell.row == panel and result.runs is not None:
+                    rounds, mean, spread = over_rounds(result.runs, metric)
+                    number = names.index(result.cell.column)
+                    colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+                    axis.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
+                    axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+                    lines += [
+                        (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}")
+                        for at, value, width in zip(rounds, mean, spread, strict=True)
+                    ]
+            axis.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}", title=panel)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in named}
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+        figure.suptitle(headline(reproduction))
+    ends = tuple(
+        line for line, after in zip(lines, [*lines[1:], None], strict=True) if not after or after[:2] != line[:2]
+    )
+    header = ("data", "method", "round", "mean", "standard deviation")
+    return Shown(
+        TextTable(f"{reproduction.table.title}; where the curves end", header, ends),
+        TextTable("curves", header, tuple(lines)),
+        {"curves.png": figure},
+    )
+
+
+def over_rounds(runs: RowResult, metric: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Rounds with a test, and the metric's mean and standard deviation over seeds there."""
+    tested = [[record for record in curve if "test" in record] for curve in runs.curves]
+    scale = 100 if metric in PERCENT else 1
+    values = scale * np.array([[record["test"][metric] for record in curve] for curve in tested])
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return [record["round"] for record in tested[0]], values.mean(0), spread

@@ -1,0 +1,92 @@
+"""One fleet for all of these tests: a SuperLink with TLS and four registered SuperNodes, as processes of their own."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedensemble.deploy.write import write_app
+from fedensemble.experiment.build import build_data
+from fedensemble.experiment.config import resolve
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_tls"
+CLIENTS = 4
+VALUES = {
+    "name": "fleet-test",
+    "rounds": 4,
+    "data": {"source": "digits", "clients": CLIENTS, "partition": "classes", "classes_per_client": 5},
+    "model": {"name": "mlp", "hidden": [6]},
+    "ensemble": {"modes": 2, "strata": 2, "clients_per_round": CLIENTS},
+    "training": {"epochs": 1, "batch_size": 32},
+    "engine": {"name": "loop", "device": "cpu", "dtype": "float64"},
+}
+
+
+def configure(**changes):
+    """The tests' config, with some tables changed."""
+    merged = {
+        key: {**value, **changes.pop(key)} if isinstance(value, dict) and key in changes else value
+        for key, value in VALUES.items()
+    }
+    return resolve({**merged, **changes})
+
+
+class TestedFleet:
+    """The fleet of the example, with what tests ask of it."""
+
+    __test__ = False
+
+    def __init__(self, fleet, module):
+        self.fleet, self.module = fleet, module
+
+    def __getattr__(self, name):
+        return getattr(self.fleet, name)
+
+    def begin(self, config, name, **settings):
+        """Starts a run; gives its folder."""
+        app = self.folder / f"app-{name}"
+        if not app.exists():
+            write_app(config, app)
+        run = self.folder / f"run-{name}"
+        self.number = self.run(app, run_dir=str(run), clients=CLIENTS, poll=0.5, **settings)
+        return run
+
+    def rounds(self, run):
+        """Records of the rounds that are over."""
+        file = run / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def until(self, true, complaint, seconds=240):
+        try:
+            self.module.wait(true, seconds, complaint, self.log("superlink"))
+        except SystemExit as stop:
+            pytest.fail(str(stop))
+
+    def online(self):
+        """Numbers of the nodes that are there."""
+        listed = self.module.read_json(self.flwr("supernode", "list", "fleet", "--format", "json").stdout)
+        return {node["node-id"] for node in listed["nodes"] if node["status"] == "online"}
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory):
+    sys.path.insert(0, str(EXAMPLE))
+    import fleet as module
+
+    folder = tmp_path_factory.mktemp("fleet")
+    data = build_data(configure())
+    with module.Fleet(folder) as started:
+        tested = TestedFleet(started, module)
+        started.superlink()
+        for number in range(CLIENTS):
+            x, y = data.client(number)
+            own = folder / "memory" / f"client-{number}"
+            own.mkdir(parents=True)
+            np.savez(own / "mine.npz", x=x.numpy(), y=y.numpy())
+            started.register(f"client-{number}")
+            started.node(number, data=own / "mine.npz")
+        yield tested
+    shutil.rmtree(folder, ignore_errors=True)

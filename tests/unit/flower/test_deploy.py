@@ -1,0 +1,185 @@
+"""From a config to an app to a run folder, with clients in this process."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import fedensemble
+from fedensemble.cli import BAD_INPUT
+from fedensemble.deploy import example_client
+from fedensemble.deploy.app import client_app, local_client, server_app
+from fedensemble.deploy.description import read_description
+from fedensemble.deploy.fleet import run_fleet
+from fedensemble.deploy.settings import Settings
+from fedensemble.deploy.write import write_app
+from fedensemble.errors import InputError, StoreError
+from fedensemble.experiment.build import build_data, build_federation
+from fedensemble.experiment.config import resolve
+from fedensemble.experiment.modes import read_ensemble
+from fedensemble.report.run import write_report
+
+from .fake import FakeGrid, Node, Time
+
+VALUES = {
+    "name": "My fleet".replace(" ", "-"),
+    "rounds": 4,
+    "data": {"source": "digits", "clients": 3},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "scaffold"},
+    "ensemble": {"modes": 2, "strata": 2, "clients_per_round": 3},
+    "engine": {"name": "loop", "device": "cpu", "dtype": "float64"},
+}
+
+
+@pytest.fixture
+def config():
+    return resolve(VALUES)
+
+
+@pytest.fixture
+def app(config, tmp_path):
+    write_app(config, tmp_path / "app")
+    return tmp_path / "app"
+
+
+class Here:
+    """What a client app is told of its node."""
+
+    def __init__(self, **node):
+        self.node_config = node
+
+
+def grid_of(app):
+    folder = app / "fleet"
+    nodes = {}
+    for number in range(3):
+        client = local_client(folder, lambda node: example_client(folder, node), Here(**{"partition-id": number}))
+        nodes[number + 10] = Node(client, number, delay=0.0)
+    return FakeGrid(nodes, Time())
+
+
+def settings(tmp_path, **more):
+    return {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, **more}
+
+
+def test_the_app_is_one_that_flower_takes(app, config):
+    from flwr.cli.config_utils import load_and_validate
+
+    table = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert table["components"] == {"serverapp": "fleet.server_app:app", "clientapp": "fleet.client_app:app"}
+    assert set(table["config"]) == {name.replace("_", "-") for name in Settings.__dataclass_fields__}
+    assert Settings.read(table["config"]) == Settings(clients=3)
+    load_and_validate(app / "pyproject.toml")
+    assert read_description(app / "fleet").config == config
+    compile((app / "fleet" / "data.py").read_text(), "data.py", "exec")
+    text = (app / "README.md").read_text()
+    assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in text and "seq 0 2" in text and "$$" not in text
+
+
+def test_an_app_is_never_overwritten(app, config):
+    (app / "fleet" / "data.py").write_text("mine")
+    with pytest.raises(StoreError, match=r"data\.py may be yours"):
+        write_app(config, app)
+    assert (app / "fleet" / "data.py").read_text() == "mine"
+
+
+def test_both_halves_are_made_without_reading_anything(tmp_path):
+    assert server_app(tmp_path) and client_app(tmp_path, lambda node: (None, None))
+
+
+def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
+    run_fleet(grid_of(app), read_description(app / "fleet"), settings(tmp_path))
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+    x = build_data(config).x_test[:20]
+    torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
+    assert "2 modes, 4 rounds" in write_report(tmp_path / "run").title
+    run_fleet(FakeGrid({}, Time()), read_description(app / "fleet"), settings(tmp_path))  # finished: asks nobody
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, at, monkeypatch):
+    """It dies while it waits for answers, or before the round is on disk; clients have trained in either case."""
+    from fedensemble.experiment.store import RunFolder
+
+    grid, plain = grid_of(app), RunFolder.save
+
+    def save(store, tensors, round, facts):
+        if round == at + 1:
+            raise KeyboardInterrupt
+        plain(store, tensors, round, facts)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "save", save)
+        run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
+    run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4] and not any("forgot" in line["fleet"] for line in lines)
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+
+
+def test_methods_whose_server_needs_data_say_so(tmp_path):
+    config = resolve({**VALUES, "algorithm": {"name": "fedbe"}})
+    write_app(config, tmp_path / "app")
+    with pytest.raises(InputError, match="server"):
+        run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
+
+
+def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
+    ensemble = {"modes": 2, "strata": 2, "clients_per_round": 2}
+    config = resolve({**VALUES, "ensemble": ensemble, "participation": {"name": "devices", "ask": 3}})
+    write_app(config, tmp_path / "app")
+    run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["visits"], line["fleet"]["asked"]) for line in lines] == [(2, 3)] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"time-out": 3}, "did you mean 'timeout'"),
+        ({"timeout": "long"}, "such as 600.0"),
+        ({"clients": 2.5}, "such as 2"),
+        ({"clients": True}, "such as 2"),
+        ({"identity": "face"}, "one of auto"),
+        ({"clip": -1.0}, "must be positive"),
+        ({"keep": -1}, "keep >= 1"),
+    ],
+)
+def test_wrong_settings_are_named(app, tmp_path, given, words):
+    with pytest.raises(InputError, match=words):
+        run_fleet(grid_of(app), read_description(app / "fleet"), settings(tmp_path) | given)
+
+
+def test_data_of_another_shape_are_refused_by_the_client(app):
+    description = read_description(app / "fleet")
+    with pytest.raises(InputError, match=r"shape \(3,\)"):
+        description.client_data(([[1.0, 2.0, 3.0]], [0]))
+    with pytest.raises(InputError, match=r"clients 0 to 2; got partition-id 3"):
+        example_client(app / "fleet", {"partition-id": 3})
+
+
+def test_an_app_can_be_written_without_flower(tmp_path):
+    code = (
+        "import sys; sys.modules['flwr'] = None  # as if it were not installed\n"
+        "from fedensemble.cli import main; sys.argv = ['fedensemble', 'deploy', '--out', 'app']; main()"
+    )
+    source = str(Path(fedensemble.__file__).parents[1])
+    for expected in (0, BAD_INPUT):  # the second time the folder is there
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": source}, capture_output=True, text=True
+        )
+        assert done.returncode == expected, done.stderr
+    assert "data.py" in done.stderr and (tmp_path / "app" / "fleet" / "data.py").exists()

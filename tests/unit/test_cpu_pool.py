@@ -1,0 +1,28 @@
+"""Pooling by planes gives what torch gives, ties and cut-off edges included."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedensemble.engines.cpu_pool import PlanePool
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 2, 7, 8), (3, 1, 3, 11)])
+def test_as_torch(size, shape):
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randint(0, 3, shape, generator=generator).double()  # many ties
+    for x in (few, torch.randn(shape, generator=generator, dtype=torch.float64)):
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        got, expected = PlanePool.apply(ours, size), F.max_pool2d(theirs, size)
+        slope = torch.randn(got.shape, generator=generator, dtype=torch.float64)
+        got.backward(slope)
+        expected.backward(slope)
+        assert torch.equal(got, expected)
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_nan_is_passed_on():
+    x = torch.zeros(1, 1, 2, 2)
+    x[0, 0, 1, 0] = float("nan")
+    assert PlanePool.apply(x, 2).isnan().all()

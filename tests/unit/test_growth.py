@@ -1,0 +1,76 @@
+"""Memory: rounds leave nothing behind, and a stateless method needs nothing for each client."""
+
+import gc
+import tracemalloc
+
+import torch
+from torch import nn
+
+from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble.algorithms import Scaffold
+
+_PER_ROUND = 0.5  # objects; a leak is at least one a round
+
+
+def living():
+    gc.collect()
+    return gc.get_objects()
+
+
+def tensor_bytes():
+    """Bytes of all tensors alive, each storage once."""
+    found = {}
+    for thing in living():
+        if type(thing) in (torch.Tensor, nn.Parameter):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def federation(clients, algorithm, per_round):
+    x = torch.zeros(2 * clients, 3)
+    y = torch.arange(2 * clients) % 2
+    data = FederatedData.from_arrays(x, y, [2] * clients, classes=2)
+    return Federation(lambda: nn.Linear(3, 2), data, algorithm, modes=2, clients_per_round=per_round, batch_size=2)
+
+
+def rounds(made, count):
+    for _ in made.rounds(count):
+        pass
+
+
+def test_many_rounds_leave_nothing_behind():
+    made = federation(6, Scaffold(lr=0.01), 4)
+    rounds(made, 30)  # caches fill, and every client has a row for every mode
+    objects, size = len(living()), tensor_bytes()
+    tracemalloc.start()
+    rounds(made, 100)  # some caches fill slowly
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    rounds(made, 300)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(living()) - objects < 400 * _PER_ROUND
+    assert tensor_bytes() - size < 400 * 8  # not one number a round
+    assert after - before < 300 * 200  # bytes; a report or a state is larger
+
+
+def test_a_stateless_method_needs_nothing_for_each_client():
+    """Beyond the data, a few numbers for each client: its place, its size, its steps, its stratum."""
+    clients = 100_000
+    small = tensor_bytes()
+    made = federation(clients, FedAvg(lr=0.1), 10)
+    data = made.data
+    told = [value for value in vars(made.costs).values() if isinstance(value, torch.Tensor)]  # to participation
+    known = (data.x, data.y, data.size, data.start, *made.state.schedule.values(), *told)
+    listed = sum(tensor.numel() * tensor.element_size() for tensor in known)
+    tracemalloc.start()
+    rounds(made, 3)
+    beyond = tensor_bytes() - small - listed
+    python, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert listed < clients * 2 * (3 * 4 + 8) + clients * 5 * 8
+    assert beyond < clients * 8 / 4, f"{beyond} bytes of tensors beyond the data"
+    assert python < clients * 8 / 4, f"{python} bytes of Python objects"
+    assert len(made.engine.memory) == 0

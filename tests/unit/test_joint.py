@@ -1,0 +1,140 @@
+"""Runs that advance together give what each of them gives alone."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedensemble.algorithms import FedAvg
+from fedensemble.checkpoint import read_checkpoint
+from fedensemble.core.algorithm import algorithms
+from fedensemble.engines import together
+from fedensemble.errors import DivergedError
+from fedensemble.experiment import joint
+from fedensemble.experiment.build import resolve_device
+from fedensemble.experiment.config import resolve
+from fedensemble.experiment.joint import Task, run_all
+from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.store import RunFolder
+
+BASE = {
+    "rounds": 4,
+    "data": {"source": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.5},
+    "model": {"name": "mlp", "hidden": [8]},
+    "algorithm": {"name": "fedavg", "lr": 0.1},
+    "ensemble": {"modes": 2, "clients_per_round": 4},
+    "training": {"epochs": 1, "batch_size": 8},
+    "evaluation": {"every": 2},
+    "engine": {"dtype": "float64"},
+}
+
+
+def config(**changes):
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
+    for name, value in changes.items():
+        table, _, key = name.partition("__")
+        if key:
+            values[table][key] = value
+        else:
+            values[table] = value
+    return resolve_device(resolve(values, "test"))
+
+
+def theta(folder):
+    return read_checkpoint(RunFolder(folder).path / "modes.safetensors")[0]
+
+
+def apart_and_together(tmp_path, configs, monkeypatch):
+    """Both ways' modes; and how many runs trained in each call of the engine."""
+    sizes, original = [], together.visit_together
+
+    def counted(engines, requests):
+        sizes.append(len(requests))
+        return original(engines, requests)
+
+    apart = [tmp_path / f"apart{n}" for n in range(len(configs))]
+    for folder, one in zip(apart, configs, strict=True):
+        run(one, folder)
+    monkeypatch.setattr(joint, "visit_together", counted)
+    joined = [tmp_path / f"joined{n}" for n in range(len(configs))]
+    summaries = run_all([Task(c, f, Watcher()) for c, f in zip(configs, joined, strict=True)])
+    for mine, other, summary in zip(joined, apart, summaries, strict=True):
+        assert summary == RunFolder(mine).summary()
+        for name, value in theta(other).items():
+            torch.testing.assert_close(theta(mine)[name], value, rtol=0, atol=1e-11)
+        for a, b in zip(RunFolder(mine).metrics(), RunFolder(other).metrics(), strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], abs=1e-11)
+            assert a["bytes_up"] == b["bytes_up"]
+    return sizes
+
+
+def test_seeds_numbers_modes_and_partitions_differ(tmp_path, monkeypatch):
+    prox = {"name": "fedprox", "lr": 0.1}
+    configs = [
+        config(algorithm={**prox, "mu": 0.1}, seed=0),
+        config(algorithm={**prox, "mu": 1.0}, seed=1),
+        config(algorithm={**prox, "mu": 0.1, "lr": 0.3}, seed=2, ensemble__modes=3),
+        config(algorithm={**prox, "mu": 0.5}, rounds=3, data={"source": "digits", "clients": 12, "partition": "iid"}),
+    ]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedadam", "diana"])
+def test_methods_with_memory_server_state_and_random_numbers(tmp_path, monkeypatch, name):
+    configs = [config(algorithm={"name": name, "lr": 0.05}, seed=seed) for seed in (0, 1)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+
+
+def test_other_models_go_their_own_way(tmp_path, monkeypatch):
+    configs = [
+        config(),
+        config(model={"name": "mlp", "hidden": [5]}),
+        config(engine={"name": "loop", "dtype": "float64"}),
+    ]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == []
+
+
+def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Looking(FedAvg):
+        """Decides by its own number, which cannot be done for several runs at once."""
+
+        much: float = 0.5
+
+        def local_training(self, sent, memory, problem):
+            uploads, memory = super().local_training(sent, memory, problem)
+            return ({"theta": uploads["theta"] * 0.5}, memory) if self.much > 0.7 else (uploads, memory)
+
+    algorithms.register("looking")(Looking)
+    try:
+        configs = [config(algorithm={"name": "looking", "lr": 0.1, "much": much}) for much in (0.5, 0.9)]
+        assert apart_and_together(tmp_path, configs, monkeypatch) == [2]
+    finally:
+        algorithms._items.pop("looking")
+
+
+def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
+    good, bad = config(seed=1, rounds=40), config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40)
+    folders = [tmp_path / "good", tmp_path / "bad"]
+    with pytest.raises(DivergedError, match="round"):
+        run_all([Task(c, f, Watcher()) for c, f in zip((good, bad), folders, strict=True)])
+    said = []
+    run(good, folders[0], Watcher(say=said.append))
+    assert any("after round" in text for text in said)
+
+
+def test_an_interrupted_group_goes_on(tmp_path):
+    configs, folders = [config(seed=seed) for seed in (0, 1)], [tmp_path / "a", tmp_path / "b"]
+    rounds = []
+
+    def stop(report, metrics):
+        rounds.append(report.round)
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Task(c, f, Watcher(advanced=stop)) for c, f in zip(configs, folders, strict=True)])
+    run_all([Task(c, f, Watcher()) for c, f in zip(configs, folders, strict=True)])
+    run(configs[1], tmp_path / "whole")
+    for name, value in theta(tmp_path / "whole").items():
+        torch.testing.assert_close(theta(folders[1])[name], value, rtol=0, atol=1e-11)
