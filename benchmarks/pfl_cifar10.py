@@ -133,7 +133,7 @@ def main() -> None:
         peer = f"pfl {version('pfl')}"
     except PackageNotFoundError:
         peer = "pfl is not installed"
-    header = ("way", "s an iteration", "fastest", "first", "speed-up")
+    header = ("way", "s an iteration", "fastest", "first", "ratio to the first line")
     table = LiveTable(f"pfl-research's CIFAR10 work. {machine(chosen.device)}; {peer}", header, say)
     base: float | None = None
     if find_spec("pfl") is not None:
@@ -141,7 +141,9 @@ def main() -> None:
     for modes in (1, 5):
         for precision in chosen.precision or (("tf32", "bf16") if cuda else ("auto",)):
             way = f"fedensemble, {modes} mode{'s' * (modes > 1)}" + (f", {precision}" if cuda else "")
-            row(table, way, ours(chosen.device, count, modes, {"precision": precision}), base)
+            took = ours(chosen.device, count, modes, {"precision": precision})
+            median = row(table, way, took, base)
+            base = base or median
     write(chosen.out, chosen.device, [table])
 
 

@@ -124,11 +124,15 @@ def reproduce_command(
     collect: Annotated[Path | None, typer.Option(help="Then put all tables so far into this Markdown page.")] = None,
 ) -> None:
     """Train the paper's tables and figures and put our numbers beside the paper's; what is finished is not repeated."""
+    from .errors import InputError
+    from .experiment.reproduce import NAMES
     from .report.comparison import int_
     from .report.comparison import names as parts
     from .report.reproduce_command import reproduce_names
     from .report.reproduction import collect as collect_tables
 
+    if not names and collect is None:
+        raise InputError(f"Say which table or figure: {', '.join(NAMES)}, or all.")
     settings = [*(set_ or []), *([f"engine.device={device}"] if device else [])]
     chosen = [int_(seed, "--seeds") for seed in parts(seeds)] if seeds else None
     for table, _ in reproduce_names(names or [], scale, settings, chosen, only or [], runs, out, console):

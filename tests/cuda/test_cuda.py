@@ -170,3 +170,59 @@ def test_models_are_folded_in_float32(name):
     made = Federation(lambda: models[name](**given), data, FedAvg(lr=0.01), modes=2, batch_size=5, device="cuda")
     assert not made.engine.notes
     next(made.rounds(1))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20"])
+def test_images_kept_as_bytes(name):
+    from fedensemble import FederatedData
+    from fedensemble.data.federated import Standardise
+    from fedensemble.models import models
+
+    x = torch.randint(0, 256, (40, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    look = Standardise(mean=(120.0, 110.0, 100.0), std=(60.0, 61.0, 62.0))
+    data = FederatedData.from_arrays(x, torch.arange(40) % 4, [16, 8, 12, 4], standardise=look, classes=4)
+    options = {"augment": True} if name == "resnet20" else {}
+
+    def made(engine, device):
+        return Federation(
+            lambda: models[name](shape=(3, 16, 16), outputs=4, **options), data, FedAvg(lr=0.1), modes=2, engine=engine,
+            device=device, dtype=torch.float64, batch_size=4,
+        )  # fmt: skip
+
+    captured = train(made("vector", "cuda"), 3)
+    assert captured.engine.graphs, captured.engine.notes
+    assert_close(states(captured), states(train(made("loop", "cpu"), 3)))
+
+
+def test_runs_side_by_side():
+    from fedensemble.engines.together import share_data, visit_together
+    from fedensemble.testing.problems import labels, numbers, ragged
+
+    def made(sizes, seed, lr):
+        from fedensemble.models import CNN
+
+        data = ragged(numbers(sum(sizes), 1, 28, 28).float(), labels(sum(sizes), classes=10), sizes)
+        return Federation(lambda: CNN((1, 28, 28), 10), data, FedAvg(lr=lr), modes=2, device="cuda", batch_size=8,
+                          dtype=torch.float64, seed=seed)  # fmt: skip
+
+    settings = [((20, 7, 33), 0, 0.1), ((50, 9), 1, 0.05), ((20, 7, 33), 2, 0.2)]
+    joined, apart = [made(*setting) for setting in settings], [made(*setting) for setting in settings]
+    share_data([federation.engine for federation in joined])
+    for _ in range(ROUNDS):
+        requests = [federation.ask() for federation in joined]
+        answers = visit_together([federation.engine for federation in joined], requests)
+        for federation, request, answer in zip(joined, requests, answers, strict=True):
+            federation.foresee()
+            federation.conclude(request, answer)
+    assert joined[0].engine.graphs, joined[0].engine.notes
+    for one, other in zip(joined, apart, strict=True):
+        assert_close(states(one), states(train(other, ROUNDS)))
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_client_memory_off_the_card(place):
+    from fedensemble.algorithms import Scaffold
+
+    made = small_federation(Scaffold(), "vector", 3, 2, device="cuda", engine_options={"client_memory": place})
+    reference = small_federation(Scaffold(), "loop", 3, 2)
+    assert_close(states(train(made, ROUNDS)), states(train(reference, ROUNDS)))

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,21 @@ class TestedFleet:
             self.module.wait(true, seconds, complaint, self.log("superlink"))
         except SystemExit as stop:
             pytest.fail(str(stop))
+
+    def come_back(self, number):
+        """Starts a killed node as often as it takes: Flower turns it away for a minute."""
+        name = f"client-{number}"
+        log, before = self.log(name), self.log(name).read_text().count("SuperNode ID")
+        self.node(number, data=self.folder / "memory" / name / "mine.npz")
+
+        def back():
+            if self.started[name].poll() is not None:
+                self.kill(name)
+                time.sleep(1.0)
+                self.node(number, data=self.folder / "memory" / name / "mine.npz")
+            return log.read_text().count("SuperNode ID") > before
+
+        self.until(back, f"{name} is not let in again")
 
     def online(self):
         """Numbers of the nodes that are there."""

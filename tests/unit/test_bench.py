@@ -1,6 +1,5 @@
 """Benchmarks run, print one table each, and measure what they say."""
 
-import gc
 import json
 import time
 
@@ -86,7 +85,6 @@ def test_the_fastest_call_counts_and_ways_take_turns():
 
 
 def test_peak_memory_is_that_beyond_the_start():
-    gc.collect()  # what other tests left may go now, not later
     peak = PeakMemory("cpu")
     held = bytearray(64 << 20)
     held[::4096] = b"x" * len(held[::4096])

@@ -15,7 +15,7 @@ from fedensemble.core.types import Plan
 from fedensemble.engines import memory as module
 from fedensemble.engines.memory import ClientMemory
 from fedensemble.errors import InputError, StoreError
-from fedensemble.testing import check_engine
+from fedensemble.testing.engine import check_memory
 from fedensemble.testing.problems import classification, small_federation, small_model, train
 
 PLACES = ("auto", "device", "host", "disk")
@@ -72,7 +72,7 @@ def test_every_placement_gives_the_same_bits(engine):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_contract_with_memory_on_disk(engine):
-    check_engine(engine, client_memory="disk")
+    check_memory(engine, {"client_memory": "disk"})
 
 
 def test_resumes_in_any_place(tmp_path):

@@ -8,8 +8,9 @@ from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines import threads
 from fedensemble.errors import DivergedError
-from fedensemble.testing import check_engine
+from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import AGREEMENT
+from fedensemble.testing.engine import check_case
 from fedensemble.testing.problems import small_federation, train
 
 SIZES = (7, 3, 12, 5, 9, 1, 8)
@@ -31,11 +32,8 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def several_cores(monkeypatch):
     """Three cores, whatever the machine has, and every model worth a thread."""
-    before = torch.get_num_threads()
     monkeypatch.setattr(threads, "_WORTH", 0)
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+    monkeypatch.setattr(threads, "cores", lambda: 3)
 
 
 def images(sizes=SIZES):
@@ -55,10 +53,10 @@ def used(federation):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), Scaffold(lr=0.1)])
-def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm):
+def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm, monkeypatch):
     first, again = (train(federation(algorithm), 4) for _ in range(2))
     assert used(first)
-    torch.set_num_threads(1)
+    monkeypatch.setattr(threads, "cores", lambda: 1)
     alone = train(federation(algorithm), 4)
     assert not used(alone)
     for name, value in first.tensors().items():
@@ -82,8 +80,9 @@ def test_as_its_shares_one_after_another(monkeypatch):
     assert all(torch.equal(side_by_side[name], value) for name, value in one_by_one.items())
 
 
-def test_contract():
-    check_engine("vector")
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+def test_contract(case):
+    check_case("vector", case, {})
 
 
 def test_settings_are_as_before():
@@ -105,7 +104,6 @@ def test_a_failing_share_is_an_error_and_the_next_round_goes_on():
     with pytest.raises(DivergedError, match="round 1, client"):
         next(made.rounds(1))
     assert torch.equal(made.tensors()["modes/theta"], before)
-    assert torch.get_num_threads() == 3
     object.__setattr__(made.algorithm, "lr", 0.1)
     assert next(made.rounds(1)).round == 1
 

@@ -61,7 +61,6 @@ class Work:
 
     def measure(self, *given: Any, **named: Any) -> tuple[float, float, float]:
         """Seconds of the fastest of some rounds, MiB of the data, and MiB taken at most beyond them."""
-        gc.collect()
         peak = PeakMemory(self.device)
         federation = self.federation(*given, **named)
         list(federation.rounds(1))

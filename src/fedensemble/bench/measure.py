@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import platform
@@ -74,6 +76,9 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self.before = torch.cuda.memory_allocated()
         else:
+            gc.collect()
+            with suppress(OSError, AttributeError):  # what is free goes back: used again, it would not be seen
+                ctypes.CDLL(None).malloc_trim(0)
             with suppress(OSError):  # the peak starts anew; elsewhere it is that of the whole process
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             self.before = resident()

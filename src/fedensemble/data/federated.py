@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,14 @@ class Standardise:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The standardised inputs, of the shape of `x`."""
-        shape = (-1,) + (1,) * (x.dim() - 2)
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).reshape(shape)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).reshape(shape)
+        mean, std = (_constant(given, dtype, x.device, x.dim() - 2) for given in (self.mean, self.std))
         return (x.to(dtype) - mean) / std
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device, sides: int) -> Tensor:
+    """Numbers a channel, put on the device once: a CUDA graph cannot fetch them."""
+    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * sides)
 
 
 @dataclass(frozen=True, eq=False)

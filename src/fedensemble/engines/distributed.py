@@ -51,8 +51,7 @@ class DistributedEngine(Engine):
         self._check()
         if not len(plan.client):
             return self.inner.visit(algorithm, sent, buffers, plan, round)
-        own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
-        part = Plan(plan.client[own], plan.mode[own])
+        own, part = self._part(plan)
         self._stale = True
         returned, said = self.ranks.together(
             lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None, _forms
@@ -106,6 +105,16 @@ class DistributedEngine(Engine):
                 table[place] = _sent(mine)[name]
             found[name] = self.ranks.sum(table)
         return Members(client, mode, found.pop(_WEIGHT), buffers=found.pop(_BUFFERS), uploads=found)
+
+    def foresee(self, plan: Plan, round: int) -> None:
+        _, part = self._part(plan)
+        if len(part.client):
+            self.inner.foresee(part, round)
+
+    def _part(self, plan: Plan) -> tuple[Tensor, Plan]:
+        """Where this rank's visits are in the plan, and they alone."""
+        own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
+        return own, Plan(plan.client[own], plan.mode[own])
 
     def memory_tensors(self) -> Tree:
         """All clients' memory on rank 0, nothing on the others; every rank must ask."""

@@ -114,7 +114,7 @@ class ClientMemory:
 
     def _taken(self, name: str, row: Tensor) -> Tensor:
         table = self.table[name]
-        if table.device == self.device:
+        if table.device.type == self.device.type:
             return table[row.to(self.device)]
         pinned = torch.empty(len(row), *table.shape[1:], dtype=table.dtype, pin_memory=True)
         return torch.index_select(table, 0, row, out=pinned).to(self.device)

@@ -39,11 +39,12 @@ class VisitThreads:
 
     def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training of a block of visits."""
-        cores, visits = torch.get_num_threads(), len(given.noise)
-        if not self.worth or min(cores, visits) < 2:
+        count, visits = cores(), len(given.noise)
+        if not self.worth or min(count, visits) < 2:
             return engine.train_plainly(algorithm, given, ragged)
-        parts = shares(given, min(visits, cores * _UNEVEN if ragged else cores))
-        pool = self._ready(engine, cores)
+        parts = shares(given, min(visits, count * _UNEVEN if ragged else count))
+        pool = self._ready(engine, count)
+        before = torch.get_num_threads()
 
         def work(part: Inputs) -> Trained:
             torch.set_num_threads(1)  # of this thread, and of the matrix library
@@ -57,13 +58,13 @@ class VisitThreads:
             with sdpa_kernel(SDPBackend.MATH):  # a setting of the whole process: threads must not undo each other's
                 return together(list(pool.map(work, parts)), len(given.place))
         finally:
-            torch.set_num_threads(cores)
+            torch.set_num_threads(before)
 
-    def _ready(self, engine: VectorEngine, cores: int) -> ThreadPoolExecutor:
+    def _ready(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
         """Threads, and for each a module of its own: weights are put into a module and taken out again."""
-        if self._pool is None or len(self._idle) != cores:
-            self._pool = ThreadPoolExecutor(cores, thread_name_prefix="fedensemble")
-            self._idle = [_worker(engine) for _ in range(cores)]
+        if self._pool is None or len(self._idle) != count:
+            self._pool = ThreadPoolExecutor(count, thread_name_prefix="fedensemble")
+            self._idle = [_worker(engine) for _ in range(count)]
         for worker in self._idle:
             worker.data = engine.data
         return self._pool
@@ -74,6 +75,11 @@ def _worker(engine: VectorEngine) -> VectorEngine:
     learner.training_model = deepcopy(learner.training_model)
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
+
+
+def cores() -> int:
+    """Cores that torch may use: the user's choice, by torch.set_num_threads or OMP_NUM_THREADS."""
+    return torch.get_num_threads()
 
 
 def operations(engine: Simulation) -> int:

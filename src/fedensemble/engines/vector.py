@@ -112,14 +112,16 @@ class VectorEngine(Simulation):
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         key = (algorithm, len(given.noise), ragged, tuple(given.hyper))
+        self.most_steps = max(self.most_steps, len(given.place))  # another run's clients may have more than ours
+        if key in self._captured and len(self._captured[key].given.place) < len(given.place):
+            self._captured.pop(key)
         if key not in self._captured:
             self._warm_up(algorithm, given, ragged)
             while len(self._captured) >= _MOST_SHAPES:
                 self._captured.pop(next(iter(self._captured)))
-            most = self.most_steps
             try:
                 self._captured[key] = CapturedTraining(
-                    algorithm, given, most, lambda static: self._minibatches(static, ragged), self._pool
+                    algorithm, given, self.most_steps, lambda static: self._minibatches(static, ragged), self._pool
                 )
             except torch.OutOfMemoryError:
                 raise

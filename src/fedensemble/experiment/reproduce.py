@@ -270,7 +270,8 @@ def facts(config: Config) -> Mapping[str, str]:
     """What a reader must know of a run, in words."""
     data, method, work = config.data, config.algorithm, config.training
     inner = {name: value for name, value in method["optimizer"].items() if value and name != "name"}
-    local = f"{work.epochs} local epochs" if work.steps is None else f"{work.steps} local steps"
+    count, what = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
+    local = f"{count} local {what}{'s' * (count > 1)}"
     decay = f", ×{method['lr_decay']:g} every {method['lr_decay_every']} rounds" if method["lr_decay"] < 1 else ""
     return {
         "data": str(data["source"]),

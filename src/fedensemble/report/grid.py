@@ -17,6 +17,7 @@ from .tables import PERCENT, TITLES, TextTable, show
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
 PAPER, NONE, GAP = "paper", "–", "gap"
+LONG = 6  # letters of a label that still fits below its dot
 HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")
 
 
@@ -105,7 +106,7 @@ def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entrie
             sent = [_sent(results, row, column) for column in columns]
             lines.append((name, "sent up, MB", *sent, *([NONE] if table.gap else [])))
     what = TITLES.get(table.metric, table.metric)
-    title = f"{table.title}; {what}" if not several else table.title
+    title = headline(reproduction) if several else f"{headline(reproduction)}; {what}"
     return TextTable(title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines))
 
 
@@ -179,7 +180,8 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             known = [(names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]]
             papers = [(x, *number) for x, number in known if number is not None]
             _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
-            axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+            long = max(map(len, names)) > LONG
+            axis.set_xticks(range(len(names)), names, rotation=30 if long else 0, ha="right" if long else "center")
             axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else row)
             axis.margins(x=0.08)
         for axis in axes[len(panels) :]:
@@ -203,6 +205,7 @@ def _dots(
 
 
 def headline(reproduction: Reproduction) -> str:
-    """The title, with a word of warning for anything that is not the real thing."""
-    smoke = "" if reproduction.scale == "full" else f"  ({reproduction.scale} scale: not the real data)"
-    return f"{reproduction.table.title}{smoke}"
+    """The title, with a word of warning where it is not the real thing."""
+    sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
+    made_up = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
+    return reproduction.table.title + (f" ({reproduction.scale}{made_up})" if reproduction.scale != "full" else "")

@@ -17,7 +17,7 @@ from ..experiment.config import Config
 from ..experiment.reproduce import NAMES, CellResult, Reproduction, facts
 from ..experiment.store import RunFolder, read_json
 from ..version import VERSION
-from .grid import Shown, grid
+from .grid import Shown, grid, headline
 from .plots import save
 from .rounds import curves
 from .surface import loss_surface
@@ -65,7 +65,7 @@ def _relative(path: Path, root: Path) -> str:
 def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
     """The table with its pictures and everything a reader must know; no times and no paths, so that it regenerates."""
     table = reproduction.table
-    text = [f"## {table.title}", shown.table.markdown()]
+    text = [f"## {headline(reproduction)}", shown.table.markdown()]
     text += [f"![{Path(name).stem}]({name})" for name in shown.figures]
     text += [" ".join(part.split()) for part in (reproduction.note, table.note) if part.strip()]
     text += list(shown.remarks)
@@ -85,12 +85,11 @@ def _settings(results: Sequence[CellResult]) -> str:
             words = "; ".join(facts(result.cell.configs[0]).values())
             rows = said.setdefault(words, [])
             rows += [result.cell.row] if result.cell.row not in rows else []
-    lines = [f"{', '.join(rows)}: {words}." for words, rows in said.items()]
+    lines = [f"{' and '.join(rows)}: {words}." for words, rows in said.items()]
     counts = sorted({len(result.cell.configs) for result in results if result.cell.configs})
     seeds = " or ".join(map(str, counts))
-    return "\n".join(
-        [f"Mean ± standard deviation over {seeds} seed{'s' * (seeds != '1')}.", *(f"- {x}" for x in lines)]
-    )
+    over = "One seed." if counts == [1] else f"Mean ± standard deviation over {seeds} seeds."
+    return "\n".join([over, "", *(f"- {line}" for line in lines)])
 
 
 def _missing(results: Sequence[CellResult]) -> str:

@@ -15,6 +15,8 @@ from .grid import Shown, headline
 from .plots import COLOURS, LINES, STYLE
 from .tables import PERCENT, TITLES, TextTable
 
+STROKES = (*LINES, (0, (5, 1, 1, 1, 1, 1)))  # one more, for the paper's five methods
+
 
 def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
     """The metric over rounds: the mean over seeds, with a band of one standard deviation."""
@@ -23,7 +25,7 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
         raise DataError(f"None of the runs of {reproduction.name} is there yet.")
     metric = reproduction.table.metric
     panels = list(dict.fromkeys(result.cell.row for result in known))
-    names = list(dict.fromkeys(result.cell.column for result in known))
+    methods = list(dict.fromkeys(result.cell.column for result in known))
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = -(-len(panels) // columns)
     lines = []
@@ -34,14 +36,15 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             for result in known:
                 if result.cell.row == panel and result.runs is not None:
                     rounds, mean, spread = over_rounds(result.runs, metric)
-                    number = names.index(result.cell.column)
-                    colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
+                    number = methods.index(result.cell.column)
+                    colour, line = COLOURS[number % len(COLOURS)], STROKES[number % len(STROKES)]
                     axis.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
                     axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
                     lines += [
                         (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}")
                         for at, value, width in zip(rounds, mean, spread, strict=True)
                     ]
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}", title=panel)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
@@ -49,12 +52,11 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
         handles = {label: handle for handle, label in named}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
         figure.suptitle(headline(reproduction))
-    ends = tuple(
-        line for line, after in zip(lines, [*lines[1:], None], strict=True) if not after or after[:2] != line[:2]
-    )
+    last = {line[:2]: line[2:] for line in lines}  # lines are in order of rounds
+    ends = tuple((*names, at, f"{float(mean):.2f}", f"{float(width):.2f}") for names, (at, mean, width) in last.items())
     header = ("data", "method", "round", "mean", "standard deviation")
     return Shown(
-        TextTable(f"{reproduction.table.title}; where the curves end", header, ends),
+        TextTable(f"{headline(reproduction)}; where the curves end", header, ends),
         TextTable("curves", header, tuple(lines)),
         {"curves.png": figure},
     )

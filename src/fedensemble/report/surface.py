@@ -19,7 +19,7 @@ from ..experiment.modes import read_ensemble
 from ..experiment.reproduce import CellResult, Reproduction
 from ..experiment.store import RunFolder
 from ..predict import Ensemble
-from .grid import Shown
+from .grid import Shown, headline
 from .plots import COLOURS, STYLE
 from .tables import TextTable
 
@@ -86,7 +86,7 @@ def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> S
     figure = _figure(reproduction, [axis.numpy() for axis in grid], losses, places.cpu().numpy(), lines)
     rows = [(f"mode {mode + 1}", f"{loss:.4f}") for mode, loss in enumerate(own)]
     rows += [(f"highest between modes {a + 1} and {b + 1}", f"{line.max():.4f}") for (a, b), line in lines.items()]
-    table = TextTable(reproduction.table.title, ("where", "training cross-entropy"), tuple(rows))
+    table = TextTable(headline(reproduction), ("where", "training cross-entropy"), tuple(rows))
     return Shown(table, table, {"loss-surface.png": figure})
 
 

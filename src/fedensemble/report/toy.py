@@ -18,7 +18,7 @@ from ..experiment.config import Config
 from ..experiment.modes import read_ensemble
 from ..experiment.reproduce import CellResult, Reproduction
 from ..experiment.store import RunFolder
-from .grid import NONE, PAPER, Shown, paper_number
+from .grid import NONE, PAPER, Shown, headline, paper_number
 from .plots import COLOURS, STYLE
 from .tables import TextTable
 
@@ -159,7 +159,7 @@ def _table(
         ("variance", "Gaussian process, limit", *(f"{limit / split.modes:.2g}" for split in splits.values())),
     ]
     runs = {split.runs for split in splits.values()}
-    title = f"{reproduction.table.title}, {', '.join(map(str, sorted(runs)))} runs each"
+    title = f"{headline(reproduction)}, {', '.join(map(str, sorted(runs)))} runs each"
     return TextTable(title, ("", "", *names), tuple(lines))
 
 
@@ -192,7 +192,7 @@ def _bias_variance_figure(
         right.set_ylim(min(drawn) / 3, max(drawn) * 2)
         # As a rule far below all others: its line is drawn only where it would not squeeze them into a corner.
         right.plot(modes, limit / modes, color=COLOURS[5], linestyle=(0, (1, 2)), linewidth=2,
-                   label=f"its limit (Theorem 2): {limit:.1g} / K")  # fmt: skip
+                   label=f"its limit (Theorem 2): {limit:.1g} / K, below")  # fmt: skip
         right.set(xscale="log", xlabel="modes K", ylabel="variance", title="Variance")
         for axis in (left, right):
             axis.set_xticks(modes, [str(m) for m in modes])
@@ -227,5 +227,5 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             axis.set(title=f"{result.cell.column}: error {error:.3f}", xlabel="x", ylabel="y", ylim=(-2.6, 2.9))
             axis.legend(loc="upper right", fontsize="small", ncols=2)
             rows.append((result.cell.column, f"{error:.3f}", f"{float((high - low).mean()):.3f}"))
-    table = TextTable(reproduction.table.title, ("", "root mean squared error", "mean width of the band"), tuple(rows))
+    table = TextTable(headline(reproduction), ("", "root mean squared error", "mean width of the band"), tuple(rows))
     return Shown(table, table, {"toy.png": figure})

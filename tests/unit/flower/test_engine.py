@@ -186,3 +186,11 @@ def test_answered_plans_are_what_schedules_observe():
     fleet = FakeFleet(federation)
     [(report, _)] = fleet.rounds(1)
     assert isinstance(report.plan, Plan) and report.plan.client.tolist() == sorted(report.plan.client.tolist())
+
+
+def test_of_answers_that_come_together_no_more_than_wanted_count():
+    federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
+    federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
+    fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
+    [(report, log)] = fleet.rounds(1)
+    assert report.plan.client.tolist() == [0, 1, 2, 3] and log.surplus == ["partition-4", "partition-5"]
