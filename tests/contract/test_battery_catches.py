@@ -297,10 +297,9 @@ class ForgetsMemory(LoopEngine):
 
 class SharesMemoryBetweenModes(LoopEngine):
     def prepare(self, algorithm, sent, buffers, plan, round):
-        kept, self.memory.row = self.memory.row, {(client, 0): row for (client, _), row in self.memory.row.items()}
         given = super().prepare(algorithm, sent, buffers, plan, round)
-        self.memory.row = kept
-        return given
+        first = Plan(plan.client, torch.zeros_like(plan.mode))
+        return given._replace(memory=self.memory.read(first, given.memory))
 
 
 class AnotherOrderOfBatches(LoopEngine):

@@ -18,7 +18,7 @@ CLIENTS = 4
 VALUES = {
     "name": "fleet-test",
     "rounds": 4,
-    "data": {"source": "digits", "clients": CLIENTS, "partition": "classes", "classes_per_client": 5},
+    "data": {"source": "digits", "clients": CLIENTS, "partition": "classes", "classes_per_client": 5, "seed": 0},
     "model": {"name": "mlp", "hidden": [6]},
     "ensemble": {"modes": 2, "strata": 2, "clients_per_round": CLIENTS},
     "training": {"epochs": 1, "batch_size": 32},

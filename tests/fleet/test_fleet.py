@@ -1,5 +1,7 @@
 """Real processes on loopback: a deployment computes what the simulator does, and outlives its parts."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -72,7 +74,7 @@ def test_scaffold_goes_on_after_the_superlink_was_killed_and_equals_the_loop_eng
 
 @pytest.fixture(scope="module")
 def interrupted(fleet):
-    """A run one of whose clients is killed in the first round; that round waits for it as long as Flower would."""
+    """A run one of whose clients is killed in the first round, and started again as soon as Flower lets it in."""
     config = configure(algorithm={"name": "fedavg"}, rounds=4, seed=1,
                        ensemble={"modes": 1, "strata": 1, "clients_per_round": 2})  # fmt: skip
     federation = build_federation(config, build_data(config))
@@ -83,7 +85,10 @@ def interrupted(fleet):
     run = fleet.begin(config, "interrupted", timeout=75.0)  # Flower keeps a killed node's place for 60 s
     fleet.until(lambda: log.read_text().count("Receiving: train") > before, "the client is not asked")
     fleet.kill(f"client-{victim}")
-    return config, federation, plans, victim, run
+    supervisor = threading.Thread(target=fleet.come_back, args=(victim,))
+    supervisor.start()
+    yield config, federation, plans, victim, run
+    supervisor.join()
 
 
 def test_strangers_get_nothing(fleet, interrupted):
@@ -105,9 +110,11 @@ def test_strangers_get_nothing(fleet, interrupted):
         assert "SuperNode ID" not in log.read_text() and "Receiving" not in log.read_text()
     assert fleet.online() <= before and fifth not in before
 
-    fleet.kill("client-4")
-    fleet.node(4)
     sixth = fleet.register(name)
+    for stranger in (name, "client-4"):
+        fleet.kill(stranger)  # and start it anew, for it tries ever more seldom
+    fleet.node(0, name=name)
+    fleet.node(4)
     fleet.until(lambda: {fifth, sixth} <= fleet.online(), "the mended nodes are not there")
     fleet.kill("client-4")
     fleet.kill(name)
@@ -115,7 +122,6 @@ def test_strangers_get_nothing(fleet, interrupted):
 
 def test_a_node_killed_in_mid_round_is_named_and_welcome_back(fleet, interrupted):
     config, federation, plans, victim, run = interrupted
-    fleet.come_back(victim)
     records = finished(fleet, run)
     assert list(records[0]["fleet"]["lost"]) == [f"client-{victim}"] and records[0]["visits"] == 1
     assert [record["visits"] for record in records[1:]] == [2, 2, 2], records

@@ -19,6 +19,7 @@ class Engine(ABC):
     """Owns loops, data and client memory; everything else is pure."""
 
     notes: Sequence[str] = ()  # what a user should know of how the work is done
+    precision: str = ""  # of products, such as "tf32", where it is not that of the weights
     writes: bool = True  # whether this process keeps files; of the processes of a job, one does
 
     @abstractmethod
@@ -31,7 +32,7 @@ class Engine(ABC):
             round: counted from 0.
         """
 
-    def foresee(self, plan: Plan, round: int) -> None:
+    def foresee(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Told of the plan that most likely comes next, an engine may prepare for it."""
 
     @abstractmethod

@@ -99,8 +99,15 @@ class Learner:
             value = (self.loss(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
             return value, buffers
 
-        single = grad_and_value(objective, has_aux=True)
-        evaluate = vmap(single, randomness="error") if batched else single
+        def single(theta: Tensor, *others: Any) -> Any:
+            """As `grad_and_value`, without loading what only `vmap` needs."""
+            theta = theta.detach().requires_grad_()
+            with torch.enable_grad():
+                value, buffers = objective(theta, *others)
+                (slope,) = torch.autograd.grad(value, theta)
+            return slope, (value.detach(), buffers)
+
+        evaluate = vmap(grad_and_value(objective, has_aux=True), randomness="error") if batched else single
 
         def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
             # Separate tensors, not views of one: under vmap an update of a view would be lost without a word.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +81,20 @@ def write_description(folder: Path, config: Config) -> Description:
 def read_description(folder: Path) -> Description:
     """The description in an app's folder."""
     config = resolve(read_toml(folder / CONFIG), str(folder / CONFIG))
-    facts = tomllib.loads((folder / FACTS).read_text(encoding="utf-8"))
+    facts = read_toml(folder / FACTS)
     rule = facts.get("standardise")
-    return Description(
-        config=config,
-        shape=tuple(facts["shape"]),
-        outputs=int(facts["outputs"]),
-        standardise=None if rule is None else Standardise(tuple(rule["mean"]), tuple(rule["std"])),
-    )
+    try:
+        return Description(
+            config=config,
+            shape=tuple(int(length) for length in facts["shape"]),
+            outputs=int(facts["outputs"]),
+            standardise=None if rule is None else Standardise(tuple(rule["mean"]), tuple(rule["std"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder / FACTS} needs shape (a list of lengths), outputs (a number) and, where inputs are standardised, "
+            f"standardise.mean and standardise.std (lists of numbers): {error!r}."
+        ) from None
 
 
 def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -19,8 +19,9 @@ from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..core.workshop import Workshop
 from ..engines.flower.checks import Limits
-from ..engines.flower.engine import FlowerEngine, Patience
+from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
+from ..engines.flower.waiting import Patience
 from ..experiment.build import build_participation
 from ..experiment.modes import write_modes
 from ..experiment.run import describe, environment
@@ -115,6 +116,7 @@ class Fleet:
         return Ensemble(
             self.learner, self.state.modes["theta"], self.state.buffers, standardise=self.description.standardise,
             combine=config.ensemble.combine, input_shape=self.description.shape, seed=config.seed,
+            predictors=self.algorithm.predictors(self.state.modes),
         )  # fmt: skip
 
     def finish(self, seconds: float) -> None:

@@ -47,6 +47,11 @@ class DistributedEngine(Engine):
         """The inner engine's, and how ranks share their machine."""
         return [*self.inner.notes, *self.ranks.notes]
 
+    @property
+    def precision(self) -> str:  # type: ignore[override]
+        """That of the engine on each rank."""
+        return self.inner.precision
+
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
         self._check()
         if not len(plan.client):

@@ -23,7 +23,7 @@ def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
-    """None if folding gives the gradients that `vmap` gives on a few examples; otherwise why not.
+    """None if folding gives the gradients of one visit at a time on a few examples; otherwise why not.
 
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
     """
@@ -31,7 +31,10 @@ def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
     x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     try:
         got, (got_loss, got_buffers) = folded_gradient(learner)(*_few(learner, x, y))
-        expected, (loss, expected_buffers) = learner.gradient_function(batched=True)(*_few(learner, x, y))
+        alone = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
+        expected, loss, expected_buffers = (
+            torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in alone), strict=True)
+        )
     except NotFoldable as reason:
         return str(reason)
     except RuntimeError as error:

@@ -75,8 +75,8 @@ def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
     each = _ALIGNED // compute.itemsize
     firsts = [sum(layout.sizes[:n]) for n, shape in enumerate(layout.shapes) if len(shape) > 1]
     if any(first % each for first in firsts):
-        whole = layout.unflatten(theta).items()
-        return {n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format) for n, t in whole}
+        named = layout.unflatten(theta).items()
+        return {n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format) for n, t in named}
     visits, length = theta.shape
     if compute == theta.dtype and length % each == 0:
         return layout.unflatten(theta)

@@ -88,7 +88,8 @@ def carry_out(
         told = remarks(federation)
         for sentence in told:
             watcher.say(sentence)
-        write_json(folder / "env.json", {**environment(config), "ranks": ranks.size})
+        facts_of_engine = {"precision": federation.engine.precision, "ranks": ranks.size}
+        write_json(folder / "env.json", {**environment(config), **facts_of_engine})
         write_compact(store.clients_file, describe_clients(data))
         watcher.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:

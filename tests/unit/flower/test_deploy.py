@@ -118,9 +118,10 @@ def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, 
             raise KeyboardInterrupt
         plain(store, tensors, round, facts)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", save)
-        run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
+        with pytest.raises(KeyboardInterrupt):
+            run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
     run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4] and not any("forgot" in line["fleet"] for line in lines)
@@ -169,6 +170,12 @@ def test_data_of_another_shape_are_refused_by_the_client(app):
         description.client_data(([[1.0, 2.0, 3.0]], [0]))
     with pytest.raises(InputError, match=r"clients 0 to 2; got partition-id 3"):
         example_client(app / "fleet", {"partition-id": 3})
+
+
+def test_facts_that_make_no_sense_are_named(app):
+    (app / "fleet" / "facts.toml").write_text("shape = 3")
+    with pytest.raises(InputError, match=r"facts\.toml needs shape"):
+        read_description(app / "fleet")
 
 
 def test_an_app_can_be_written_without_flower(tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 import fedensemble as fe
 from fedensemble.core.round import begin_round, finish_round
 from fedensemble.core.types import Plan
-from fedensemble.engines.flower.engine import Patience
+from fedensemble.engines.flower.waiting import Patience
 from fedensemble.errors import InputError
 from fedensemble.testing.problems import classification, small_federation, train
 

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 import fedensemble as fe
 from fedensemble.engines.flower.checks import Limits
-from fedensemble.engines.flower.engine import Patience
+from fedensemble.engines.flower.waiting import Patience
 from fedensemble.engines.flower.wire import RESULT, UPLOAD, VISIT, pack, unpack
 from fedensemble.testing.problems import small_federation
 
