@@ -8,6 +8,7 @@ import torch
 from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified
 from fedensemble.core.engine import engines
 from fedensemble.engines.loop import LoopEngine
+from fedensemble.engines.memory import ClientMemory
 from fedensemble.testing import check_algorithm, check_engine, check_schedule
 
 
@@ -295,11 +296,18 @@ class ForgetsMemory(LoopEngine):
         pass
 
 
+class OneRowAClient(ClientMemory):
+    def read(self, plan, fresh):
+        return super().read(Plan(plan.client, torch.zeros_like(plan.mode)), fresh)
+
+    def write_all(self, kept):
+        super().write_all([(Plan(plan.client, torch.zeros_like(plan.mode)), rows) for plan, rows in kept])
+
+
 class SharesMemoryBetweenModes(LoopEngine):
-    def prepare(self, algorithm, sent, buffers, plan, round):
-        given = super().prepare(algorithm, sent, buffers, plan, round)
-        first = Plan(plan.client, torch.zeros_like(plan.mode))
-        return given._replace(memory=self.memory.read(first, given.memory))
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.memory = OneRowAClient()
 
 
 class AnotherOrderOfBatches(LoopEngine):
