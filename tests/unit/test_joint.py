@@ -115,12 +115,13 @@ def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
 
 def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
     good, bad = config(seed=1, rounds=40), config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40)
-    folders = [tmp_path / "good", tmp_path / "bad"]
-    with pytest.raises(DivergedError, match="round"):
-        run_all([Task(c, f, Watcher()) for c, f in zip((good, bad), folders, strict=True)])
+    folders = [tmp_path / "bad", tmp_path / "good"]
     said = []
-    run(good, folders[0], Watcher(say=said.append))
-    assert any("after round" in text for text in said)
+    with pytest.raises(DivergedError, match="round"):
+        run_all([Task(c, f, Watcher(say=said.append)) for c, f in zip((bad, good), folders, strict=True)])
+    assert any("the other runs go on" in text for text in said)
+    assert RunFolder(folders[1]).done
+    assert not RunFolder(folders[0]).done
 
 
 def test_an_interrupted_group_goes_on(tmp_path):

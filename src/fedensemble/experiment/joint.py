@@ -1,7 +1,7 @@
 """Several runs at once: those whose visits fit into one program advance together, round by round.
 
 Each run keeps its folder, records, checkpoints and seed, and gives the results it gives alone (up to the rounding of
-sums). What is saved by one is never lost to another: when a run fails, the rest are put on disk before it is said.
+sums). A run that fails keeps nothing from the others: they go on to their end, then its error is raised.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda plac
         finished: called with a run's place as soon as it is done.
     """
     summaries: dict[int, dict[str, Any]] = {}
+    failures: list[Exception] = []
     order = sorted(range(len(tasks)), key=lambda place: _alike(tasks[place].config))
     say = tasks[0].watcher.say if tasks else print
     with interruptible(say) as interruption:
@@ -53,7 +54,9 @@ def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda plac
             places = list(group)
             for first in range(0, len(places), MOST):
                 chosen = places[first : first + MOST]
-                _carry_out({place: tasks[place] for place in chosen}, interruption, summaries, finished)
+                failures += _carry_out({place: tasks[place] for place in chosen}, interruption, summaries, finished)
+    if failures:
+        raise failures[0]
     return [summaries[place] for place in range(len(tasks))]
 
 
@@ -65,8 +68,9 @@ def _alike(config: Config) -> str:
 def _carry_out(
     tasks: dict[int, Task], interruption: Interruption, summaries: dict[int, dict[str, Any]],
     finished: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Carries out some runs together, from opening their folders to their summaries."""
+) -> list[Exception]:  # fmt: skip
+    """Carries out some runs together, from opening their folders to their summaries; what went wrong is returned."""
+    failures: list[Exception] = []
     works: dict[int, Work] = {}
     waiting: dict[int, Federation] = {}
 
@@ -85,24 +89,26 @@ def _carry_out(
             go_on(place, None)
         groups = Groups()
         while waiting:
-            outcomes = groups.advance(dict(waiting))
-            errors = [outcome for _, outcome in outcomes if isinstance(outcome, Exception)]
-            failed: BaseException | None = errors[0] if errors else None
-            interruption.asked |= bool(errors)  # the others: save this round, then stop
-            for place, outcome in outcomes:
+            stopped = False
+            for place, outcome in groups.advance(dict(waiting)):
                 if isinstance(outcome, Exception):
+                    failures.append(outcome)
                     waiting.pop(place)
+                    works.pop(place).close()
+                    if len(tasks) > 1:
+                        tasks[place].watcher.say(f"{outcome} ({tasks[place].folder}; the other runs go on)")
                     continue
                 try:
                     go_on(place, outcome)
-                except KeyboardInterrupt as stop:
-                    failed = failed or stop
+                except KeyboardInterrupt:  # each run saves its round before it stops
                     waiting.pop(place)
-            if failed is not None:
-                raise failed
+                    stopped = True
+            if stopped:
+                raise KeyboardInterrupt
     finally:
         for work in works.values():
             work.close()
+    return failures
 
 
 class Groups:
