@@ -14,7 +14,7 @@ _SMALLEST = 1e-12  # probabilities below this count as this, or one confident mi
 
 def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     """All metrics of a prediction against targets [B, ...], by name."""
-    targets = targets.cpu()
+    targets = targets.to(prediction.mean.device)
     if prediction.task == "regression":
         return _regression(prediction, targets)
     return _classification(prediction, targets)
@@ -22,7 +22,8 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
 
 def evaluate_modes(prediction: Prediction, targets: Tensor) -> dict[str, list[float]]:
     """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
-    targets, members = targets.cpu(), prediction.members
+    members = prediction.members
+    targets = targets.to(members.device)
     if prediction.task == "regression":
         target = targets.to(members.dtype).reshape(members.shape[1:])
         return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}

@@ -98,11 +98,14 @@ class Ensemble:
         """Number of modes, K."""
         return len(self.theta)
 
-    def predict(self, x: Any, *, batch_size: int = 1024, dropout: bool = False) -> Prediction:
+    def predict(
+        self, x: Any, *, batch_size: int = 1024, dropout: bool = False, on_device: bool = False
+    ) -> Prediction:
         """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not standardised).
 
         Args:
             dropout: keep dropout active, as the authors' published code did when testing.
+            on_device: leave the result where the modes are, in place of the CPU.
         """
         inputs = as_tensor(x)
         inputs = inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
@@ -113,8 +116,8 @@ class Ensemble:
             raise InputError(f"Inputs have shape {got} an example, but the modes were trained on {self.input_shape}.")
         if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
             raise InputError("Inputs contain nan or infinity; there is no prediction for them.")
-        pieces = [self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size))]
-        raw = torch.cat(pieces, dim=2)  # [K, S, B, ..., C]
+        parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
+        raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
         if self.learner.task == "regression":
             return Prediction(_mean(raw).mean(0), _mean(raw), "regression", "outputs")
         if self.combine == "logits":
@@ -136,7 +139,7 @@ class Ensemble:
                 given = x.clone()  # a model may write into its inputs
                 outputs.append(learner.outputs(theta, self.buffers[mode], given, key))
         stacked = torch.stack(outputs)
-        return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:]).cpu()
+        return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])
 
 
 def _mean(values: Tensor) -> Tensor:

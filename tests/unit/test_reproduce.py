@@ -136,8 +136,8 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     assert table.rows[1] == ("easy", "paper", "90.5 ± 0.5", "–", "1.5")
     told = json.loads((tmp_path / "pieces" / "results.json").read_text())
     # 2 seeds x 4 rounds x 3 clients of 10 examples, one epoch
-    assert told["sessions"][-1]["samples"] == 240
-    assert told["sessions"][-1]["samples_per_second"] == 120
+    assert told["sittings"][-1]["samples"] == 240
+    assert told["sittings"][-1]["samples_per_second"] == 120
     with pytest.raises(InputError, match="--only"):
         carry_out(whole, tmp_path / "b", ["nothing of the kind"])
 

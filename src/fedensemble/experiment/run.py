@@ -31,6 +31,7 @@ from .store import RunFolder, Say
 from .track import Tracker, catch_up, check_installed, tracking
 
 CHECKPOINT_SECONDS = 10.0
+_ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are
 Work = Generator[Federation, RoundReport, dict[str, Any]]  # a run that asks for rounds and ends with its summary
 
 
@@ -193,8 +194,9 @@ def test(config: Config, federation: Federation, data: FederatedData) -> dict[st
     ways = {"test": False, "test_dropout": True} if config.evaluation.dropout else {"test": False}
     ensemble, size = federation.ensemble, config.evaluation.batch_size
     found: dict[str, Any] = {}
+    small = len(ensemble) * data.y_test.numel() * (data.classes or 1) <= _ON_DEVICE
     for name, dropout in ways.items():
-        prediction = ensemble.predict(data.x_test, batch_size=size, dropout=dropout)
+        prediction = ensemble.predict(data.x_test, batch_size=size, dropout=dropout, on_device=small)
         found[name] = evaluate(prediction, data.y_test)
         if not dropout:
             found["modes"] = evaluate_modes(prediction, data.y_test)

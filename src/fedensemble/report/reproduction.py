@@ -111,7 +111,7 @@ def _results(
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that may differ from one time to the next: times, speed, versions, where the runs are."""
     before = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
-    sessions = before.get("sessions", [])
+    sittings = before.get("sittings", [])
     cells = []
     new_samples = 0
     for result in results:
@@ -127,14 +127,14 @@ def _results(
         cells.append(cell)
     if trained:
         speed = round(new_samples / seconds) if seconds > 0 else 0
-        sessions = [*sessions, {"runs": len(trained), "seconds": round(seconds, 1), "samples": new_samples,
+        sittings = [*sittings, {"runs": len(trained), "seconds": round(seconds, 1), "samples": new_samples,
                                 "samples_per_second": speed, **_versions(reproduction)}]  # fmt: skip
-    minutes = round(sum(session["seconds"] for session in sessions) / 60, 2)
+    minutes = round(sum(sitting["seconds"] for sitting in sittings) / 60, 2)
     return {
         "name": reproduction.name,
         "scale": reproduction.scale,
         "minutes": minutes,
-        "sessions": sessions,
+        "sittings": sittings,
         "cells": cells,
     }
 
@@ -191,12 +191,12 @@ def collect(folder: Path, page: Path) -> list[str]:
 
 def _cost(results: Mapping[str, Any]) -> str:
     """Where and how long it was trained."""
-    sessions = results["sessions"]
-    if not sessions:
+    sittings = results["sittings"]
+    if not sittings:
         return "The runs are those of other tables.\n"
-    last = sessions[-1]
-    samples = sum(session["samples"] for session in sessions)
-    seconds = sum(session["seconds"] for session in sessions)
+    last = sittings[-1]
+    samples = sum(sitting["samples"] for sitting in sittings)
+    seconds = sum(sitting["seconds"] for sitting in sittings)
     return (
         f"Trained in {results['minutes']} minutes on {last['device']}: {samples:,} examples, "
         f"{samples / max(seconds, 1e-9):,.0f} a second, building and testing included; "
