@@ -24,7 +24,7 @@ ALLOWED = {
     "schedules": {"schedules"} | CORE,
     "participation": {"participation"} | CORE,
     "engines": {"engines"} | METHOD,
-    "engines/flower": {"engines", "checkpoint"} | METHOD,
+    "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }

@@ -139,3 +139,47 @@ def test_an_interrupted_group_goes_on(tmp_path):
     run(configs[1], tmp_path / "whole")
     for name, value in theta(tmp_path / "whole").items():
         torch.testing.assert_close(theta(folders[1])[name], value, rtol=0, atol=1e-11)
+
+
+def test_a_number_that_something_was_built_from(tmp_path, monkeypatch):
+    method = {"name": "diana", "lr": 0.05, "compressor": "rand-k"}
+    configs = [config(algorithm={**method, "share": share}) for share in (0.1, 0.9)]
+    apart_and_together(tmp_path, configs, monkeypatch)
+
+
+def test_data_are_put_together_once(tmp_path, monkeypatch):
+    sizes, original = [], joint.visit_together
+
+    def counted(engines, requests):
+        sizes.append({len(engine.data.x) for engine in engines})
+        return original(engines, requests)
+
+    monkeypatch.setattr(joint, "visit_together", counted)
+    configs = [config(seed=seed, rounds=2 + seed) for seed in range(4)]  # one after another is done
+    run_all([Task(c, tmp_path / str(c.seed), Watcher()) for c in configs])
+    assert len(sizes) == 4
+    assert sizes == [sizes[0]] * 4
+
+
+def test_the_same_run_twice(tmp_path):
+    same, other = config(), config(seed=1)
+    tasks = [Task(c, tmp_path / c.hash(), Watcher()) for c in (same, other, same)]
+    done = []
+    summaries = run_all(tasks, done.append)
+    assert summaries[0] == summaries[2] != summaries[1]
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
+    order = []
+
+    def watcher(seed):
+        return Watcher(
+            started=lambda config, round: order.append((seed, "start")),
+            advanced=lambda report, metrics: order.append((seed, report.round)),
+        )
+
+    engine = {"name": "loop", "dtype": "float64"}
+    configs = [config(engine=engine, seed=seed, rounds=2) for seed in (0, 1)]
+    run_all([Task(c, tmp_path / str(c.seed), watcher(c.seed)) for c in configs])
+    assert order == [(0, "start"), (0, 1), (0, 2), (1, "start"), (1, 1), (1, 2)]

@@ -69,7 +69,8 @@ class Fleet:
         wanted = find_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
         self.schedule = build_participation(config.participation).asking(wanted)
         fewer = wanted.clients_per_round < self.schedule.clients_per_round
-        keep = settings.keep or (wanted.clients_per_round if fewer else None)
+        visits = wanted.clients_per_round * (1 if wanted.one_mode_a_client else wanted.modes)
+        keep = settings.keep or (visits if fewer else None)
         self.engine = FlowerEngine(
             roster, config.seed, self.schedule.modes, training,
             Patience(settings.timeout, keep, settings.poll),
@@ -90,7 +91,7 @@ class Fleet:
         log = self.engine.log
         self.store.append_metrics({**describe(report), "fleet": log.record()})
         self.store.save(self.tensors(), self.state.round, self.facts)
-        logger.info("%s", sentence(report, len(log.lost), len(log.refused), log.late))
+        logger.info("%s", sentence(report, len(log.lost), len(log.refused), len(log.late)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes on the server, by name."""

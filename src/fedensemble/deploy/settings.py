@@ -20,7 +20,8 @@ class Settings:
             have one, else partitions.
         timeout: seconds a round waits for answers.
         enrol_timeout: seconds the start waits for clients.
-        keep: answers after which a round ends; the config's `ensemble.clients_per_round` where it asks for more.
+        keep: answers that count in a round, the first of each mode; the config's `ensemble.clients_per_round` where it
+            asks for more.
         poll: seconds between two looks at what came in.
         clip: longest update of a client that counts in full.
         max_value, max_examples: what is plausible in an answer.

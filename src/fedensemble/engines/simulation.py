@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import copy
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -114,6 +115,11 @@ class Simulation(Engine):
         self.memory = ClientMemory(learner.device, client_memory)
         self.gradient = learner.gradient_function(self.batched)
 
+    def use(self, data: FederatedData) -> None:
+        """Takes the same examples from where they lie now; what was prepared for the old place is forgotten."""
+        self.data, self.starts = data, data.start.to(self.learner.device)
+        self._foreseen = None
+
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
         """The order in which visits with so many local steps are trained, as indices."""
@@ -219,6 +225,8 @@ def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
     if not hyper:
         return algorithm
     other = copy(algorithm)
+    for name in [name for name in vars(other) if isinstance(getattr(type(other), name, None), cached_property)]:
+        del other.__dict__[name]  # it may have been made from one run's numbers
     for name, value in hyper.items():
         object.__setattr__(other, name, value)
     return other

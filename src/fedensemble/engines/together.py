@@ -131,18 +131,18 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
 
 def share_data(engines: Sequence[Simulation]) -> None:
     """Puts the data of all engines into one array, so that visits of any of them fit into one block."""
-    different = list({id(engine.data): engine.data for engine in engines}.values())
+    # By their arrays: data that were put together before have one of them, whoever has left since.
+    different = list({id(engine.data.x): engine.data for engine in engines}.values())
     if len(different) == 1:
         return
     starts = [0]
     for data in different:
         starts.append(starts[-1] + len(data.x))
     x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
-    offset = {id(data): start for data, start in zip(different, starts, strict=False)}
-    moved = {id(data): replace(data, x=x, y=y, start=data.start + offset[id(data)]) for data in different}
+    offset = {id(data.x): start for data, start in zip(different, starts, strict=False)}
     for engine in engines:
-        before = id(engine.data)
-        engine.data, engine.starts = moved[before], engine.starts + offset[before]
+        first = offset[id(engine.data.x)]
+        engine.use(replace(engine.data, x=x, y=y, start=engine.data.start + first))
 
 
 def different(algorithms: Sequence[Algorithm]) -> list[str]:

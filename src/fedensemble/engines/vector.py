@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.learner import GradientFn, Learner
+from ..data.federated import FederatedData
 from ..errors import InputError
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap
@@ -69,6 +70,10 @@ class VectorEngine(Simulation):
         self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
+
+    def use(self, data: FederatedData) -> None:
+        super().use(data)
+        self._captured.clear()  # graphs read from where the data were
 
     def gradient_of(self, learner: Learner) -> GradientFn:
         """The way of batching that was chosen, for a learner's module."""

@@ -47,14 +47,23 @@ def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda plac
     """
     summaries: dict[int, dict[str, Any]] = {}
     failures: list[Exception] = []
-    order = sorted(range(len(tasks)), key=lambda place: _alike(tasks[place].config))
+    twins: dict[tuple[Path, str], list[int]] = {}  # rows of a table may be the same run: it is carried out once
+    for place, task in enumerate(tasks):
+        twins.setdefault((task.folder, task.config.hash()), []).append(place)
+    order = sorted((places[0] for places in twins.values()), key=lambda place: _alike(tasks[place].config))
+
+    def done(first: int) -> None:
+        for place in twins[tasks[first].folder, tasks[first].config.hash()]:
+            summaries[place] = summaries[first]
+            finished(place)
+
     say = tasks[0].watcher.say if tasks else print
     with interruptible(say) as interruption:
         for _, group in groupby(order, key=lambda place: _alike(tasks[place].config)):
             places = list(group)
             for first in range(0, len(places), MOST):
                 chosen = places[first : first + MOST]
-                failures += _carry_out({place: tasks[place] for place in chosen}, interruption, summaries, finished)
+                failures += _carry_out({place: tasks[place] for place in chosen}, interruption, summaries, done)
     if failures:
         raise failures[0]
     return [summaries[place] for place in range(len(tasks))]
@@ -83,28 +92,35 @@ def _carry_out(
             waiting.pop(place, None)
             finished(place)
 
+    groups = Groups()
+
+    def advance(runs: dict[int, Federation]) -> None:
+        stopped = False
+        for place, outcome in groups.advance(runs):
+            if isinstance(outcome, Exception):
+                failures.append(outcome)
+                waiting.pop(place)
+                works.pop(place).close()
+                if len(tasks) > 1:
+                    tasks[place].watcher.say(f"{outcome} ({tasks[place].folder}; the other runs go on)")
+                continue
+            try:
+                go_on(place, outcome)
+            except KeyboardInterrupt:  # each run saves its round before it stops
+                waiting.pop(place)
+                stopped = True
+        if stopped:
+            raise KeyboardInterrupt
+
     try:
         for place, task in tasks.items():
             works[place] = carry_out(task.config, task.folder, task.watcher, interruption)
             go_on(place, None)
-        groups = Groups()
+            alone = place in waiting and kind(waiting[place]) is None
+            while alone and place in waiting:  # to its end, before the next one takes memory, too
+                advance({place: waiting[place]})
         while waiting:
-            stopped = False
-            for place, outcome in groups.advance(dict(waiting)):
-                if isinstance(outcome, Exception):
-                    failures.append(outcome)
-                    waiting.pop(place)
-                    works.pop(place).close()
-                    if len(tasks) > 1:
-                        tasks[place].watcher.say(f"{outcome} ({tasks[place].folder}; the other runs go on)")
-                    continue
-                try:
-                    go_on(place, outcome)
-                except KeyboardInterrupt:  # each run saves its round before it stops
-                    waiting.pop(place)
-                    stopped = True
-            if stopped:
-                raise KeyboardInterrupt
+            advance(dict(waiting))
     finally:
         for work in works.values():
             work.close()

@@ -13,6 +13,7 @@ from fedensemble.core.round import begin_round, finish_round
 from fedensemble.core.types import Plan
 from fedensemble.engines.flower.waiting import Patience
 from fedensemble.errors import InputError
+from fedensemble.participation.places import first_to_finish, quotas
 from fedensemble.testing.problems import classification, small_federation, train
 
 from .fake import FIRST_NODE, FakeFleet
@@ -85,10 +86,10 @@ def test_the_first_four_of_six_count_and_the_others_do_not_leak():
     for report in (first, second):
         assert report.plan.client.tolist() == [1, 2, 3, 5]
     assert fleet.time.time - before < 8, "a round must not wait for those it does not need"
-    assert log.surplus == later.surplus == ["partition-0", "partition-4"] and not log.lost and later.late == 0
+    assert log.surplus == later.surplus == ["partition-0", "partition-4"] and not log.lost and not later.late
     fleet.time.sleep(20.0)  # now the first two rounds' last answers are in
     [(third, last)] = fleet.rounds(1)
-    assert last.late == 4 and third.plan.client.tolist() == [1, 2, 3, 5]
+    assert last.late == ["partition-0", "partition-4"] * 2 and third.plan.client.tolist() == [1, 2, 3, 5]
 
     plain = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     plain.schedule, plain.state = federation.schedule, copy.copy(federation.state)
@@ -193,4 +194,26 @@ def test_of_answers_that_come_together_no_more_than_wanted_count():
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
     fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
     [(report, log)] = fleet.rounds(1)
-    assert report.plan.client.tolist() == [0, 1, 2, 3] and log.surplus == ["partition-4", "partition-5"]
+    assert report.plan.client.tolist() == [0, 1, 3, 4] and log.surplus == ["partition-2", "partition-5"]
+    assert report.plan.mode.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_places_go_to_whom_they_go_to_in_a_simulation_with_the_same_delays(seed):
+    """Each mode has its own, even where all of its clients are slow; what dead ones leave goes to the others."""
+    federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
+    federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
+    fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
+    fleet.serve()
+    delay = torch.randperm(6, generator=torch.Generator().manual_seed(seed)) * 2.0 + 0.5
+    dead = delay == delay[seed % 6] if seed % 3 == 0 else delay < 0
+    plan = fleet.schedule.plan(fleet.state.schedule, 0)
+    places = quotas(torch.bincount(plan.mode), 4, federation.seed, 0)
+    expected = first_to_finish(plan.mode, delay, ~dead, places)
+    for client in range(6):
+        fleet.node(client).delay = 999.0 if dead[client] else float(delay[client])
+    before = fleet.time.time
+    [(report, log)] = fleet.rounds(1)
+    assert report.plan.client.tolist() == plan.client[expected].tolist() and len(expected.nonzero()) == 4
+    assert fleet.time.time - before < 12 or dead.any()
+    assert len(log.surplus) + len(log.lost) == 2

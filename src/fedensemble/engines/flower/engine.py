@@ -15,11 +15,12 @@ from ...core.algorithm import Algorithm
 from ...core.engine import Engine
 from ...core.keys import shared_coin
 from ...core.types import Members, Plan, Returned
+from ...participation.places import quotas
 from ...vectors import Tree, row_bytes, rows
 from .checks import Answer, Limits, check_answer, rehearse
 from .enrol import Roster
 from .post import Clock, Exchange
-from .waiting import Patience, RoundLog
+from .waiting import Patience, Places, RoundLog
 from .wire import BUFFERS, UnreadableError, Visit, pack, visit_message
 
 logger = logging.getLogger("flwr")  # Flower streams this one to whoever watches the run
@@ -56,10 +57,10 @@ class FlowerEngine(Engine):
         self.sizes = torch.tensor([member.examples for member in roster.members])
         self.counted = torch.full((len(roster), modes), -1)
         self.log = RoundLog()
-        self._overdue: list[tuple[float, Exchange]] = []
+        self._overdue: list[tuple[float, Exchange, list[Visit]]] = []
 
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        self.log = RoundLog(asked=len(plan.client), late=self._late())
+        self.log = RoundLog(asked=len(plan.client))
         coin = shared_coin(self.seed, round, torch.arange(len(buffers))).to(buffers.dtype)
         kept = _Round(algorithm, rehearse(algorithm, sent, buffers, coin), buffers, coin)
         messages, visits = self._messages(sent, buffers, plan, round)
@@ -87,54 +88,69 @@ class FlowerEngine(Engine):
         return messages, visits
 
     def _collect(self, messages: list[Message], visits: list[Visit], kept: _Round) -> dict[Visit, Answer]:
-        """Answers that count, until there are enough, or all, or time is up."""
-        patience, answers = self.patience, dict[Visit, Answer]()
-        deadline = self.clock.now() + patience.timeout
-        exchange = Exchange(self.roster.grid, messages)
-        enough = len(visits) if patience.keep is None else patience.keep
-        while exchange.waiting and len(answers) < enough:
+        """Answers that count, until all places are taken, or everybody has answered, or time is up."""
+        deadline = self.clock.now() + self.patience.timeout
+        exchange, places, answers = Exchange(self.roster.grid, messages), self._places(visits), dict[int, Answer]()
+        while exchange.waiting and not places.settled(exchange.waiting.values()):
             for index, message in exchange.look():
                 if index is None:
                     self.log.stray.append(f"node {message.metadata.src_node_id}")
-                elif len(answers) < enough:
-                    self._judge(message, visits[index], kept, answers)
-                else:
-                    self.log.surplus.append(self._name(visits[index]))
+                    continue
+                answer = self._judge(message, visits[index], kept)
+                if answer is not None:
+                    answers[index] = answer
+                    places.came.append(index)
             if self.clock.now() >= deadline:
                 break
-            if exchange.waiting and len(answers) < enough:
-                self.clock.sleep(min(patience.poll, max(deadline - self.clock.now(), 0.01)))
-        for index in exchange.waiting.values():
-            if len(answers) < enough:
-                self.log.lost[self._name(visits[index])] = f"no answer in {patience.timeout:g} s"
-            else:
-                self.log.surplus.append(self._name(visits[index]))
+            if exchange.waiting and not places.settled(exchange.waiting.values()):
+                self.clock.sleep(min(self.patience.poll, max(deadline - self.clock.now(), 0.01)))
+        taken = places.taken()
+        unneeded = set(answers) - set(taken)
+        if places.settled(exchange.waiting.values()):
+            unneeded |= set(exchange.waiting.values())
+        else:
+            for index in exchange.waiting.values():
+                self.log.lost[self._name(visits[index])] = f"no answer in {self.patience.timeout:g} s"
         for index in exchange.unsent:
             self.log.lost[self._name(visits[index])] = "Flower could not take its message"
-        self._overdue.append((deadline, exchange))
-        return answers
+        self.log.surplus = [self._name(visits[index]) for index in sorted(unneeded)]
+        self.log.forgot = [self._name(visits[index]) for index in taken if answers[index].forgot]
+        self.log.late = self._late()
+        self._overdue.append((deadline, exchange, visits))
+        return {visits[index]: answers[index] for index in taken}
 
-    def _judge(self, message: Message, visit: Visit, kept: _Round, answers: dict[Visit, Answer]) -> None:
+    def _places(self, visits: list[Visit]) -> Places:
+        """The round's places, shared out among the modes as in a simulation."""
+        mode = torch.tensor([visit.mode for visit in visits], dtype=torch.int64)
+        asked = torch.bincount(mode, minlength=self.counted.shape[1])
+        keep = len(visits) if self.patience.keep is None else self.patience.keep
+        return Places(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
+
+    def _judge(self, message: Message, visit: Visit, kept: _Round) -> Answer | None:
+        """The answer in a message; None, and a line in the log, if there is none that counts."""
         if message.has_error():
             self.log.lost[self._name(visit)] = message.error.reason or f"error {message.error.code}"
-            return
+            return None
         try:
-            answers[visit] = check_answer(
+            return check_answer(
                 message, visit, kept.algorithm, kept.still, kept.buffers, kept.coin, int(self.sizes[visit.client]),
                 self.limits,
             )  # fmt: skip
         except UnreadableError as problem:
             self.log.refused[self._name(visit)] = f"{problem} (node {message.metadata.src_node_id})"
-            return
-        if answers[visit].forgot:
-            self.log.forgot.append(self._name(visit))
+            return None
 
-    def _late(self) -> int:
-        """Answers to rounds that are over which came in since; they are fetched only to be dropped."""
-        replies = [reply for _, exchange in self._overdue for reply in exchange.look()]
+    def _late(self) -> list[str]:
+        """Whose answers to earlier rounds came in since; they are fetched only to be dropped."""
+        names = [
+            self._name(visits[place])
+            for _, exchange, visits in self._overdue
+            for place, message in exchange.look()
+            if place is not None and message.has_content()
+        ]
         now = self.clock.now()  # after their deadline messages are void, and Flower takes no answer to them
-        self._overdue = [(until, exchange) for until, exchange in self._overdue if exchange.waiting and now < until]
-        return sum(reply.place is not None and reply.message.has_content() for reply in replies)
+        self._overdue = [entry for entry in self._overdue if entry[1].waiting and now < entry[0]]
+        return names
 
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name

@@ -1,11 +1,16 @@
-"""How long a round of a fleet waits, and what is written down of it."""
+"""How long a round of a fleet waits, for whom, and what is written down of it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ...errors import InputError
+from ...participation.places import first_to_finish
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,8 @@ class Patience:
 
     Args:
         timeout: seconds from the sending of a round's messages.
-        keep: answers after which the round ends at once; None waits for all. Later ones are dropped and counted.
+        keep: places of the round, see `Places`; once they are taken it ends. None waits for all. Later answers are
+            dropped and named.
         poll: seconds between two looks at what came in.
     """
 
@@ -28,6 +34,32 @@ class Patience:
 
 
 @dataclass
+class Places:
+    """Which answers count: so many of each mode, the first to come, as in a simulation with devices.
+
+    Args:
+        mode: of each visit, [J].
+        each: places of each mode, [K].
+        came: visits that were answered, in the order of the answers.
+    """
+
+    mode: Tensor
+    each: Tensor
+    came: list[int] = field(default_factory=list)
+
+    def taken(self) -> list[int]:
+        """Visits that have a place if nobody else answers; one that a mode cannot fill goes to the next of any."""
+        when = torch.full((len(self.mode),), torch.inf)
+        when[self.came] = torch.arange(float(len(self.came)))
+        return [int(visit) for visit in first_to_finish(self.mode, when, when.isfinite(), self.each).nonzero()]
+
+    def settled(self, waiting: Collection[int]) -> bool:
+        """Whether none of the visits that are still waited for could get a place."""
+        short = torch.bincount(self.mode[self.came], minlength=len(self.each)) < self.each
+        return len(self.taken()) == int(self.each.sum()) and not bool(short[self.mode[list(waiting)]].any())
+
+
+@dataclass
 class RoundLog:
     """What happened beside the training."""
 
@@ -36,7 +68,7 @@ class RoundLog:
     refused: dict[str, str] = field(default_factory=dict)  # clients whose answer does not count, and why
     surplus: list[str] = field(default_factory=list)  # clients that were asked, but others were quicker
     stray: list[str] = field(default_factory=list)  # messages that nobody waited for
-    late: int = 0  # answers to earlier rounds that came in since; dropped
+    late: list[str] = field(default_factory=list)  # clients whose answers to earlier rounds came in now; dropped
     forgot: list[str] = field(default_factory=list)  # clients that had lost their memory and began afresh
 
     def record(self) -> dict[str, Any]:
