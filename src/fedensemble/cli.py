@@ -225,7 +225,7 @@ def bench_command(
 ) -> None:
     """Measure this machine: batched visits against a loop, and how time and memory grow; under a minute on a CPU."""
     from .bench.quick import bench
-    from .federation import find_device
+    from .fitting import find_device
 
     bench(name, str(find_device(device)), seconds, full, out, typer.echo)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,32 @@ from torch import Tensor
 
 from .checkpoint import read_checkpoint, write_checkpoint
 from .core.algorithm import Algorithm, algorithms
-from .core.batches import LastBatch, LocalWork
+from .core.batches import LastBatch
 from .core.engine import engines
 from .core.learner import Learner, ModelFactory
-from .core.losses import Loss, check_loss
-from .core.optimizer import optimizers
+from .core.losses import Loss
 from .core.participation import Costs, Everybody, Participation, participations
 from .core.round import Request, begin_round, finish_round
-from .core.schedule import Schedule, schedules
+from .core.schedule import Schedule
 from .core.types import EnsembleState, Outcome, Returned, RoundReport
-from .core.workshop import Workshop
 from .data.federated import FederatedData
 from .data.options import check_names
 from .errors import InputError, StoreError
+from .fitting import (
+    check_batch_statistics,
+    check_outputs,
+    find_device,
+    find_schedule,
+    find_work,
+    find_workshop,
+)
+from .parts import describe, revive
 from .predict import Combine, Ensemble
-from .registry import Registry
 from .vectors import Tree
 
 FILE = "federation.safetensors"
 _BY_NAME = ("algorithm", "schedule", "participation")
 _CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
-_REGISTRIES: tuple[Registry[Any], ...] = (algorithms, schedules, participations, optimizers)
 
 
 class Federation:
@@ -240,16 +245,16 @@ class Federation:
         settings["dtype"] = getattr(torch, settings["dtype"])
         for name in _BY_NAME:
             if name not in changes:
-                settings[name] = _revive(settings[name])
+                settings[name] = revive(settings[name])
         federation = cls(model, data, **{**settings, **changes})
         federation.restore(tensors, facts["round"])
         return federation
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "algorithm": _describe(self.algorithm),
-            "schedule": _describe(self.schedule),
-            "participation": _describe(self.participation),
+            "algorithm": describe(self.algorithm),
+            "schedule": describe(self.schedule),
+            "participation": describe(self.participation),
             "epochs": self.work.epochs,
             "steps": self.work.steps,
             "batch_size": self.work.batch_size,
@@ -264,116 +269,6 @@ class Federation:
         }
 
 
-def find_device(device: str | torch.device) -> torch.device:
-    """The device by name; "auto" is CUDA where there is any."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'.") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
-    return found
-
-
-def find_work(
-    learner: Learner, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
-) -> LocalWork:
-    """A client's work in a round, with the rule for the last batch that the model asks for."""
-    rule: LastBatch = last_batch or ("wrap" if learner.has_batch_statistics else "keep")
-    if rule == "keep" and learner.has_batch_statistics:
-        raise InputError(
-            "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's statistics; "
-            "use 'wrap' or 'drop', or GroupNorm in the model."
-        )
-    return LocalWork(epochs, steps, batch_size, rule)
-
-
-def find_schedule(
-    schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
-) -> Schedule:
-    """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
-    if not isinstance(schedule, str):
-        return schedule
-    per_round = population if clients_per_round is None else clients_per_round
-    groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
-    return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
-
-
-def check_outputs(learner: Learner, data: FederatedData) -> None:
-    """Runs a few examples through the model, so that what does not fit is said before training."""
-    x = data.inputs(data.x[:8].clone(), learner.dtype).to(learner.device)  # a copy: a model may write into its inputs
-    y = data.y[:8].to(learner.device)
-    model = learner.build(0).to(learner.device).eval()
-    try:
-        with torch.no_grad():
-            outputs = model(x)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InputError(
-            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: {str(error).splitlines()[0]}"
-        ) from None
-    if not isinstance(outputs, Tensor):
-        raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
-    if learner.task == "classification":
-        if data.y.is_floating_point():
-            raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
-        if outputs.shape[:-1] != y.shape:
-            raise InputError(
-                f"The model must return a number for every class, [B, ..., C], classes last; got shape "
-                f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
-            )
-        classes, highest = outputs.shape[-1], int(data.y.max())
-        if highest >= classes:
-            raise InputError(
-                f"Labels go up to {highest}, but the model has {classes} outputs; it needs at least {highest + 1}."
-            )
-    else:
-        y = y.to(learner.dtype)
-    learner.loss(outputs, y)
-    check_loss(learner.loss_given, learner.loss, outputs, y)
-
-
-def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
-    """What a method's server may use: the model, and the inputs the data hold for it."""
-
-    def seen(x: Tensor) -> Tensor:
-        return data.inputs(x.to(learner.device), learner.dtype)
-
-    return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
-
-
-def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
-    """Raises if BatchNorm would see one value a channel."""
-    x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            learner.build(0).to(learner.device).train()(x)
-    except ValueError as error:
-        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {error} Raise batch_size.") from None
-
-
 def _size_of(data: FederatedData) -> list[int]:
     """Clients and examples: enough to notice other data without reading all of them."""
     return [len(data), len(data.x)]
-
-
-def _describe(part: Any) -> dict[str, Any] | None:
-    """A registered frozen dataclass as a name and its fields, or None if a file could not bring it back."""
-    for registry in _REGISTRIES:
-        name = registry.name_of(type(part))
-        if name is not None and is_dataclass(part):
-            values = {f.name: getattr(part, f.name) for f in fields(part)}
-            inner = {key: _describe(value) if is_dataclass(value) else value for key, value in values.items()}
-            lost = any(inner[key] is None and is_dataclass(value) for key, value in values.items())
-            return None if lost else {"name": name, **inner}
-    return None
-
-
-def _revive(description: Mapping[str, Any]) -> Any:
-    """The object that `_describe` described."""
-    values = {k: _revive(v) if isinstance(v, Mapping) else v for k, v in description.items() if k != "name"}
-    for registry in _REGISTRIES:
-        if description["name"] in registry:
-            return registry[description["name"]](**values)
-    raise InputError(f"'{description['name']}' is not registered here; import the package that defines it first.")

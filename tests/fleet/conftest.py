@@ -1,7 +1,10 @@
 """One fleet for all of these tests: a SuperLink with TLS and four registered SuperNodes, as processes of their own."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_tls"
 CLIENTS = 4
 VALUES = {
     "name": "fleet-test",
-    "rounds": 4,
+    "rounds": 3,
     "data": {"source": "digits", "clients": CLIENTS, "partition": "classes", "classes_per_client": 5, "seed": 0},
     "model": {"name": "mlp", "hidden": [6]},
     "ensemble": {"modes": 2, "strata": 2, "clients_per_round": CLIENTS},
@@ -46,19 +49,38 @@ class TestedFleet:
     def __getattr__(self, name):
         return getattr(self.fleet, name)
 
-    def begin(self, config, name, **settings):
+    def begin(self, config, name, clients=CLIENTS, **settings):
         """Starts a run; gives its folder."""
         app = self.folder / f"app-{name}"
         if not app.exists():
             write_app(config, app)
         run = self.folder / f"run-{name}"
-        self.number = self.run(app, run_dir=str(run), clients=CLIENTS, poll=0.5, **settings)
+        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **settings)
         return run
 
     def rounds(self, run):
         """Records of the rounds that are over."""
         file = run / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def saved(self, run):
+        """The last round on disk."""
+        files = sorted((run / "checkpoint").glob("round-*.safetensors"))
+        return int(files[-1].stem.removeprefix("round-")) if files else 0
+
+    def processes(self, word=""):
+        """Numbers of this fleet's processes, with a word in their command; Flower takes some out of their group."""
+        ours, found = f"FLWR_HOME={self.folder / 'flwr'}".encode(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it is over, or somebody else's
+                if ours in (place / "environ").read_bytes().split(b"\0") and word in (place / "cmdline").read_text():
+                    found.append(int(place.name))
+        return found
+
+    def kill_server_app(self):
+        """Kills the ServerApp, and nothing else."""
+        [number] = self.processes("flwr-serverapp")
+        os.kill(number, signal.SIGKILL)
 
     def until(self, true, complaint, seconds=240):
         try:
@@ -88,7 +110,7 @@ class TestedFleet:
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory):
+def fleet(tmp_path_factory, request):
     sys.path.insert(0, str(EXAMPLE))
     import fleet as module
 
@@ -96,6 +118,7 @@ def fleet(tmp_path_factory):
     data = build_data(configure())
     with module.Fleet(folder) as started:
         tested = TestedFleet(started, module)
+        request.addfinalizer(lambda: [os.kill(number, signal.SIGKILL) for number in tested.processes()])
         started.superlink()
         for number in range(CLIENTS):
             x, y = data.client(number)

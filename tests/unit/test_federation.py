@@ -62,7 +62,10 @@ ERRORS = {
         {"engine_options": {"blocks": 3}},
         "option of engine 'vector' 'blocks': did you mean 'block'",
     ),
-    "an option of another engine": ({"engine": "loop", "engine_options": {"block": 3}}, "unknown option of engine 'loop' 'block'"),
+    "an option of another engine": (
+        {"engine": "loop", "engine_options": {"block": 3}},
+        "unknown option of engine 'loop' 'block'",
+    ),
     "a block of nothing": ({"engine_options": {"block": 0}}, "'vector' needs block >= 1; got 0"),
     "BatchNorm with keep": ({"model": batch_norm, "last_batch": "keep"}, "last_batch='keep'.*use 'wrap' or 'drop'"),
     "BatchNorm that counts": (

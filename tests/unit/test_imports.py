@@ -28,7 +28,9 @@ ALLOWED = {
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }
-METHODS = METHOD | set(ALLOWED)
+METHODS = METHOD | set(ALLOWED) | {"fitting", "parts"}
+ALLOWED["fitting"] = METHOD
+ALLOWED["parts"] = METHOD
 ALLOWED["federation"] = METHODS
 ALLOWED["testing"] = METHODS | {"federation", "testing"}
 ALLOWED["experiment"] = METHODS | {"federation", "experiment"}

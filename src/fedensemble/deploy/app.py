@@ -57,7 +57,7 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     """The client on whose node this runs, ready to train."""
     from ..engines.flower.client import LocalClient
-    from ..federation import check_outputs, find_work
+    from ..fitting import check_outputs, find_work
 
     description = read_description(folder)
     learner = description.learner(str(context.node_config.get("device", "cpu")))

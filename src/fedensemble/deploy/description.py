@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..experiment.build import build_algorithm, build_data, build_model, model_facts
 from ..experiment.config import Config, resolve
 from ..experiment.files import read_toml
-from ..federation import find_device
+from ..fitting import find_device
 
 CONFIG, FACTS = "config.toml", "facts.toml"
 

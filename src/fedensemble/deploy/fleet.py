@@ -26,7 +26,7 @@ from ..experiment.build import build_participation
 from ..experiment.modes import write_modes
 from ..experiment.run import describe, environment
 from ..experiment.store import RunFolder, read_json
-from ..federation import find_schedule
+from ..fitting import find_schedule
 from ..predict import Ensemble
 from ..vectors import Tree
 from .description import Description

@@ -53,7 +53,8 @@ class RecordedProblem(LocalProblem):
     active: Tensor | None = None  # [J, 1], while a step is recorded whose visits do not all take part
 
     def descend(self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None) -> Tensor:
-        if not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0 or limit is not None:
+        plain = type(self.optimizer) is SGD and self.optimizer.momentum == 0  # a subclass may step in its own way
+        if not plain or limit is not None:
             return super().descend(start, adjust, limit)
 
         def step(state: Tree, gradient: Gradient) -> Tree:
@@ -85,6 +86,10 @@ class RecordedProblem(LocalProblem):
             return value
 
         new = step(state, gradient)
+        own = {value.untyped_storage().data_ptr() for value in state.values()}
+        for name, value in new.items():  # an old value that goes on under another name must not be overwritten first
+            if value is not state[name] and value.untyped_storage().data_ptr() in own:
+                new = {**new, name: value.clone()}
         for name, value in new.items():
             if value is not state[name]:
                 state[name].copy_(value if active is None else torch.where(active, value, state[name]))

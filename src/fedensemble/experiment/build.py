@@ -15,7 +15,8 @@ from ..data import FederatedData, partition, partitions, sources
 from ..data.server import with_server_file, with_server_share
 from ..data.validation import with_fewer_tests, with_validation
 from ..errors import DataError
-from ..federation import Federation, find_device
+from ..federation import Federation
+from ..fitting import find_device
 from ..models import models
 from .config import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS, Config
 from .sections import parameters

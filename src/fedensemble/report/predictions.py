@@ -12,7 +12,7 @@ from ..errors import DataError, InputError
 from ..experiment.config import resolve
 from ..experiment.modes import read_ensemble
 from ..experiment.store import RunFolder
-from ..federation import find_device
+from ..fitting import find_device
 
 
 def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:

@@ -1,0 +1,103 @@
+"""What fits together: devices, schedules and local work by name, and a model that takes the data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .core.batches import LastBatch, LocalWork
+from .core.learner import Learner
+from .core.losses import check_loss
+from .core.schedule import Schedule, schedules
+from .core.workshop import Workshop
+from .data.federated import FederatedData
+from .errors import InputError
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device by name; "auto" is CUDA where there is any."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'.") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
+    return found
+
+
+def find_work(
+    learner: Learner, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
+) -> LocalWork:
+    """A client's work in a round, with the rule for the last batch that the model asks for."""
+    rule: LastBatch = last_batch or ("wrap" if learner.has_batch_statistics else "keep")
+    if rule == "keep" and learner.has_batch_statistics:
+        raise InputError(
+            "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's statistics; "
+            "use 'wrap' or 'drop', or GroupNorm in the model."
+        )
+    return LocalWork(epochs, steps, batch_size, rule)
+
+
+def find_schedule(
+    schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
+) -> Schedule:
+    """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
+    if not isinstance(schedule, str):
+        return schedule
+    per_round = population if clients_per_round is None else clients_per_round
+    groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
+    return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
+
+
+def check_outputs(learner: Learner, data: FederatedData) -> None:
+    """Runs a few examples through the model, so that what does not fit is said before training."""
+    x = data.inputs(data.x[:8].clone(), learner.dtype).to(learner.device)  # a copy: a model may write into its inputs
+    y = data.y[:8].to(learner.device)
+    model = learner.build(0).to(learner.device).eval()
+    try:
+        with torch.no_grad():
+            outputs = model(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: {str(error).splitlines()[0]}"
+        ) from None
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
+    if learner.task == "classification":
+        if data.y.is_floating_point():
+            raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
+        if outputs.shape[:-1] != y.shape:
+            raise InputError(
+                f"The model must return a number for every class, [B, ..., C], classes last; got shape "
+                f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
+            )
+        classes, highest = outputs.shape[-1], int(data.y.max())
+        if highest >= classes:
+            raise InputError(
+                f"Labels go up to {highest}, but the model has {classes} outputs; it needs at least {highest + 1}."
+            )
+    else:
+        y = y.to(learner.dtype)
+    learner.loss(outputs, y)
+    check_loss(learner.loss_given, learner.loss, outputs, y)
+
+
+def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
+    """What a method's server may use: the model, and the inputs the data hold for it."""
+
+    def seen(x: Tensor) -> Tensor:
+        return data.inputs(x.to(learner.device), learner.dtype)
+
+    return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
+
+
+def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
+    """Raises if BatchNorm would see one value a channel."""
+    x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            learner.build(0).to(learner.device).train()(x)
+    except ValueError as error:
+        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {error} Raise batch_size.") from None

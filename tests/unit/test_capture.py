@@ -1,0 +1,64 @@
+"""What is recorded of local training is what it does step by step; a recorder that records nothing shows it on a CPU."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from fedensemble import FederatedData, Federation
+from fedensemble.algorithms import FedAvg
+from fedensemble.core.optimizer import SGD
+from fedensemble.engines import capture
+from fedensemble.engines.together import Share
+
+
+class Silent(capture.Recorder):
+    """Lets the work be done once, at once."""
+
+    def begin(self, repeated):
+        pass
+
+    def end(self):
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LooksBack(FedAvg):
+    """Hands the old point on under another name."""
+
+    def local_training(self, sent, memory, problem):
+        def step(state, gradient):
+            theta = state["theta"]
+            return {"theta": theta - problem.lr * gradient(theta), "before": theta, "part": theta[..., :1]}
+
+        start = sent["theta"]
+        last = problem.iterate({"theta": start, "before": start + 1, "part": start[..., :1] + 1}, step)
+        return {"theta": last["theta"] + 10 * last["before"] + 100 * last["part"]}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs(SGD):
+    """Steps in its own way."""
+
+    def step(self, theta, gradient, slots, lr):
+        return theta - lr * torch.sign(gradient), slots
+
+
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedAvg(optimizer=SGD(weight_decay=0.1)), FedAvg(optimizer=Signs()), LooksBack()]
+)
+def test_one_recorded_step_is_one_step(monkeypatch, method):
+    monkeypatch.setattr(capture, "Recorder", Silent)
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(n, 3, generator=generator).tolist(), [0, 1] * (n // 2)) for n in (4, 6, 8)]
+    federation = Federation(
+        lambda: nn.Linear(3, 2), FederatedData.from_clients(clients), method, modes=1, steps=1, batch_size=4,
+        dtype=torch.float64,
+    )  # fmt: skip
+    engine = federation.engine
+    given = Share(engine, federation.ask()).prepare(torch.arange(3)).given
+    expected = engine.train_plainly(method, given, ragged=False)
+    recorded = capture.CapturedTraining(method, given, 1, lambda one: engine._minibatches(one, False), None)
+    torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)
+    assert not torch.allclose(expected.uploads["theta"], given.sent["theta"])
