@@ -98,9 +98,7 @@ class Ensemble:
         """Number of modes, K."""
         return len(self.theta)
 
-    def predict(
-        self, x: Any, *, batch_size: int = 1024, dropout: bool = False, on_device: bool = False
-    ) -> Prediction:
+    def predict(self, x: Any, *, batch_size: int = 1024, dropout: bool = False, on_device: bool = False) -> Prediction:
         """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not standardised).
 
         Args:
