@@ -10,11 +10,13 @@ from typing import Annotated
 
 import click
 import typer
+import typer.core
 from rich.console import Console
 
 from .errors import DivergedError, FedEnsembleError
 from .version import VERSION
 
+typer.core.HAS_RICH = False  # it would put a backslash before each [default], as rich's markup needs
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,

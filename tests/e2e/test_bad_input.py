@@ -234,6 +234,23 @@ def test_usage_errors(folder: Path, arguments: list[str]) -> None:
     assert code == 2 and "Traceback" not in errors
 
 
+@pytest.mark.parametrize("command", ["run", "ls", "bench"])
+def test_help_shows_defaults_without_escapes(folder: Path, command: str) -> None:
+    code, output, _ = run(command, "--help", cwd=folder)
+    assert code == 0 and "[default: " in output and "\\" not in output
+
+
+def test_a_scale_that_does_not_exist(folder: Path) -> None:
+    code, _, errors = run("reproduce", "table1", "--scale", "big", cwd=folder)
+    assert code == 2 and errors == "error: table1.toml: unknown scale 'big': Known: full, smoke.\n"
+
+
+def test_a_table_whose_data_are_missing_says_so_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDENSEMBLE_DATA", str(folder))
+    code, output, errors = run("reproduce", "table2-mnist", cwd=folder)
+    assert code == 2 and "Left out" not in output and "fedensemble data get mnist" in errors
+
+
 def test_a_real_process_prints_no_traceback(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedensemble", "run", "small.toml", "--set", "ensemble.mode=3"],

@@ -28,6 +28,25 @@ VALUES = {
     "engine": {"name": "loop", "device": "cpu", "dtype": "float64"},
 }
 
+GATED = '''
+import time
+from pathlib import Path
+
+from fedensemble.deploy import example_client
+
+
+def load(node):
+    """Part of the config's data set. The first call is the enrolment; training number i waits for the file go-i."""
+    gates = Path("GATES") / str(node["partition-id"])
+    gates.mkdir(parents=True, exist_ok=True)
+    call = len(list(gates.glob("call-*")))
+    (gates / f"call-{call}").touch()
+    patience = time.monotonic() + 300
+    while call and not (gates / f"go-{call}").exists() and time.monotonic() < patience:
+        time.sleep(0.1)
+    return example_client(Path(__file__).parent, node)
+'''
+
 
 def configure(**changes):
     """The tests' config, with some tables changed."""
@@ -49,11 +68,13 @@ class TestedFleet:
     def __getattr__(self, name):
         return getattr(self.fleet, name)
 
-    def begin(self, config, name, clients=CLIENTS, **settings):
-        """Starts a run; gives its folder."""
+    def begin(self, config, name, clients=CLIENTS, gated=False, **settings):
+        """Starts a run, with gates before its trainings or without; gives its folder."""
         app = self.folder / f"app-{name}"
         if not app.exists():
             write_app(config, app)
+            if gated:
+                (app / "fleet" / "data.py").write_text(GATED.replace("GATES", str(self.folder / "gates" / name)))
         run = self.folder / f"run-{name}"
         self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **settings)
         return run
@@ -62,6 +83,17 @@ class TestedFleet:
         """Records of the rounds that are over."""
         file = run / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def received(self):
+        """The least number of messages that a node has received."""
+        return min(self.log(f"client-{n}").read_text().count("Received successfully") for n in range(CLIENTS))
+
+    def let_through(self, name, clients, training):
+        """Opens a run's gates for the given training of some clients, the first being 1."""
+        for client in clients:
+            gates = self.folder / "gates" / name / str(client)
+            gates.mkdir(parents=True, exist_ok=True)
+            (gates / f"go-{training}").touch()
 
     def saved(self, run):
         """The last round on disk."""
@@ -110,7 +142,7 @@ class TestedFleet:
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory, request):
+def fleet(tmp_path_factory):
     sys.path.insert(0, str(EXAMPLE))
     import fleet as module
 
@@ -118,7 +150,6 @@ def fleet(tmp_path_factory, request):
     data = build_data(configure())
     with module.Fleet(folder) as started:
         tested = TestedFleet(started, module)
-        request.addfinalizer(lambda: [os.kill(number, signal.SIGKILL) for number in tested.processes()])
         started.superlink()
         for number in range(CLIENTS):
             x, y = data.client(number)
@@ -128,4 +159,5 @@ def fleet(tmp_path_factory, request):
             started.register(f"client-{number}")
             started.node(number, data=own / "mine.npz")
         yield tested
+    tested.until(lambda: not tested.processes(), "some processes are left")
     shutil.rmtree(folder, ignore_errors=True)

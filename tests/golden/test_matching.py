@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import SGD, FederatedData, Federation, InputError, Stratified
+from fedensemble import SGD, Adam, FederatedData, Federation, InputError, Stratified
 from fedensemble.algorithms import PFNM, FedAvg, FedMA
 from fedensemble.algorithms.matching import Prior, match_units
 from fedensemble.core.learner import Learner
@@ -226,6 +226,23 @@ def test_fedma_freezes_what_it_has_matched_and_starts_again():
         moved = (federation.state.modes["theta"] - before).abs()[0] > 1e-12  # sums of equal numbers cost a digit
         assert not bool(moved[stage < frozen].any())
         assert all(bool(moved[stage == layer].any()) for layer in range(frozen, 3))
+
+
+@pytest.mark.parametrize("optimizer", [SGD(weight_decay=0.5), Adam(weight_decay=0.5)], ids=["sgd", "adam"])
+def test_what_is_frozen_stands_still_while_the_rest_trains(optimizer):
+    def fixed():
+        model = MLP((4,), 3, hidden=(5,))
+        next(module for module in model.modules() if isinstance(module, nn.Linear)).requires_grad_(False)
+        return model
+
+    data = FederatedData.from_arrays(numbers(9, 4), labels(9), [9])
+    options = {"modes": 1, "batch_size": 3, "dtype": torch.float64}
+    matched = Federation(lambda: MLP((4,), 3, hidden=(5,)), data, FedMA(lr=0.1, optimizer=optimizer), **options)
+    matched.state.modes["frozen"].fill_(1)
+    plain = Federation(fixed, data, FedAvg(lr=0.1, optimizer=optimizer), **options)
+    trained = matched.algorithm.structure.stage >= 1
+    got = train(matched, 1).state.modes["theta"][:, trained]
+    torch.testing.assert_close(got, train(plain, 1).state.modes["theta"], rtol=0, atol=CLOSE)
 
 
 class Residual(nn.Module):

@@ -1,4 +1,4 @@
-"""What is recorded of local training is what it does step by step; a recorder that records nothing shows it on a CPU."""
+"""What is recorded of local training is what it does step by step; a recorder that records nothing shows it."""
 
 from dataclasses import dataclass
 

@@ -8,10 +8,11 @@ import torch
 from fedensemble.algorithms import FedAvg
 from fedensemble.checkpoint import read_checkpoint
 from fedensemble.core.algorithm import algorithms
+from fedensemble.core.types import Plan
 from fedensemble.engines import together
-from fedensemble.errors import DivergedError
+from fedensemble.errors import DivergedError, StoreError
 from fedensemble.experiment import joint
-from fedensemble.experiment.build import resolve_device
+from fedensemble.experiment.build import build_data, build_federation, resolve_device
 from fedensemble.experiment.config import resolve
 from fedensemble.experiment.joint import Task, run_all
 from fedensemble.experiment.run import Watcher, run
@@ -183,3 +184,30 @@ def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
     configs = [config(engine=engine, seed=seed, rounds=2) for seed in (0, 1)]
     run_all([Task(c, tmp_path / str(c.seed), watcher(c.seed)) for c in configs])
     assert order == [(0, "start"), (0, 1), (0, 2), (1, "start"), (1, 1), (1, 2)]
+
+
+def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
+    engines = [build_federation(one, build_data(one)).engine for one in (config(), config(seed=1))]
+    plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
+    expected = before.x[engines[1].tables(plan, 0).place]
+    engines[1].foresee(plan, 0)
+    together.share_data(engines)
+    assert torch.equal(engines[1].data.x[engines[1].tables(plan, 0).place], expected)
+
+
+def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
+    one = build_data(config()).x.nbytes
+    monkeypatch.setattr(joint, "_ON_CPU", 4 * one)
+    configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]  # the last one has a round more
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
+
+
+def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
+    def full(report, metrics):
+        raise StoreError("no space")
+
+    watchers = [Watcher(advanced=full), Watcher()]
+    with pytest.raises(StoreError, match="no space"):
+        run_all([Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)])
+    assert RunFolder(tmp_path / "1").done
+    run(config(), tmp_path / "0")  # it has let go of its folder

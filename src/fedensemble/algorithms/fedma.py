@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
-from ..core.problem import LocalProblem
+from ..core.problem import Gradient, LocalProblem
 from ..core.structure import Units
 from ..core.types import Cohort
 from ..vectors import Tree
@@ -51,8 +51,14 @@ class FedMA(Matched):
         if self.structure is None:
             return {"theta": problem.descend(start)}, memory
         trained = self.structure.stage >= sent["frozen"]
-        theta = problem.descend(start, lambda at, gradient: gradient * trained)
-        return {"theta": torch.where(trained, theta, start)}, memory  # weight decay moves what has no gradient
+
+        def step(state: Tree, gradient: Gradient) -> Tree:
+            theta, slots = state["theta"], {name: slot for name, slot in state.items() if name != "theta"}
+            new, slots = problem.optimizer.step(theta, gradient(theta) * trained, slots, problem.lr)
+            return {"theta": torch.where(trained, new, theta), **slots}  # weight decay moves what has no gradient
+
+        state = problem.iterate({"theta": start, **problem.optimizer.slots(start)}, step)
+        return {"theta": state["theta"]}, memory
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         matched = super().server_update(mode, uploads, cohort)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Standardise:
         return (x.to(dtype) - mean) / std
 
 
-@lru_cache(maxsize=64)
+@cache  # for ever: graphs read them where they lie
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device, sides: int) -> Tensor:
     """Numbers a channel, put on the device once: a CUDA graph cannot fetch them."""
     return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * sides)

@@ -7,7 +7,7 @@ sums). A run that fails keeps nothing from the others: they go on to their end, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -97,15 +97,16 @@ def _carry_out(
     def advance(runs: dict[int, Federation]) -> None:
         stopped = False
         for place, outcome in groups.advance(runs):
-            if isinstance(outcome, Exception):
-                failures.append(outcome)
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                go_on(place, outcome)
+            except FedEnsembleError as error:
+                failures.append(error)
                 waiting.pop(place)
                 works.pop(place).close()
                 if len(tasks) > 1:
-                    tasks[place].watcher.say(f"{outcome} ({tasks[place].folder}; the other runs go on)")
-                continue
-            try:
-                go_on(place, outcome)
+                    tasks[place].watcher.say(f"{error} ({tasks[place].folder}; the other runs go on)")
             except KeyboardInterrupt:  # each run saves its round before it stops
                 waiting.pop(place)
                 stopped = True
@@ -148,9 +149,10 @@ class Groups:
         found: dict[Hashable, list[int]] = {}
         for place, federation in runs.items():
             found.setdefault(kind(federation, self._apart) or ("alone", place), []).append(place)
-        for places in found.values():
+        groups = [part for places in found.values() for part in _parts(places, runs)]
+        for places in groups:
             share_data(_engines([runs[place] for place in places]))
-        return list(found.values())
+        return groups
 
     def _round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
         started = time.perf_counter()
@@ -192,11 +194,31 @@ def kind(federation: Federation, apart: Collection[Hashable] = ()) -> Hashable:
     engine, data, learner = federation.engine, federation.data, federation.learner
     if not isinstance(engine, Simulation) or not engine.batched:
         return None
-    room = _ON_CPU if learner.device.type == "cpu" else _SHARE * torch.cuda.mem_get_info(learner.device)[0]
-    if data.x.nbytes * MOST > room and data.x.nbytes > room / 4:
+    if data.x.nbytes > _room(learner.device) / 4:
         return None
     facts = (data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype, data.classes, data.standardise)
     return federation.work, facts, _method(federation.algorithm, type(federation.algorithm) in apart)
+
+
+def _parts(places: Sequence[int], runs: Mapping[int, Federation]) -> list[list[int]]:
+    """Runs of one kind in parts whose data there is room for, put together; data that are together cost nothing."""
+    if len(places) == 1:
+        return [list(places)]
+    room = _room(runs[places[0]].learner.device)
+    parts: list[list[int]] = [[]]
+    held: dict[int, int] = {}
+    for place, engine in zip(places, _engines([runs[place] for place in places]), strict=True):
+        held[id(engine.data.x)] = engine.data.x.nbytes
+        if parts[-1] and len(held) > 1 and sum(held.values()) > room:
+            parts.append([])
+            held = {id(engine.data.x): engine.data.x.nbytes}
+        parts[-1].append(place)
+    return parts
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that data put together may take."""
+    return _ON_CPU if device.type == "cpu" else _SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def _method(algorithm: Algorithm, whole: bool) -> Hashable:

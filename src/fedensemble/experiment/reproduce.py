@@ -141,7 +141,7 @@ def read_reproduction(
     except ValidationError as error:
         raise InputError(f"{path} is no file of a table or figure: {problems_of(error)}") from None
     if scale not in table.scale:
-        raise InputError(f"{path.name} has no {unknown('scale', scale, table.scale)}")
+        raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
     size = table.scale[scale]
     if table.of:
         cells = _cells_of_others(path, table, size, scale, settings, seeds)

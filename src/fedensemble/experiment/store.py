@@ -44,7 +44,9 @@ class RunFolder:
         except Timeout:
             raise StoreError(f"Another process trains in {self.path}; wait for it, or use another --out.") from None
         except OSError as error:
-            raise StoreError(f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out.") from None
+            raise StoreError(
+                f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out or --runs."
+            ) from None
         if not self.config_file.exists():
             write_bytes(self.config_file, config.toml().encode())
 

@@ -41,11 +41,11 @@ def reproduce_names(
 
 def _one(reproduction: Reproduction, only: Sequence[str], root: Path, folder: Path, console: Console) -> TextTable:
     checked = without_missing(reproduction, root)
-    for reason in dict.fromkeys(cell.skipped for cell in checked.cells if cell.skipped):
-        labels = [cell.label for cell in checked.cells if cell.skipped == reason]
-        console.print(f"Left out: {', '.join(labels)}: {reason}", highlight=False)
     if all(cell.skipped for cell in checked.cells):
         raise DataError(f"Nothing of {reproduction.name} can run: {checked.cells[0].skipped}")
+    for reason in dict.fromkeys(cell.skipped for cell in checked.cells if cell.skipped):
+        labels = [cell.label for cell in checked.cells if cell.skipped == reason]
+        console.print(f"Left out: {'; '.join(labels)}. {reason}", highlight=False)
     paths = [run_folder(config, root) for cell in checked.cells for config in cell.configs]
     waiting = [path for path in paths if not RunFolder(path).done]
     started = time.monotonic()

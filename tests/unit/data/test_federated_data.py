@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble.data import FederatedData, Standardise
+from fedensemble.data import FederatedData, Standardise, federated
 from fedensemble.errors import DataError
 
 
@@ -92,6 +92,16 @@ def test_standardise_works_by_channel():
     assert float(seen.abs().max()) == 0.0
     seen = Standardise(mean=(0.0, 1.0), std=(1.0, 2.0))(torch.tensor([[1.0, 3.0]]), torch.float32)
     assert seen.tolist() == [[1.0, 1.0]]
+
+
+def test_constants_stay_where_a_graph_found_them():
+    def mean_of(number):
+        return federated._constant((float(number),), torch.float32, torch.device("cpu"), 0)
+
+    before = mean_of(0)
+    for number in range(1, 200):
+        mean_of(number)
+    assert mean_of(0) is before
 
 
 def test_tokens_stay_integers():
