@@ -20,6 +20,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV); PyTorch is large, so this can take some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(STAMP)

@@ -2,9 +2,25 @@
 
 from importlib.util import find_spec
 
+import pytest
+
 _NEEDED = {
     "triton": ["src/fedensemble/engines/triton_*.py"],
     "flwr": ["src/fedensemble/engines/flower/*.py", "src/fedensemble/deploy/fleet.py",
              "src/fedensemble/deploy/template/*.py", "tests/fleet/*.py", "tests/unit/flower/*.py"],
 }  # fmt: skip
 collect_ignore_glob = [path for package, paths in _NEEDED.items() if not find_spec(package) for path in paths]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With --dist loadgroup, one process for tests/fleet: under pytest 9.2, xdist 3.8 does not see its own marks."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class OneFleet(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            return "fleet" if nodeid.startswith("tests/fleet/") else super()._split_scope(nodeid)
+
+    return OneFleet(config, log)

@@ -229,7 +229,7 @@ def reproduce(
     cells = [cell for cell in reproduction.cells if cell.configs]
     chosen = [cell for cell in cells if not only or any(part.lower() in cell.label.lower() for part in only)]
     if only and not chosen:
-        labels = ", ".join(cell.label for cell in reproduction.cells)
+        labels = "; ".join(cell.label for cell in cells)
         raise InputError(f"--only {' '.join(only)} fits none of the cells that can run: {labels}.")
     trained: dict[str, RowResult] = {}
     try:
