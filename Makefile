@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+BASE := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
 
 .PHONY: run test lint types clean
 
-run: $(STAMP)
+run: $(BASE)
 	$(BIN)/fedensemble compare
 
 test: $(STAMP) lint types
@@ -19,9 +20,13 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); PyTorch is large, so this can take some minutes."
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $(BASE)
+
+$(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 

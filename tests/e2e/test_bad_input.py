@@ -297,3 +297,20 @@ def test_seeds_count_once_and_version_is_said(folder: Path) -> None:
 def test_predictions_go_to_npz(folder: Path) -> None:
     code, _, errors = run("predict", "a", "in.npz", "-o", "p.csv", cwd=folder)
     assert code == 2 and ".npz" in errors
+
+
+def test_a_comparison_file_is_no_config(folder: Path) -> None:
+    (folder / "cmp.toml").write_text('base = "small.toml"\n[[row]]\nlabel = "a"\n')
+    code, _, errors = run("run", "cmp.toml", cwd=folder)
+    assert code == 2
+    assert "use 'fedensemble compare'" in errors
+
+
+def test_one_damaged_run_does_not_hide_the_others(folder: Path) -> None:
+    for seed in (0, 1):
+        assert run("run", "small.toml", "--set", f"seed={seed}", cwd=folder)[0] == 0
+    first = min((folder / "runs").glob("*/*/summary.json"))
+    first.write_text("{broken")
+    code, output, _ = run("ls", "runs", cwd=folder)
+    assert code == 0
+    assert "damaged" in output and "done" in output

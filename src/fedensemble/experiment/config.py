@@ -102,6 +102,8 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
     Raises:
         InputError: naming all problems at once.
     """
+    if {"row", "base"} <= values.keys():
+        raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
     problems: list[str] = []
     filled = dict(values)
     for name, table in (("data", _data_table), ("model", _model_table), ("algorithm", _algorithm_table),

@@ -11,7 +11,7 @@ from ..core.engine import engines
 from ..core.participation import participations
 from ..core.schedule import schedules
 from ..data import partitions, sources
-from ..errors import InputError, unknown
+from ..errors import FedEnsembleError, InputError, unknown
 from ..experiment.store import find_runs
 from ..models import models
 from ..registry import Registry
@@ -41,8 +41,12 @@ def listing(what: str, runs: Path) -> list[dict[str, Any]]:
 
 
 def _run(store: Any) -> dict[str, Any]:
-    values = store.read_config()
-    summary = store.summary() if store.done else {}
+    try:
+        values = store.read_config()
+        summary = store.summary() if store.done else {}
+        rounds = len(store.metrics())
+    except FedEnsembleError as error:  # one damaged run must not hide the others
+        return {"path": str(store.path), "state": "damaged", "result": str(error)}
     tested = summary.get("test", {})
     metric = next((m for m in ("accuracy", "mse") if m in tested), None)
     return {
@@ -51,7 +55,7 @@ def _run(store: Any) -> dict[str, Any]:
         "modes": values["ensemble"]["modes"],
         "schedule": values["ensemble"]["schedule"],
         "seed": values["seed"],
-        "rounds": f"{len(store.metrics())}/{values['rounds']}",
+        "rounds": f"{rounds}/{values['rounds']}",
         "state": "done" if store.done else "unfinished",
         "result": f"{metric} {show(metric, tested[metric])}" if metric else "",
     }
