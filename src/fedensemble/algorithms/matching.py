@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
@@ -77,6 +76,8 @@ class _Matching:
 
     def place(self, client: int) -> None:
         """Matches a client to those that are in already."""
+        from scipy.optimize import linear_sum_assignment  # here: it takes long to load, and few methods need it
+
         own, taken = torch.nonzero(self.used[client]).flatten(), torch.nonzero(self.count).flatten()
         free = torch.nonzero(self.count == 0).flatten()
         if len(taken):

@@ -6,7 +6,6 @@ Reference: Chen, Chao, "FedBE: making Bayesian model ensemble applicable to fede
 """
 
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from .. import draws
@@ -26,6 +25,8 @@ def gaussian(mean: Tensor, members: Members, key: Tensor, samples: int, scale: f
 
 def dirichlet(mean: Tensor, members: Members, key: Tensor, samples: int, alpha: float) -> Tensor:
     """Averages of the clients' models with random weights about the usual ones."""
+    from scipy.special import gammaincinv  # here: it takes long to load, and few methods need it
+
     uniform = draws.uniform(draws.fold(key.unsqueeze(1), members.client), samples).cpu()  # [K, J, S]
     gamma = torch.as_tensor(gammaincinv(alpha, uniform.numpy())).clamp(min=_SMALLEST).to(mean.device)
     weight = members.shares(len(mean)).double().unsqueeze(-1) * gamma
