@@ -186,30 +186,17 @@ class Federation:
 
     def tensors(self) -> Tree:
         """Everything that training changes, by name."""
-        groups = {
-            "modes": self.state.modes, "schedule": self.state.schedule, "memory": self.engine.memory_tensors(),
-            "participation": self.state.participation,
-        }  # fmt: skip
-        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
-        return {**named, "buffers": self.state.buffers}
+        return self.state.tensors(self.engine.memory_tensors())
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Puts back what `tensors` gave after `round` rounds."""
-
-        def group(prefix: str) -> Tree:
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-        modes = group("modes/")
+        state, memory = EnsembleState.of(tensors, round, self.learner.device)
         expected = {name: tuple(tensor.shape) for name, tensor in self.state.modes.items()}
-        got = {name: tuple(tensor.shape) for name, tensor in modes.items()}
+        got = {name: tuple(tensor.shape) for name, tensor in state.modes.items()}
         if expected != got:
             raise StoreError(f"The checkpoint does not fit: this federation has modes {expected}, the file {got}.")
-        device = self.learner.device
-        self.engine.load_memory(group("memory/"))
-        self.state = EnsembleState(
-            round, {n: t.to(device) for n, t in modes.items()}, tensors["buffers"].to(device), group("schedule/"),
-            group("participation/"),
-        )  # fmt: skip
+        self.engine.load_memory(memory)
+        self.state = state
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""

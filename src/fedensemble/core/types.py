@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,6 +81,25 @@ class EnsembleState:
     buffers: Tensor  # running statistics of each mode, [K, R]
     schedule: Tree = field(default_factory=dict)
     participation: Tree = field(default_factory=dict)  # the simulated clock, where there is one
+
+    def tensors(self, memory: Tree) -> Tree:
+        """Everything that training changes, by name, for a file: this state, and what clients remember."""
+        groups = {
+            "modes": self.modes, "schedule": self.schedule, "memory": memory, "participation": self.participation,
+        }  # fmt: skip
+        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
+        return {**named, "buffers": self.buffers}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], round: int, device: torch.device | str) -> tuple[EnsembleState, Tree]:
+        """The state after `round` rounds, and the clients' memory, that `tensors` gave."""
+
+        def group(prefix: str) -> Tree:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        modes = {name: tensor.to(device) for name, tensor in group("modes/").items()}
+        state = cls(round, modes, tensors["buffers"].to(device), group("schedule/"), group("participation/"))
+        return state, group("memory/")
 
 
 class Turnout(NamedTuple):

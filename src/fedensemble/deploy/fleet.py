@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from ..checkpoint import write_json
 from ..core.round import run_round
@@ -28,7 +27,6 @@ from ..experiment.run import describe, environment
 from ..experiment.store import RunFolder, read_json
 from ..fitting import find_schedule
 from ..predict import Ensemble
-from ..vectors import Tree
 from .description import Description
 from .settings import Settings
 
@@ -82,7 +80,8 @@ class Fleet:
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
         found = store.resume(self.facts, logger.warning)
         if found is not None:
-            self.restore(*found)
+            self.state, memory = EnsembleState.of(*found, "cpu")
+            self.engine.load_memory(memory)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
 
     def train_one_round(self) -> None:
@@ -90,25 +89,8 @@ class Fleet:
         self.state, report = run_round(self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine)
         log = self.engine.log
         self.store.append_metrics({**describe(report), "fleet": log.record()})
-        self.store.save(self.tensors(), self.state.round, self.facts)
+        self.store.save(self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts)
         logger.info("%s", sentence(report, len(log.lost), len(log.refused), len(log.late)))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes on the server, by name."""
-        groups: dict[str, Tree] = {
-            "modes": self.state.modes, "schedule": self.state.schedule, "memory": self.engine.memory_tensors(),
-        }  # fmt: skip
-        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
-        return {**named, "buffers": self.state.buffers}
-
-    def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Puts back what `tensors` gave after `round` rounds."""
-
-        def group(prefix: str) -> Tree:
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-        self.engine.load_memory(group("memory/"))
-        self.state = EnsembleState(round, group("modes/"), tensors["buffers"], group("schedule/"))
 
     @property
     def ensemble(self) -> Ensemble:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ..experiment.compare import RowResult, summarise
 from ..experiment.reproduce import CellResult, Reproduction
-from .plots import COLOURS, STYLE
+from .plots import COLOURS, STYLE, one_legend
 from .tables import PERCENT, TITLES, TextTable, show
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
@@ -186,9 +186,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             axis.margins(x=0.08)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
-        named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-        handles = {label: handle for handle, label in named}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+        one_legend(figure, axes)
         figure.suptitle(headline(reproduction))
         return figure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,13 @@ STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
 }  # fmt: skip
+
+
+def one_legend(figure: Figure, axes: Iterable[Any]) -> None:
+    """A legend below all panels, each label once."""
+    named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in named}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -12,7 +12,7 @@ from ..errors import DataError
 from ..experiment.compare import RowResult
 from ..experiment.reproduce import CellResult, Reproduction
 from .grid import Shown, headline
-from .plots import COLOURS, LINES, STYLE
+from .plots import COLOURS, LINES, STYLE, one_legend
 from .tables import PERCENT, TITLES, TextTable
 
 STROKES = (*LINES, (0, (5, 1, 1, 1, 1, 1)))  # one more, for the paper's five methods
@@ -48,9 +48,7 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             axis.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}", title=panel)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
-        named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-        handles = {label: handle for handle, label in named}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+        one_legend(figure, axes)
         figure.suptitle(headline(reproduction))
     last = {line[:2]: line[2:] for line in lines}  # lines are in order of rounds
     ends = tuple((*names, at, f"{float(mean):.2f}", f"{float(width):.2f}") for names, (at, mean, width) in last.items())
