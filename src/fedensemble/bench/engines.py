@@ -38,6 +38,7 @@ CASES = {
         for batch in (16, 50)
         for clients in (10, 30, 60)
     },
+    "resnet20-60-16": Case("resnet20", 60, 160, 16, "cifar"),
     "lstm-50": Case("lstm", 50, 320, 32, "text"),
     "pfl": Case("cnn-pfl", 50, 50, 10, "cifar"),
     "mlp-10": Case("mlp", 10, 100, 10, "digits"),
