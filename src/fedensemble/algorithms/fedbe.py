@@ -132,12 +132,7 @@ class FedBE(Sampled):
         owner = torch.arange(modes, device=theta.device)
         owner = torch.cat([owner.repeat_interleave(count), members.mode, owner])
         own = (owner == torch.arange(modes, device=theta.device).unsqueeze(1)).to(theta.dtype)
-        pieces = []
-        for x in workshop.inputs(self.server_batch):
-            said = workshop.outputs(theta, statistics, x)
-            said = said.softmax(-1) if workshop.learner.task == "classification" else said
-            pieces.append(torch.einsum("km,m...->k...", own / own.sum(1, keepdim=True), said))
-        said = torch.cat(pieces, 1)
+        said = workshop.mixture(own / own.sum(1, keepdim=True), theta, statistics)
         if workshop.learner.task == "regression" or self.temperature == 1:
             return said
         return (said.clamp(min=1e-30).log() / self.temperature).softmax(-1)
@@ -150,10 +145,11 @@ class FedBE(Sampled):
         optimizer = SGD(momentum=0.9)
         slots, average, step = optimizer.slots(theta), torch.zeros_like(theta), 0
         which = torch.arange(len(theta), device=theta.device).unsqueeze(1)
-        for epoch in range(self.server_epochs):
-            order = draws.permutation(draws.fold(key, epoch), teacher.shape[1])  # [K, n]
-            for rows in torch.split(order, self.server_batch, 1):
-                gradient = workshop.gradient(objective, theta, buffers, own[rows], teacher[which, rows])
+        epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
+        for order in draws.permutation(draws.fold(key, epochs), teacher.shape[1]):  # [K, n]
+            batches = (torch.split(whole, self.server_batch, 1) for whole in (order, teacher[which, order]))
+            for rows, target in zip(*batches, strict=True):
+                gradient = workshop.gradient(objective, theta, buffers, own[rows], target)
                 part = step % self.cycle / max(self.cycle - 1, 1)
                 lr = (1 - part) * self.server_lr + part * self.server_lr_low
                 theta, slots = optimizer.step(theta, gradient, slots, lr)

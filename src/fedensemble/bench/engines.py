@@ -45,6 +45,7 @@ CASES = {
 }
 QUICK = {"cpu": ("cnn-10", "mlp-10"), "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl")}
 INPUTS = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "text": (80,), "digits": (64,)}
+WAYS = ("plain", "loop", "vector")
 PLAIN = "plain torch loop"
 _LOOPED = 10  # clients; the speed of a loop does not depend on how many there are
 
@@ -130,7 +131,7 @@ def _round(made: Federation) -> None:
 
 def run(
     cases: Sequence[str] = (), device: str = "cpu", seconds: float = 3.0, precisions: Sequence[str] = (),
-    loops: bool = True, out: Path | None = None, say: Say = say,
+    ways: Sequence[str] = WAYS, out: Path | None = None, say: Say = say,
 ) -> LiveTable:  # fmt: skip
     """Measures cases by name and prints the table."""
     for name in cases:
@@ -143,9 +144,9 @@ def run(
     for name in cases or QUICK["cuda" if cuda else "cpu"]:
         case = CASES[name]
         base: float | None = None
-        ways = [("plain", "")] * loops + [("loop", "")] * loops + [("vector", precision) for precision in precisions]
+        chosen = [(way, precision) for way in ways for precision in (precisions if way == "vector" else [""])]
         # Ways take turns, so that all meet the same load; but a card is given to one at a time.
-        for together in [[way] for way in ways] if cuda else [ways]:
+        for together in [[way] for way in chosen] if cuda else [chosen]:
             prepared = [_prepare(case, device, *way) for way in together]
             best = fastest({each.name: each.call for each in prepared}, device, seconds)
             for each in prepared:
@@ -167,8 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="to spend on each way of a case")
     parser.add_argument("--precision", action="append", help="float32, tf32 or bf16; may be repeated")
-    parser.add_argument("--no-loop", action="store_true", help="measure batched visits only")
+    parser.add_argument(
+        "--way", action="append", choices=WAYS, help="a plain torch loop, or an engine; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     chosen = parser.parse_args(arguments)
     cases = list(CASES) if chosen.cases == ["all"] else chosen.cases
-    run(cases, chosen.device, chosen.seconds, chosen.precision or (), not chosen.no_loop, chosen.out)
+    run(cases, chosen.device, chosen.seconds, chosen.precision or (), chosen.way or WAYS, chosen.out)

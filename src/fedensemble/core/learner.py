@@ -67,7 +67,7 @@ class Learner:
     def build(self, seed: int) -> nn.Module:
         """A model initialised from a seed, on the CPU so that every device starts alike."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            _seed(seed)
             model = self.factory()
         if not isinstance(model, nn.Module):
             raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
@@ -137,6 +137,13 @@ class Learner:
         """Tensors that gradient descent does not move."""
         frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
         return [*model.named_buffers(), *frozen]
+
+
+def _seed(seed: int) -> None:
+    """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not in use yet."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)  # for models that draw their weights there
 
 
 def _mixes_examples(module: nn.Module) -> bool:

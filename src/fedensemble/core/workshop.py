@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from math import ceil
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from ..errors import InputError
 from .learner import Learner
 from .randomness import KeyedRandomness
+from .replay import Replayed, record_graph
 
 Objective = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ..., C] and targets -> a number
+
+_ROOM = {"cpu": 1 << 11, "cuda": 1 << 13}  # models times inputs in a call: enough to keep the device busy
 
 
 class Workshop:
     """The server's place of work; a method that needs one is bound to it.
 
-    Models are evaluated as they are in predictions: without dropout, with the running statistics they have.
+    Models are evaluated as they are in predictions: without dropout, with the running statistics they have. On a GPU
+    what is asked for again and again is recorded as CUDA graphs.
 
     Args:
         learner: the model's structure and the task.
@@ -28,30 +34,86 @@ class Workshop:
 
     def __init__(self, learner: Learner, examples: Tensor, unlabelled: Tensor | None = None) -> None:
         self.learner, self.examples, self.unlabelled = learner, examples, unlabelled
-
-    def inputs(self, batch_size: int) -> tuple[Tensor, ...]:
-        """The server's own inputs in pieces."""
-        return () if self.unlabelled is None else torch.split(self.unlabelled, batch_size)
+        self.room = _ROOM.get(learner.device.type, _ROOM["cpu"])
+        record = record_graph if learner.device.type == "cuda" else None
+        # Functions of the learner, not methods: graphs would otherwise wait for the garbage collector.
+        self.outputs_of = Replayed(partial(_outputs, learner), record)
+        self.gradient_of = Replayed(partial(_gradient, learner), record)
 
     def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         """Outputs of M models [M, P] for the same inputs [B, ...], all at once: [M, B, ..., C]."""
-        with torch.no_grad():
-            outputs: Tensor = vmap(self._outputs, in_dims=(0, 0, None))(theta, buffers, x.clone())
-            return outputs
+        return self.outputs_of(theta, buffers, x)
 
     def gradient(self, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        """Gradients of M models' objectives on their own inputs [M, B, ...] and targets [M, B, ...], [M, P]."""
+        """Gradients of M models' objectives on their own inputs [M, B, ...] and targets [M, B, ...], [M, P].
 
-        def value(theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
-            return objective(self._outputs(theta, buffers, x), target)
+        An objective is a function of what it is given alone: Python may run it only once for each shape.
+        """
+        return self.gradient_of(objective, theta, buffers, x, target)
 
-        gradient: Tensor = vmap(grad(value))(theta, buffers, x, target)
-        return gradient
+    def mixture(self, shares: Tensor, theta: Tensor, buffers: Tensor) -> Tensor:
+        """Mixtures of what M models [M, P] say of the server's own inputs, by shares [K, M]: [K, n, ..., C].
 
-    def _outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Any:
-        learner = self.learner
-        tensors = {
-            **learner.theta_layout.unflatten(theta), **learner.buffer_layout.unflatten(buffers), **learner.counters
-        }  # fmt: skip
-        with KeyedRandomness(0):  # its recurrent layers know `vmap`
-            return functional_call(learner.eval_model, tensors, (x,))
+        Models say probabilities in classification. What does not fit into memory at once is tried in halves.
+        """
+        if self.unlabelled is None:
+            raise InputError("The server has no inputs of its own; pass x_server to FederatedData.")
+        pieces: list[Tensor] = []
+        done, total = 0, len(self.unlabelled)
+        while done < total:
+            size = ceil(total / ceil(total / max(1, self.room // len(theta))))  # pieces of one size, as far as possible
+            x = self.unlabelled[done : done + size]
+            try:
+                pieces.append(self._mixture(shares, theta, buffers, x))
+                done += len(x)
+                continue
+            except torch.OutOfMemoryError:
+                tried = min(self.room, len(theta) * len(x))
+                if tried == 1:
+                    raise InputError(
+                        f"One model and one of the server's inputs do not fit into the memory of "
+                        f"{self.learner.device}: use a smaller model or a larger card."
+                    ) from None
+            self.room = tried // 2  # out here, where the failed try holds no memory any more
+            self.outputs_of.known.clear()
+            torch.cuda.empty_cache()
+        return torch.cat(pieces, 1)
+
+    def _mixture(self, shares: Tensor, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        """The mixtures for some inputs, `room` models at a time."""
+        parts = []
+        models = zip(*(torch.split(t, self.room, d) for t, d in ((shares, 1), (theta, 0), (buffers, 0))), strict=True)
+        for share, some, statistics in models:
+            said = self.outputs(some, statistics, x)
+            said = said.softmax(-1) if self.learner.task == "classification" else said
+            parts.append(torch.einsum("km,m...->k...", share, said))
+        return sum(parts[1:], parts[0])
+
+
+def _outputs(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+    """Outputs of M models for the same inputs; a copy of them, for a model may write into its inputs."""
+    with torch.no_grad():
+        outputs: Tensor = vmap(partial(_of_one, learner), in_dims=(0, 0, None))(theta, buffers, x.clone())
+        return outputs
+
+
+def _gradient(
+    learner: Learner, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor
+) -> Tensor:
+    """Gradients of M models' objectives."""
+
+    def value(theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        return objective(_of_one(learner, theta, buffers, x), target)
+
+    gradient: Tensor = vmap(grad(value))(theta, buffers, x, target)
+    return gradient
+
+
+def _of_one(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+    """Outputs of one model."""
+    tensors = {
+        **learner.theta_layout.unflatten(theta), **learner.buffer_layout.unflatten(buffers), **learner.counters
+    }  # fmt: skip
+    with KeyedRandomness(0):  # its recurrent layers know `vmap`
+        outputs: Tensor = functional_call(learner.eval_model, tensors, (x,))
+        return outputs

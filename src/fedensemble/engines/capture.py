@@ -7,6 +7,7 @@ copies its inputs to where the graphs expect them, replays the first, then the s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,9 @@ class Recorder:
         """Ends the graph that is being recorded."""
         if self._open is not None:
             opened, self._open = self._open, None
-            opened.__exit__(None, None, None)
+            with warnings.catch_warnings():  # there may be nothing to do before or after the steps
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+                opened.__exit__(None, None, None)
 
 
 class RecordedProblem(LocalProblem):

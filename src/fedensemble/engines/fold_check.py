@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..core.learner import Learner
 from ..errors import InputError
-from .folded import NotFoldable, folded_gradient
+from .folded_gradient import folded_gradient
+from .folded_norms import NotFoldable
+from .rectified import Watch
 
 _CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
 
@@ -22,26 +26,35 @@ def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return theta, buffers, *given, weight, torch.arange(visits, device=x.device)
 
 
-def can_fold(learner: Learner, x: Tensor, y: Tensor) -> str | None:
-    """None if folding gives the gradients of one visit at a time on a few examples; otherwise why not.
+class Finding(NamedTuple):
+    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may apply the ReLU after them."""
+
+    reason: str | None
+    rectified: frozenset[int] = frozenset()
+
+
+def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
+    """Whether folding gives the gradients of one visit at a time on a few examples.
 
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
     """
     learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
     x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     try:
-        got, (got_loss, got_buffers) = folded_gradient(learner)(*_few(learner, x, y))
+        folded_gradient(learner, watch=(watch := Watch()))(*_few(learner, x, y))
+        rectified = watch.found()
+        got, (got_loss, got_buffers) = folded_gradient(learner, rectified=rectified)(*_few(learner, x, y))
         alone = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
         expected, loss, expected_buffers = (
             torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in alone), strict=True)
         )
     except NotFoldable as reason:
-        return str(reason)
+        return Finding(str(reason))
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        return Finding(str(error).splitlines()[0])
     pairs = ((got, expected), (got_loss, loss), (got_buffers, expected_buffers))
     far = [a.numel() > 0 and float((a - b).abs().max()) > _CLOSE * (1 + float(b.abs().max())) for a, b in pairs]
-    return "its forward pass mixes the examples of a batch" if any(far) else None
+    return Finding("its forward pass mixes the examples of a batch") if any(far) else Finding(None, rectified)
 
 
 def check_vmap(learner: Learner, x: Tensor, y: Tensor) -> None:

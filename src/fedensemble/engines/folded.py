@@ -9,22 +9,20 @@ other way raises `NotFoldable`, and the engine falls back to `vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from .. import draws
-from ..core.learner import GradientFn, Learner
-from ..core.randomness import KeyedRandomness
 from ..core.recurrent import RECURRENT
-from ..errors import InputError
 from . import kernels
 from .cpu_pool import PlanePool
-from .pieces import Piece, Pieces
+from .folded_norms import FoldedNorms, NotFoldable
+from .pieces import Piece
+from .rectified import RELUS, Watch
 
 _ASKED = {
     "data_ptr",
@@ -37,11 +35,7 @@ _ASKED = {
 }  # harmless questions to a stack
 
 
-class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
-    """The module does something with its parameters that only `vmap` can batch."""
-
-
-class Folded(KeyedRandomness):
+class Folded(FoldedNorms):
     """While active, layers see J stacked weights and a folded batch.
 
     Args:
@@ -49,20 +43,24 @@ class Folded(KeyedRandomness):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
+        rectified: numbers of the BatchNorms that apply the ReLU after them, too.
+        watch: looks which ones could.
     """
 
     def __init__(
         self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, Piece] | None = None,
+        pieces: Mapping[int, Piece] | None = None, rectified: Collection[int] = (), watch: Watch | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(key)
-        self.visits = len(key)
-        self.stacks, self.pieces = {id(tensor) for tensor in stacked.values()}, pieces or {}
+        super().__init__(key, pieces or {}, rectified, watch)
+        self.stacks = {id(tensor) for tensor in stacked.values()}
         self.compute = compute
-        self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.watch is not None:
+            self.watch.used(func, args, kwargs)
+        if func in RELUS and args and id(args[0]) in self.awaited:
+            return self.awaited.pop(id(args[0]))
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
@@ -127,12 +125,11 @@ class Folded(KeyedRandomness):
     def _lstm_layer(
         self, x: Tensor, state: list[Tensor], weights: Any, cell: Any, backwards: bool, linear: Any
     ) -> tuple[Tensor, list[Tensor]]:
-        from .fused_lstm import LSTMLayer
-
         bias = weights[2] + weights[3] if len(weights) == 4 else None
         given = linear(x, weights[0], bias)
         given = given.flip(1) if backwards else given
-        outputs, last = LSTMLayer.apply(given, *(s.contiguous() for s in state), weights[1])  # type: ignore[no-untyped-call]
+        first, cells = (part.contiguous() for part in state)
+        outputs, last = kernels.lstm(given, first, cells, weights[1])
         hidden = outputs[:, -1]
         return outputs.flip(1) if backwards else outputs, [hidden, last]
 
@@ -163,79 +160,6 @@ class Folded(KeyedRandomness):
         pairs = (_pair(stride), _pair(padding), _pair(dilation))
         return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups, self.pieces.get(id(weight)))
 
-    def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Images [J * B, C, ...] times and plus [J, C]."""
-        spread = (self.visits, -1, x.shape[1], *(1,) * (x.dim() - 2))
-        split = x.reshape(self.visits, -1, *x.shape[1:])
-        if weight is not None:
-            split = split * weight.reshape(spread).to(x.dtype)
-        if bias is not None:
-            split = split + bias.reshape(spread).to(x.dtype)
-        return split.reshape(x.shape)
-
-    def batch_norm(
-        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None,
-        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
-        """As F.batch_norm, each visit with the statistics of its own batch and running statistics [J, C]."""
-        count = x.numel() // (self.visits * x.shape[1])
-        if training and count < 2:
-            raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
-        if not training and (mean is None or variance is None):
-            raise NotFoldable("BatchNorm without statistics in evaluation")
-        if training and weight is not None and bias is not None and kernels.quick(x):
-            from .triton_norm import StackedBatchNorm
-
-            guess = mean if mean is not None else torch.zeros_like(weight)
-            out, centre, var = StackedBatchNorm.apply(x, weight, bias, guess, eps)  # type: ignore[no-untyped-call]
-        else:
-            out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
-        if training and mean is not None and variance is not None:
-            centre, var = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
-            self.statistics[id(mean)] = (1 - momentum) * mean + momentum * centre
-            self.statistics[id(variance)] = (1 - momentum) * variance + momentum * var * count / (count - 1)
-        return out  # type: ignore[no-any-return]
-
-    def _normalised(
-        self,
-        x: Tensor,
-        mean: Tensor | None,
-        variance: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised by given statistics [J, C], or by those of the batch where `mean` is None; and the statistics."""
-        wide = x.reshape(self.visits, -1, *x.shape[1:]).to(weight.dtype if weight is not None else x.dtype)
-        spread = (self.visits, 1, x.shape[1], *(1,) * (x.dim() - 2))
-        if mean is None or variance is None:
-            var, centre = torch.var_mean(wide, dim=(1, *range(3, wide.dim())), correction=0, keepdim=True)
-        else:
-            var, centre = variance.reshape(spread), mean.reshape(spread)
-        scale = torch.rsqrt(var + eps)
-        if weight is not None:
-            scale = scale * weight.reshape(spread)
-        shift = -centre * scale if bias is None else bias.reshape(spread) - centre * scale
-        return (wide * scale + shift).to(x.dtype).reshape(x.shape), centre, var
-
-    def group_norm(
-        self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-    ) -> Tensor:
-        """As F.group_norm with weights [J, C]."""
-        return self._affine(F.group_norm(x, groups, None, None, eps), weight, bias)
-
-    def layer_norm(
-        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-    ) -> Tensor:
-        """As F.layer_norm with weights [J, *shape]."""
-        out = F.layer_norm(x, shape, None, None, eps)
-        split = out.reshape(self.visits, -1, *shape)
-        if weight is not None:
-            split = split * weight.unsqueeze(1).to(x.dtype)
-        if bias is not None:
-            split = split + bias.unsqueeze(1).to(x.dtype)
-        return split.reshape(x.shape)
-
     def embedding(self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any) -> Tensor:
         """As F.embedding with weights [J, V, D]."""
         plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
@@ -259,35 +183,3 @@ _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.embedding: Folded.embedding,
     F.max_pool2d: Folded.max_pool2d,
 }
-
-
-def folded_gradient(learner: Learner, compute: torch.dtype | None = None) -> GradientFn:
-    """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`."""
-    working = compute or learner.dtype
-    kept = (torch.nn.RNNBase, torch.nn.Embedding)  # errors add up over time steps; an embedding is no product
-    exact = {id(p) for m in learner.training_model.modules() if isinstance(m, kept) for p in m.parameters()}
-    precise = {n for n, p in learner.training_model.named_parameters() if id(p) in exact}
-
-    def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
-        visits, batch = weight.shape
-        theta = theta.detach()
-        with torch.enable_grad():
-            pieces = Pieces(learner, theta, working, precise)
-            moving = pieces.leaves
-            fixed = learner.buffer_layout.unflatten(buffers)
-            counters = {name: count.clone() for name, count in learner.counters.items()}
-            mode = Folded(key, {**moving, **fixed}, working, pieces.of)
-            with mode:
-                outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
-            if outputs.shape[:1] != (visits * batch,):
-                raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
-            losses = learner.loss(outputs.to(learner.dtype), y.flatten(0, 1)).reshape(visits, batch)
-            share = weight.to(losses.dtype)
-            value = (losses * share).sum(1) / share.sum(1).clamp(min=1)
-            slope = pieces.gather(value.sum())
-        if fixed:
-            named = {name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()}
-            buffers = learner.buffer_layout.flatten(named)
-        return slope, (value.detach(), buffers)
-
-    return gradient

@@ -1,4 +1,4 @@
-"""Convolutions with J sets of weights on a folded batch: several ways, chosen by shape and device."""
+"""Layers with J sets of weights on a folded batch: several ways, chosen by shape and device."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ def conv2d(
 def quick(x: Tensor) -> bool:
     """Whether the Triton kernels can take these images."""
     return HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.numel() < 1 << 31
+
+
+def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [N, T, H] and the last cell of one direction of one LSTM layer; see `LSTMLayer`."""
+    if quick(given) and given.dtype == torch.float32:
+        from .triton_lstm import TritonLSTM
+
+        return TritonLSTM.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
+    from .fused_lstm import LSTMLayer
+
+    return LSTMLayer.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

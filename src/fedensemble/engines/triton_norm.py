@@ -1,6 +1,7 @@
-"""BatchNorm with J sets of statistics, channels last: two passes over the images forward, two backward.
+"""BatchNorm with J sets of statistics, channels last, and a ReLU after it: two passes over the images each way.
 
 y = (x - mean_jc) / sqrt(var_jc + eps) * weight_jc + bias_jc, mean and variance over a visit's own batch and pixels.
+Between the passes one small launch makes all numbers by visit and channel.
 """
 
 from __future__ import annotations
@@ -12,25 +13,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .pieces import Piece
+
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sums(x, slope, mean, out, ROWS, C, SHARE, SPLIT, BACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sums by channel over a share of a visit's rows: of x - mean and its square, or slope and slope * (x - mean)."""
+def _sums(
+    x, slope, centre, factor, shift, out, ROWS, C, SHARE, STRIDE, BACK: tl.constexpr, RELU: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sums by channel over a share of a visit's rows: of x - centre and its square, or slope and slope * (x - centre).
+
+    With RELU, the slope counts where factor x + shift, which the ReLU was given, is positive.
+    """
     j = tl.program_id(2).to(tl.int64)
     split = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
     x += j * ROWS * C
     slope += j * ROWS * C
-    centre = tl.load(mean + j * C + c, mask=real, other=0.0)
+    about = tl.load(centre + j * STRIDE + c, mask=real, other=0.0)[None, :]
+    if RELU:
+        times = tl.load(factor + j * C + c, mask=real, other=0.0)[None, :]
+        plus = tl.load(shift + j * C + c, mask=real, other=0.0)[None, :]
     first, second = tl.zeros((BLOCK_C,), dtype=tl.float32), tl.zeros((BLOCK_C,), dtype=tl.float32)
     for start in range(split * SHARE, min((split + 1) * SHARE, ROWS), BLOCK_R):
         rows = start + tl.arange(0, BLOCK_R)
         inside = (rows < min((split + 1) * SHARE, ROWS))[:, None] & real[None, :]
         at = rows[:, None] * C + c[None, :]
-        far = tl.where(inside, tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[None, :], 0.0)
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        far = tl.where(inside, value - about, 0.0)
         if BACK:
             along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
+            if RELU:
+                along = tl.where(times * value + plus > 0, along, 0.0)
             first += tl.sum(along, 0)
             second += tl.sum(along * far, 0)
         else:
@@ -42,22 +57,94 @@ def _sums(x, slope, mean, out, ROWS, C, SHARE, SPLIT, BACK: tl.constexpr, BLOCK_
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _apply(x, slope, a, b, d, out, ROWS, C, BACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Out = a x + d, or out = a slope + b x + d, with numbers by visit and channel."""
+def _total(sums, SPLIT, C, c, real, BLOCK_C: tl.constexpr):
+    """The two sums of a visit over all shares."""
+    j = tl.program_id(1)
+    first, second = tl.zeros((BLOCK_C,), dtype=tl.float32), tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for split in range(SPLIT):
+        place = sums + ((split * tl.num_programs(1) + j) * 2) * C + c
+        first += tl.load(place, mask=real, other=0.0)
+        second += tl.load(place + C, mask=real, other=0.0)
+    return first, second
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _statistics(
+    sums, guess, variance, weight, bias, out, ROWS, C, SPLIT, GUESS, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
+
+    Rows of the tensors given lie GUESS, VARIANCE, WEIGHT and BIAS apart.
+    """
+    j = tl.program_id(1)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    real = c < C
+    first, second = _total(sums, SPLIT, C, c, real, BLOCK_C)
+    old = tl.load(guess + j * GUESS + c, mask=real, other=0.0)
+    near = first / ROWS
+    mean, var = old + near, tl.maximum(second / ROWS - near * near, 0.0)
+    scale = 1.0 / tl.sqrt(var + EPS)
+    factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
+    place, each = out + j * C + c, tl.num_programs(1) * C
+    tl.store(place, mean, mask=real)
+    tl.store(place + each, scale, mask=real)
+    tl.store(place + 2 * each, factor, mask=real)
+    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - mean * factor, mask=real)
+    spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
+    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * mean, mask=real)
+    tl.store(place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slopes(
+    sums, weight, known, out, along_weight, along_bias, ROWS, C, SPLIT, WEIGHT, ALONG_WEIGHT, ALONG_BIAS,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Slopes of weight and bias, and out [3, J, C]: a, b and d of the images' slope, a slope + b x + d."""
+    j = tl.program_id(1)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    real = c < C
+    total, weighted = _total(sums, SPLIT, C, c, real, BLOCK_C)
+    place, each = out + j * C + c, tl.num_programs(1) * C
+    mean = tl.load(known + j * C + c, mask=real, other=0.0)
+    scale = tl.load(known + each + j * C + c, mask=real, other=0.0)
+    a = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
+    b = -a * scale * scale * weighted / ROWS
+    tl.store(along_weight + j * ALONG_WEIGHT + c, weighted * scale, mask=real)
+    tl.store(along_bias + j * ALONG_BIAS + c, total, mask=real)
+    tl.store(place, a, mask=real)
+    tl.store(place + each, b, mask=real)
+    tl.store(place + 2 * each, -a * total / ROWS - b * mean, mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _apply(
+    x, slope, factor, shift, a, b, d, out, ROWS, C, BACK: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Out = factor x + shift, or out = a slope + b x + d, with numbers by visit and channel."""
     j = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
     inside = (rows < ROWS)[:, None] & real[None, :]
     at = j * ROWS * C + rows[:, None] * C + c[None, :]
-    by_a = tl.load(a + j * C + c, mask=real, other=0.0)[None, :]
-    plus = tl.load(d + j * C + c, mask=real, other=0.0)[None, :]
+    number = j * C + c
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if RELU or not BACK:
+        times = tl.load(factor + number, mask=real, other=0.0)[None, :]
+        made = times * value + tl.load(shift + number, mask=real, other=0.0)[None, :]
     if BACK:
         along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
-        value = by_a * along + tl.load(b + j * C + c, mask=real, other=0.0)[None, :] * value + plus
+        if RELU:
+            along = tl.where(made > 0, along, 0.0)
+        value = tl.load(a + number, mask=real, other=0.0)[None, :] * along + (
+            tl.load(b + number, mask=real, other=0.0)[None, :] * value
+            + tl.load(d + number, mask=real, other=0.0)[None, :]
+        )
     else:
-        value = by_a * value + plus
+        value = tl.where(made < 0, 0.0, made) if RELU else made  # keeps what is not a number
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -70,62 +157,72 @@ def _shape(rows: int, channels: int, visits: int) -> tuple[int, int, int, int]:
     return block_r, block_c, split, triton.cdiv(triton.cdiv(rows, split), block_r) * block_r
 
 
-def _reduced(x: Tensor, slope: Tensor, mean: Tensor, back: bool) -> tuple[Tensor, Tensor]:
-    """The two sums by visit and channel, [J, C]."""
-    visits, rows, channels = x.shape
-    block_r, block_c, split, share = _shape(rows, channels, visits)
-    out = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
-    grid = (split, triton.cdiv(channels, block_c), visits)
-    _sums[grid](x, slope, mean, out, rows, channels, share, split, BACK=back, BLOCK_R=block_r, BLOCK_C=block_c)
-    total = out.sum(0)
-    return total[:, 0], total[:, 1]
-
-
-def _applied(x: Tensor, slope: Tensor, a: Tensor, b: Tensor, d: Tensor, back: bool) -> Tensor:
-    visits, rows, channels = x.shape
-    block_r, block_c, _, _ = _shape(rows, channels, visits)
-    out = torch.empty_like(x)
-    grid = (triton.cdiv(rows, block_r), triton.cdiv(channels, block_c), visits)
-    _apply[grid](x, slope, a, b, d, out, rows, channels, BACK=back, BLOCK_R=block_r, BLOCK_C=block_c)
-    return out
-
-
 class StackedBatchNorm(torch.autograd.Function):
-    """Normalised images, and the mean and (biased) variance of each visit's batch.
+    """Normalised images, and the new running mean and variance of each visit.
 
     Args:
         x: [J * B, C, ...].
         weight, bias: [J, C], float32.
-        guess: something near the means, such as the running means [J, C]: sums of squares are taken about it.
+        mean, variance: running statistics, [J, C]; sums of squares are taken about the running mean.
+        relu: whether a ReLU is part of it.
+        pieces: of weight and bias.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, guess: Tensor, eps: float) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, momentum: float,
+        relu: bool, pieces: tuple[Piece | None, Piece | None],
+    ) -> Any:  # fmt: skip
         visits, channels = weight.shape
         last = x.movedim(1, -1).contiguous()
         flat = last.reshape(visits, -1, channels)
         rows = flat.shape[1]
-        guess = guess.contiguous()
-        first, second = _reduced(flat, flat, guess, back=False)
-        near = first / rows
-        mean, variance = guess + near, (second / rows - near**2).clamp(min=0)
-        scale = torch.rsqrt(variance + eps)
-        factor = (scale * weight).contiguous()
-        out = _applied(flat, flat, factor, factor, (bias - mean * factor).contiguous(), back=False)
-        ctx.save_for_backward(flat, weight, mean, scale)
-        ctx.shape = last.shape
-        ctx.mark_non_differentiable(mean, variance)
-        return out.reshape(last.shape).movedim(-1, 1), mean, variance
+        block_r, block_c, split, share = _shape(rows, channels, visits)
+        sums = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
+        known = torch.empty(6, visits, channels, dtype=torch.float32, device=x.device)
+        out = torch.empty_like(flat)
+        parts = triton.cdiv(channels, block_c)
+        blocks = {"BLOCK_R": block_r, "BLOCK_C": block_c}
+        _sums[(split, parts, visits)](
+            flat, flat, mean, mean, mean, sums, rows, channels, share, mean.stride(0), BACK=False, RELU=False, **blocks
+        )
+        _statistics[(parts, visits)](
+            sums, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
+            weight.stride(0), bias.stride(0), eps, momentum, BLOCK_C=block_c, num_warps=1,
+        )  # fmt: skip
+        _apply[(triton.cdiv(rows, block_r), parts, visits)](
+            flat, flat, known[2], known[3], known, known, known, out, rows, channels, BACK=False, RELU=relu, **blocks
+        )
+        ctx.save_for_backward(flat, weight, known)
+        ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
+        ctx.mark_non_differentiable(known)
+        return out.reshape(last.shape).movedim(-1, 1), known
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        flat, weight, mean, scale = ctx.saved_tensors
-        along = slope.movedim(1, -1).contiguous().reshape(flat.shape)
-        rows = flat.shape[1]
-        total, weighted = _reduced(flat, along, mean, back=True)  # sums of slope and of slope * (x - mean)
-        along_weight = weighted * scale
-        a = (weight * scale).contiguous()
-        b = (-a * scale * along_weight / rows).contiguous()
-        d = (-a * total / rows - b * mean).contiguous()
-        out = _applied(flat, along, a, b, d, back=True)
-        return out.reshape(ctx.shape).movedim(-1, 1), along_weight, total, None, None
+        flat, weight, known = ctx.saved_tensors
+        visits, rows, channels = flat.shape
+        block_r, block_c, split, share = _shape(rows, channels, visits)
+        along = slope.movedim(1, -1).contiguous()
+        sums = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=flat.device)
+        numbers = torch.empty(3, visits, channels, dtype=torch.float32, device=flat.device)
+        out = torch.empty_like(flat)
+        parts = triton.cdiv(channels, block_c)
+        blocks = {"RELU": ctx.relu, "BLOCK_R": block_r, "BLOCK_C": block_c}
+        _sums[(split, parts, visits)](
+            flat, along, known, known[2], known[3], sums, rows, channels, share, channels, BACK=True, **blocks
+        )
+        written = [
+            piece.place() if piece is not None and needed else None
+            for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[1:3], strict=True)
+        ]
+        places = [torch.empty(weight.shape, device=weight.device) if place is None else place for place in written]
+        _slopes[(parts, visits)](
+            sums, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
+            places[1].stride(0), BLOCK_C=block_c, num_warps=1,
+        )  # fmt: skip
+        _apply[(triton.cdiv(rows, block_r), parts, visits)](
+            flat, along, known[2], known[3], *numbers, out, rows, channels, BACK=True, **blocks
+        )
+        slopes = [place if before is None else None for place, before in zip(places, written, strict=True)]
+        return out.reshape(ctx.shape).movedim(-1, 1), *slopes, *[None] * 6

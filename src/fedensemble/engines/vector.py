@@ -16,7 +16,7 @@ from ..data.federated import FederatedData
 from ..errors import InputError
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap
-from .folded import folded_gradient
+from .folded_gradient import folded_gradient
 from .memory import Placement
 from .memory_budget import visits_that_fit
 from .simulation import Inputs, Minibatches, Simulation, Trained
@@ -55,7 +55,7 @@ class VectorEngine(Simulation):
         few = slice(0, 8)
         inputs, targets = self.data.inputs(self.data.x[few].clone(), self.learner.dtype), self.data.y[few]
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        reason = can_fold(self.learner, inputs, targets)
+        reason, self.rectified = can_fold(self.learner, inputs, targets)
         self.folded = reason is None
         if not self.folded:
             check_vmap(self.learner, inputs, targets)
@@ -79,7 +79,7 @@ class VectorEngine(Simulation):
         """The way of batching that was chosen, for a learner's module."""
         if not self.folded:
             return learner.gradient_function(batched=True)
-        return folded_gradient(learner, torch.bfloat16 if self.precision == "bf16" else None)
+        return folded_gradient(learner, torch.bfloat16 if self.precision == "bf16" else None, self.rectified)
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):

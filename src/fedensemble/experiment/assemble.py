@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -16,6 +18,9 @@ from ..version import VERSION
 from .build import build_data, build_federation
 from .config import Config
 
+Read = Callable[[Config], FederatedData]
+_PRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
+
 
 def meet(config: Config, ranks: Ranks, done: bool = False) -> bool:
     """Whether the run is done, as rank 0 knows; raises if the ranks have different settings or versions."""
@@ -25,12 +30,12 @@ def meet(config: Config, ranks: Ranks, done: bool = False) -> bool:
     return bool(said[0]["done"])
 
 
-def assemble(config: Config, ranks: Ranks) -> tuple[FederatedData, Federation, dict[str, Any]]:
+def assemble(config: Config, ranks: Ranks, read: Read = build_data) -> tuple[FederatedData, Federation, dict[str, Any]]:
     """Data, federation and what a checkpoint must fit (the data's fingerprint)."""
     ranks.use(config.engine.device)
 
     def build() -> tuple[FederatedData, Federation, dict[str, Any]]:
-        data = build_data(config)
+        data = read(config)
         return data, build_federation(config, data), {"data": fingerprint(data)}
 
     (data, federation, facts), said = ranks.together(build, lambda built: built[2])
@@ -60,14 +65,16 @@ def end_round(ranks: Ranks, asked: bool, save: bool = False) -> tuple[bool, bool
 
 
 def fingerprint(data: FederatedData) -> str:
-    """A hash of what is trained on, so that a run never continues on other data."""
+    """A hash of what is trained on, so that a run never continues on other data; found once, as runs share data."""
+    if data in _PRINTS:
+        return _PRINTS[data]
     digest = sha256()
     for tensor in (data.x, data.y, data.size, data.x_test, data.y_test, data.x_server):
         if tensor is None:
             continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)  # as it lies there, without a copy
+    return _PRINTS.setdefault(data, digest.hexdigest())
 
 
 def _same(said: list[dict[str, Any]], key: str, ranks: Ranks, advice: str) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from ..core.algorithm import Algorithm, algorithms
 from ..core.optimizer import optimizers
 from ..core.participation import Everybody, Participation, participations
-from ..data import FederatedData, partition, partitions, sources
+from ..data import FederatedData, Source, partition, partitions, sources
 from ..data.server import with_server_file, with_server_share
 from ..data.validation import with_fewer_tests, with_validation
 from ..errors import DataError
@@ -28,11 +28,22 @@ def resolve_device(config: Config) -> Config:
     return config.model_copy(update={"engine": engine})
 
 
-def build_data(config: Config) -> FederatedData:
+def data_table(config: Config) -> dict[str, Any]:
+    """All that the data depend on: their settings, with the run's seed where they have none of their own."""
+    own = config.data.get("seed")
+    return {**config.data, "seed": config.seed if own is None else own}
+
+
+def load_source(name: str, options: Mapping[str, Any]) -> Source:
+    """The data before they are divided."""
+    return sources[name](**options)
+
+
+def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] = load_source) -> FederatedData:
     """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
-    table = {**config.data, "seed": config.data.get("seed") if config.data.get("seed") is not None else config.seed}
-    source, split = sources[table["source"]], partitions[table["partition"]]
-    loaded = source(**_taken(table, parameters(source)))
+    table = data_table(config)
+    split = partitions[table["partition"]]
+    loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
     if table.get("validation") is not None:
         loaded = with_validation(loaded, table["validation"])
     if table.get("test_examples") is not None:

@@ -24,8 +24,9 @@ from ..federation import Federation
 from .config import Config
 from .interruption import Interruption, interruptible
 from .run import Watcher, Work, carry_out
+from .shelf import Shelf
 
-MOST = 48  # runs at a time: each holds its own data and modes
+MOST = 48  # runs at a time: each holds its own modes, and data where nobody has the same
 _SHARE = 0.2  # of a device's free memory that data put together may take
 _ON_CPU = 4 << 30
 
@@ -58,12 +59,13 @@ def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda plac
             finished(place)
 
     say = tasks[0].watcher.say if tasks else print
+    shelf = Shelf()
     with interruptible(say) as interruption:
         for _, group in groupby(order, key=lambda place: _alike(tasks[place].config)):
             places = list(group)
             for first in range(0, len(places), MOST):
                 chosen = places[first : first + MOST]
-                failures += _carry_out({place: tasks[place] for place in chosen}, interruption, summaries, done)
+                failures += _carry_out({place: tasks[place] for place in chosen}, shelf, interruption, summaries, done)
     if failures:
         raise failures[0]
     return [summaries[place] for place in range(len(tasks))]
@@ -75,7 +77,7 @@ def _alike(config: Config) -> str:
 
 
 def _carry_out(
-    tasks: dict[int, Task], interruption: Interruption, summaries: dict[int, dict[str, Any]],
+    tasks: dict[int, Task], shelf: Shelf, interruption: Interruption, summaries: dict[int, dict[str, Any]],
     finished: Callable[[int], None],
 ) -> list[Exception]:  # fmt: skip
     """Carries out some runs together, from opening their folders to their summaries; what went wrong is returned."""
@@ -115,7 +117,7 @@ def _carry_out(
 
     try:
         for place, task in tasks.items():
-            works[place] = carry_out(task.config, task.folder, task.watcher, interruption)
+            works[place] = carry_out(task.config, task.folder, task.watcher, interruption, read=shelf.build_data)
             go_on(place, None)
             alone = place in waiting and kind(waiting[place]) is None
             while alone and place in waiting:  # to its end, before the next one takes memory, too

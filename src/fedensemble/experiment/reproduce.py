@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from ..core.algorithm import algorithms
 from ..errors import DataError, DivergedError, InputError, unknown
-from .build import build_data, resolve_device
+from .build import resolve_device
 from .compare import (
     Comparison,
     ComparisonTable,
@@ -28,6 +28,7 @@ from .config import Config, resolve
 from .files import Values, merge, read_toml, with_settings
 from .run import Watcher
 from .sections import Table
+from .shelf import Shelf
 from .store import RunFolder, Say
 
 # In the order of the paper; `all` goes through them in this order.
@@ -195,23 +196,24 @@ def _chosen(tables: Sequence[CellsTable], labels: Sequence[str] | None, what: st
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
     """The same with those cells skipped whose data are not there; what has been trained already needs no data."""
     reasons: dict[str, str] = {}
+    shelf = Shelf()
     cells = []
     for cell in reproduction.cells:
         unfinished = [config for config in cell.configs if not RunFolder(run_folder(config, root)).done]
         if unfinished:
             key = repr({name: value for name, value in unfinished[0].data.items() if name != "seed"})
             if key not in reasons:
-                reasons[key] = _missing(unfinished[0])
+                reasons[key] = _missing(unfinished[0], shelf)
             if reasons[key]:
                 cell = replace(cell, configs=(), skipped=reasons[key])  # noqa: PLW2901
         cells.append(cell)
     return replace(reproduction, cells=tuple(cells))
 
 
-def _missing(config: Config) -> str:
+def _missing(config: Config, shelf: Shelf) -> str:
     """Why the data cannot be loaded; empty if they can."""
     try:
-        build_data(config)
+        shelf.build_data(config)
     except DataError as error:
         return str(error)
     return ""

@@ -6,11 +6,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..checkpoint import write_json
 from ..core.algorithm import algorithms
@@ -20,8 +21,9 @@ from ..engines.ranks import Ranks
 from ..errors import RankError, StoreError
 from ..federation import Federation
 from ..metrics import evaluate, evaluate_modes
+from ..predict import Prediction
 from ..version import VERSION
-from .assemble import assemble, end_round, fingerprint, meet, resume
+from .assemble import Read, assemble, end_round, fingerprint, meet, resume
 from .build import build_data, model_facts
 from .config import Config
 from .interruption import Interruption, interruptible
@@ -72,18 +74,18 @@ def run(
 
 def carry_out(
     config: Config, folder: Path, watcher: Watcher, interruption: Interruption,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: Ranks | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: Ranks | None = None, read: Read = build_data,
 ) -> Work:  # fmt: skip
     """A run as a generator: it gives its federation whenever it wants a round trained, and is sent the report."""
     store, ranks = RunFolder(folder), ranks or Ranks()
     store.claim(config)
     try:
         if meet(config, ranks, store.done):
-            summary = _unchanged(config, store)
+            summary = _unchanged(config, store, read)
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
-        data, federation, facts = assemble(config, ranks)
+        data, federation, facts = assemble(config, ranks, read)
         if resume(federation, store.resume(facts, watcher.say), ranks):
             watcher.say(f"Continuing {folder} after round {federation.round}.")
         told = remarks(federation)
@@ -94,13 +96,13 @@ def carry_out(
         write_compact(store.clients_file, describe_clients(data))
         watcher.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
-            yield from _train(
+            prediction = yield from _train(
                 config, store, federation, data, facts, watcher, interruption, checkpoint_seconds, trackers, ranks
             )
         for sentence in (new for new in remarks(federation) if new not in told):
             watcher.say(sentence)
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
-        _keep_predictions(config, store, federation, data)
+        _keep_predictions(config, store, federation, data, prediction)
         store.finish({**_sum_up(config, store, federation), **facts})
         return store.summary()
     except RankError as error:
@@ -109,10 +111,10 @@ def carry_out(
         store.release()
 
 
-def _unchanged(config: Config, store: RunFolder) -> dict[str, Any]:
+def _unchanged(config: Config, store: RunFolder, read: Read) -> dict[str, Any]:
     """The summary of a finished run; raises if it was trained on a file of the user's that has changed since."""
     summary = store.summary()
-    if config.data["source"] == "npz" and fingerprint(build_data(config)) != summary.get("data"):
+    if config.data["source"] == "npz" and fingerprint(read(config)) != summary.get("data"):
         raise StoreError(
             f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out."
         )
@@ -123,15 +125,20 @@ def _train(
     config: Config, store: RunFolder, federation: Federation, data: FederatedData, facts: dict[str, Any],
     watcher: Watcher, interruption: Interruption, checkpoint_seconds: float, trackers: Sequence[Tracker],
     ranks: Ranks,
-) -> Generator[Federation, RoundReport, None]:  # fmt: skip
-    """Asks for the rounds that are left; a Ctrl-C ends it after the round, with that round on disk."""
+) -> Generator[Federation, RoundReport, Prediction | None]:  # fmt: skip
+    """Asks for the rounds that are left, and ends with what is predicted after them, where that is known.
+
+    A Ctrl-C ends it after the round, with that round on disk.
+    """
     saved_at = time.monotonic()
+    prediction: Prediction | None = None
     latest: dict[str, float] = {}
     while federation.round < config.rounds:
         report = yield federation
         record = describe(report)
         if report.round % config.evaluation.every == 0 or report.round == config.rounds:
-            tested = test(config, federation, data)
+            tested, found = test(config, federation, data)
+            prediction = found if report.round == config.rounds else None
             record |= tested
             latest = tested.get("test", {})
         store.append_metrics(record)
@@ -145,13 +152,17 @@ def _train(
             saved_at = time.monotonic()
         if stop:
             raise KeyboardInterrupt
+    return prediction
 
 
-def _keep_predictions(config: Config, store: RunFolder, federation: Federation, data: FederatedData) -> None:
+def _keep_predictions(
+    config: Config, store: RunFolder, federation: Federation, data: FederatedData, prediction: Prediction | None
+) -> None:
     """Writes what the report shows of the predictions for the test set, so that it needs no data and no model."""
     if data.x_test is not None and data.y_test is not None:
-        prediction = federation.ensemble.predict(data.x_test, batch_size=config.evaluation.batch_size)
-        write_compact(store.predictions_file, describe_predictions(prediction, data.y_test))
+        found = prediction or _predict(config, federation, data.x_test, data.y_test)
+        found = replace(found, mean=found.mean.cpu(), members=found.members.cpu())
+        write_compact(store.predictions_file, describe_predictions(found, data.y_test))
 
 
 def remarks(federation: Federation) -> list[str]:
@@ -187,20 +198,23 @@ def describe(report: RoundReport) -> dict[str, Any]:
     return record
 
 
-def test(config: Config, federation: Federation, data: FederatedData) -> dict[str, Any]:
-    """Metrics on the test set, by the way of testing; empty without a test set."""
+def test(config: Config, federation: Federation, data: FederatedData) -> tuple[dict[str, Any], Prediction | None]:
+    """Metrics on the test set, by the way of testing, and the prediction without dropout; empty without a test set."""
     if data.x_test is None or data.y_test is None:
-        return {}
-    ways = {"test": False, "test_dropout": True} if config.evaluation.dropout else {"test": False}
+        return {}, None
+    x, y = data.x_test, data.y_test
+    prediction = _predict(config, federation, x, y)
+    found: dict[str, Any] = {"test": evaluate(prediction, y), "modes": evaluate_modes(prediction, y)}
+    if config.evaluation.dropout:
+        found["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
+    return found, prediction
+
+
+def _predict(config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False) -> Prediction:
+    """What the modes say of the test set; left on the device where that is small."""
     ensemble, size = federation.ensemble, config.evaluation.batch_size
-    found: dict[str, Any] = {}
-    small = len(ensemble) * data.y_test.numel() * (data.classes or 1) <= _ON_DEVICE
-    for name, dropout in ways.items():
-        prediction = ensemble.predict(data.x_test, batch_size=size, dropout=dropout, on_device=small)
-        found[name] = evaluate(prediction, data.y_test)
-        if not dropout:
-            found["modes"] = evaluate_modes(prediction, data.y_test)
-    return found
+    small = len(ensemble) * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE
+    return ensemble.predict(x, batch_size=size, dropout=dropout, on_device=small)
 
 
 def environment(config: Config) -> dict[str, Any]:

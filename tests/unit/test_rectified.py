@@ -1,0 +1,116 @@
+"""BatchNorms that may apply the ReLU after them: those whose output goes to one ReLU and nowhere else."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedensemble import FedAvg, Federation
+from fedensemble.core.learner import Learner
+from fedensemble.engines.fold_check import can_fold
+from fedensemble.engines.folded_gradient import folded_gradient
+from fedensemble.errors import InputError
+from fedensemble.testing.compare import require_close
+from fedensemble.testing.problems import CLASSES, FEATURES, classification
+
+
+class Net(nn.Module):
+    """Two BatchNorms, and what is done with the first one's output."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.inside, self.out = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
+        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(CLASSES)
+        self.between, self.passes = between, 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.second(self.out(self.between(self, self.first(self.inside(x)))))
+
+
+def both(net, h):
+    return F.relu(h) + h
+
+
+def listed(net, h):
+    return torch.stack([F.relu(h), h]).sum(0)
+
+
+def later(net, h):
+    done = F.relu(h)
+    return done * h.sum(1, keepdim=True)
+
+
+def in_place_twice(net, h):
+    done = F.relu(h, inplace=True)
+    return done + h
+
+
+CASES = {
+    "F.relu": (lambda net, h: F.relu(h), {0}),
+    "torch.relu": (lambda net, h: torch.relu(h), {0}),
+    "a method": (lambda net, h: h.relu(), {0}),
+    "nn.ReLU": (lambda net, h: nn.ReLU()(h), {0}),
+    "in place": (lambda net, h: nn.ReLU(inplace=True)(h), {0}),
+    "in place, and itself": (in_place_twice, {0}),
+    "relu_": (lambda net, h: torch.relu_(h), {0}),
+    "something else": (lambda net, h: torch.tanh(h), set()),
+    "after a sum": (lambda net, h: F.relu(h + 1), set()),
+    "both": (both, set()),
+    "in a list": (listed, set()),
+    "later": (later, set()),
+    "twice": (lambda net, h: F.relu(h) + F.relu(h), set()),
+    "unused": (lambda net, h: h, set()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_which_are_found(case):
+    between, expected = CASES[case]
+    data = classification()
+    learner = Learner(lambda: Net(between), "cross_entropy", data.y[:1], dtype=torch.float64)
+    assert can_fold(learner, data.x.double(), data.y) == (None, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engines_agree(case):
+    runs = {}
+    for engine in ("loop", "vector"):
+        runs[engine] = Federation(
+            lambda: Net(CASES[case][0]), classification(), FedAvg(lr=0.1), modes=2, batch_size=4, engine=engine,
+            dtype=torch.float64,
+        )  # fmt: skip
+        list(runs[engine].rounds(2))
+    assert not runs["vector"].engine.notes
+    got, expected = ({**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"]))
+    require_close(got, expected, f"Engines disagree on {case}")
+
+
+def test_an_output_is_not_rectified():
+    """The last BatchNorm's output goes to a ReLU whose result is thrown away, and is the module's output."""
+
+    class Last(Net):
+        def forward(self, x):
+            h = self.first(self.inside(x))
+            F.relu(h)
+            return h
+
+    data = classification()
+    learner = Learner(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
+    assert can_fold(learner, data.x.double(), data.y).rectified == set()
+
+
+def test_a_ReLU_that_does_not_come_is_noticed():  # noqa: N802
+    def fickle(net, h):
+        return F.relu(h) if net.passes <= 3 else h
+
+    data = classification()
+    learner = Learner(lambda: Net(fickle), "cross_entropy", data.y[:1], dtype=torch.float64)
+    gradient = folded_gradient(learner, rectified={0})
+    theta, buffers = learner.initial(0, 1)
+    x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
+    given = (theta, buffers, x, y, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    for _ in range(3):
+        gradient(*given)
+    with pytest.raises(InputError, match="use engine 'loop'"):
+        gradient(*given)
