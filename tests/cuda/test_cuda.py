@@ -218,7 +218,7 @@ def test_lstm_kernels(shape):
 TOLERANCES = {"float32": 1e-2, "tf32": 1e-1, "bf16": 0.25}  # of a slope: units near 0 fall on the ReLU's other side
 
 
-# MobileNet ends with BatchNorm over a batch of single pixels, which blows rounding up: only float32 says anything there.
+# MobileNet ends with BatchNorm over single pixels of a batch, which blows up rounding: only float32 tells anything.
 @pytest.mark.parametrize(
     ("name", "precision"),
     [(name, each) for name in ("cnn", "cnn-pfl", "resnet20", "lstm") for each in TOLERANCES]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, Federation
-from fedensemble.core.learner import Learner
+from fedensemble.core.learner import Learner, Recipe
 from fedensemble.engines.fold_check import can_fold
 from fedensemble.engines.folded_gradient import folded_gradient
 from fedensemble.errors import InputError
@@ -114,3 +114,19 @@ def test_a_ReLU_that_does_not_come_is_noticed():  # noqa: N802
         gradient(*given)
     with pytest.raises(InputError, match="use engine 'loop'"):
         gradient(*given)
+
+
+def test_a_recipe_is_tried_once():
+    built = []
+
+    def model(hidden):
+        built.append(hidden)
+        return nn.Sequential(nn.Linear(FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+    data = classification()
+    findings = []
+    for hidden in (5, 5, 6):
+        learner = Learner(Recipe(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64)
+        built.clear()
+        findings.append((can_fold(learner, data.x.double(), data.y), len(built) > 0))
+    assert findings == [((None, {0}), True), ((None, {0}), False), ((None, {0}), True)]

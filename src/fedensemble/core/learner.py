@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +19,21 @@ from .randomness import KeyedRandomness
 
 ModelFactory = Callable[[], nn.Module]
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
+
+
+class Recipe:
+    """A model with its options: recipes of the same key make models of the same structure.
+
+    >>> Recipe(nn.Linear, {"in_features": 2, "out_features": 3})()
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+
+    def __init__(self, model: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
+        self.model, self.options = model, dict(options)
+        self.key = (model, repr(sorted(self.options.items())))
+
+    def __call__(self) -> nn.Module:
+        return self.model(**self.options)
 
 
 class Learner:

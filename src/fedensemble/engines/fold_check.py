@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.learner import Learner
+from ..core.learner import Learner, Recipe
 from ..errors import InputError
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
 from .rectified import Watch
 
+_KNOWN: dict[Hashable, Finding] = {}
 _CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
 
 
@@ -36,8 +38,18 @@ class Finding(NamedTuple):
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
     """Whether folding gives the gradients of one visit at a time on a few examples.
 
-    A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells.
+    A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells. What
+    was found for a recipe is remembered, for runs of one table have the same model.
     """
+    if not isinstance(learner.factory, Recipe):
+        return _tried(learner, x, y)
+    key = (learner.factory.key, learner.loss_given, x.shape[1:], x.dtype, y.shape[1:], y.dtype, learner.device)
+    if key not in _KNOWN:
+        _KNOWN[key] = _tried(learner, x, y)
+    return _KNOWN[key]
+
+
+def _tried(learner: Learner, x: Tensor, y: Tensor) -> Finding:
     learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
     x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     try:

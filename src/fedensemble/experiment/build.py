@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..core.algorithm import Algorithm, algorithms
+from ..core.learner import Recipe
 from ..core.optimizer import optimizers
 from ..core.participation import Everybody, Participation, participations
 from ..data import FederatedData, Source, partition, partitions, sources
@@ -82,13 +82,13 @@ def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
     return {"shape": list(data.x.shape[1:]), "outputs": outputs}
 
 
-def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> Callable[[], nn.Module]:
+def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> Recipe:
     """A callable that makes the model anew."""
     chosen = models[table["name"]]
     options = {name: value for name, value in table.items() if name != "name"}
     takes = parameters(chosen)
     options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in takes}
-    return lambda: chosen(**options)
+    return Recipe(chosen, options)
 
 
 def build_federation(config: Config, data: FederatedData) -> Federation:
