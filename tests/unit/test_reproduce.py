@@ -16,7 +16,7 @@ from fedensemble.experiment.reproduce import (
     without_missing,
 )
 from fedensemble.experiment.run import Watcher
-from fedensemble.report.grid import over_seeds, paper_number
+from fedensemble.report.grid import grid, over_seeds, paper_number
 from fedensemble.report.reproduction import REPORTS, collect, write_reproduction
 from fedensemble.report.toy import decompose, limit_variance
 
@@ -123,8 +123,10 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     write_reproduction(tmp_path / "whole", whole, carry_out(whole, tmp_path / "a"), tmp_path / "a", 2.0, [])
     first = carry_out(whole, tmp_path / "b", ["EASY / one"])
     assert [result.runs is None for result in first] == [False, True, True]
-    write_reproduction(tmp_path / "pieces", whole, first, tmp_path / "b", 2.0, [])
+    partly = write_reproduction(tmp_path / "pieces", whole, first, tmp_path / "b", 2.0, [])
     assert "not run yet" in (tmp_path / "pieces" / "table.md").read_text()
+    assert {line[0] for line in partly.rows} == {"easy"}  # the other row has no lines of dashes
+    assert len(grid(whole, first).figures["table.png"].axes) == 1
     results = carry_out(whole, tmp_path / "b", ["two", "hard"])
     paths = [str(path) for path in results[1].runs.folders]
     table = write_reproduction(tmp_path / "pieces", whole, results, tmp_path / "b", 2.0, paths)

@@ -85,12 +85,13 @@ def numbers_table(entries: Sequence[Entry]) -> TextTable:
 
 
 def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[Entry]) -> TextTable:
-    """A line for each row, metric and way of testing, and the paper's line below them."""
+    """A line for each row, metric and way of testing, and the paper's line below them; none for what was not run."""
     table = reproduction.table
     columns = list(dict.fromkeys(result.cell.column for result in results))
     several, one_row = len(table.shown) > 1, len({entry.row for entry in entries}) == 1
     lines = []
-    for row, metric in dict.fromkeys((entry.row, entry.metric) for entry in entries):
+    ran = [(entry.row, entry.metric) for entry in entries if entry.values]
+    for row, metric in dict.fromkeys(ran or [(entry.row, entry.metric) for entry in entries]):
         name = row if not several else TITLES[metric] if one_row else f"{row}, {TITLES[metric]}"
         mine = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
         best = _best(mine) if table.choose else None
@@ -161,9 +162,9 @@ def paper_number(text: str) -> tuple[float, float] | None:
 
 
 def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
-    """A panel for each row and metric: our ways of testing and the paper's number, for every column."""
+    """A panel for each row and metric with numbers: our ways of testing and the paper's, for every column."""
     ways = reproduction.table.ways
-    panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries))
+    panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries if entry.values))
     several = len(reproduction.table.shown) > 1
     columns = min(len(panels), 3 if len(panels) in (3, 5, 6) else 2)
     rows = -(-len(panels) // columns)
@@ -183,7 +184,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             long = max(map(len, names)) > LONG
             axis.set_xticks(range(len(names)), names, rotation=30 if long else 0, ha="right" if long else "center")
             axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else row)
-            axis.margins(x=0.08)
+            axis.set_xlim(-0.5, len(names) - 0.5)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         one_legend(figure, axes)
