@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 100, 600, 10, 32, 0.01
+APP = Path(__file__).parent / "flower_app"
 
 
 def network() -> Any:
@@ -90,48 +94,54 @@ def ours(engine: str, rounds: int) -> list[float]:
 
 
 def flower(rounds: int) -> list[float]:
-    """Flower's simulation with its own FedAvg; a core for each client that trains."""
-    from flwr.app import ArrayRecord, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import ServerApp
-    from flwr.serverapp.strategy import FedAvg
+    """Flower's simulation from Python; a core for each client that trains."""
+    from flower_app import client_app, serve
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    client_app, server_app, ends = ClientApp(), ServerApp(), []
+    server_app = ServerApp()
+    with tempfile.TemporaryDirectory() as folder:
+        ends = Path(folder) / "ends.json"
 
-    @client_app.train()
-    def _train(message: Any, context: Any) -> Any:
-        from cpu_flower import network, train  # by name: what lies in __main__ would travel with every message
-        from flwr.app import ArrayRecord, Message
+        @server_app.main()
+        def _main(grid: Grid, context: Context) -> None:
+            context.run_config = {"rounds": rounds, "ends": str(ends)}  # from Python there is no other way to give them
+            serve(grid, context)
 
-        model = network()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        loss = train(model, int(context.node_config["partition-id"]))
-        metrics = MetricRecord({"train_loss": loss, "num-examples": IMAGES})
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-        return Message(content=content, reply_to=message)
+        resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+        run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=resources)
+        return list(json.loads(ends.read_text()))
 
-    def note(round: int, arrays: Any) -> None:
-        ends.append(time.time())
 
-    @server_app.main()
-    def _main(grid: Any, context: Any) -> None:
-        strategy = FedAvg(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-        got = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds, evaluate_fn=note)
-        if sum(bool(metrics) for metrics in got.train_metrics_clientapp.values()) < rounds:
-            sys.exit("Flower's clients failed; see what it printed above.")
-
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=resources)
-    return ends
+def flwr_run(rounds: int) -> list[float]:
+    """Flower's simulation as its users start it, by `flwr run`; the SuperLink that it starts is ended afterwards."""
+    with tempfile.TemporaryDirectory() as home:
+        ends = Path(home) / "ends.json"
+        programs = str(Path(sys.executable).parent)
+        settings = {**os.environ, "FLWR_HOME": home, "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+        command = ["flwr", "run", str(APP), "--stream", "-c", f"rounds={rounds} ends='{ends}'"]
+        command += ["--federation-config", f"num-supernodes={CLIENTS} client-resources-num-cpus=1"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=settings, check=False)
+            if not ends.exists():
+                sys.exit(f"flwr run failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+            return list(json.loads(ends.read_text()))
+        finally:
+            for process in Path("/proc").glob("[0-9]*/environ"):
+                with suppress(OSError):
+                    if f"FLWR_HOME={home}".encode() in process.read_bytes() and int(process.parent.name) != os.getpid():
+                        os.kill(int(process.parent.name), signal.SIGTERM)
 
 
 WAYS = {
     "plain": ("plain torch loop", plain),
     "loop": ("fedensemble, engine loop", lambda rounds: ours("loop", rounds)),
     "vector": ("fedensemble, engine vector", lambda rounds: ours("vector", rounds)),
-    "flower": ("Flower's simulation (Ray)", flower),
+    "flower": ("Flower's simulation, from Python", flower),
+    "flwr-run": ("Flower's simulation, `flwr run`", flwr_run),
 }
+PEERS = ("flower", "flwr-run")
 
 
 def measured(way: str, rounds: int, threads: int) -> tuple[float, float, float]:
@@ -139,7 +149,8 @@ def measured(way: str, rounds: int, threads: int) -> tuple[float, float, float]:
     settings = {
         **os.environ, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(APP.parent), str(APP), os.environ.get("PYTHONPATH")])),
     }  # fmt: skip
     command = [sys.executable, __file__, "--one", way, "--rounds", str(rounds)]
     started = time.time()
@@ -168,18 +179,18 @@ def main() -> None:
     from fedensemble.bench.measure import LiveTable, machine, say, write
 
     known = find_spec("flwr") is not None and find_spec("ray") is not None
-    wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way != "flower" or known]
+    wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way not in PEERS or known]
     peer = f"flwr {version('flwr')}, ray {version('ray')}" if known else "Flower is not installed"
     results = {way: measured(way, chosen.rounds, chosen.threads) for way in wanted}
-    header = ("way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s")
-    header += (
-        tuple(f"Flower / it: {what}" for what in ("steady", "first round", "total")) if "flower" in results else ()
-    )
+    peers = [way for way in PEERS if way in results]
+    header = ["way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s"]
+    header += [f"Flower / it: {what}" for what in ("steady", "first round", "total")] if peers else []
+    title = f"FedAvg, CNN, 10 of 100 clients, on {chosen.threads} cores. {machine('cpu')}; {peer}"
     table = LiveTable(
-        f"FedAvg, CNN, 10 of 100 clients, on {chosen.threads} cores. {machine('cpu')}; {peer}", header, say
+        f"{title}; ratios to {' and '.join(WAYS[way][0] for way in peers)}" if peers else title, header, say
     )
     for way, values in results.items():
-        ratios = [f"{b / a:.1f}" for a, b in zip(values, results["flower"], strict=True)] if "flower" in results else []
+        ratios = [", ".join(f"{results[p][n] / value:.1f}" for p in peers) for n, value in enumerate(values) if peers]
         table.add(WAYS[way][0], *(f"{value:.2f}" for value in values), *ratios)
     write(chosen.out, "cpu", [table])
 
