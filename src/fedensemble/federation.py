@@ -162,6 +162,8 @@ class Federation:
     def conclude(self, request: Request, returned: Returned) -> RoundReport:
         """Ends the round that `ask` began."""
         self.state, report = finish_round(self.state, request, returned, self.schedule, self.outcome())
+        if self.algorithm.gathers:
+            self.state = replace(self.state, modes=self.engine.agree(self.state.modes))
         self._outcome = None
         return report
 

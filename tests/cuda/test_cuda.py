@@ -113,108 +113,6 @@ def test_too_little_memory_halves_the_block(monkeypatch):
     assert_close(states(made), states(reference))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (3, 5, 8, 3, 1, 1),
-        (3, 5, 9, 3, 2, 1),
-        (1, 10, 28, 5, 1, 0),
-        (4, 6, 8, 1, 2, 0),
-        (64, 96, 16, 3, 1, 1),
-        (32, 64, 30, 3, 2, 0),
-    ],
-)
-def test_convolution_kernels(shape, dtype):
-    from fedensemble.engines.kernels import conv2d, grouped
-
-    channels, outputs, side, size, stride, padding = shape
-    torch.manual_seed(0)
-    x = torch.randn(6, channels, side, side, device="cuda", dtype=dtype)
-    weight = torch.randn(2, outputs, channels, size, size, device="cuda", dtype=dtype) / (channels * size * size) ** 0.5
-    bias = torch.randn(2, 2 * outputs, device="cuda", dtype=dtype)[:, :outputs]  # a view, as out of a flat vector
-    given = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
-    torch.set_float32_matmul_precision("highest")
-    got = conv2d(*given, (stride, stride), (padding, padding), (1, 1), 1)
-    expected = (
-        grouped(*exact[:2], (stride, stride), (padding, padding)) + exact[2].repeat_interleave(3, 0)[:, :, None, None]
-    )
-    slope = torch.randn_like(got)
-    pairs = [(got, expected)]
-    pairs += zip(
-        torch.autograd.grad(got, given, slope), torch.autograd.grad(expected, exact, slope.double()), strict=True
-    )
-    for a, b in pairs:
-        assert float((a.double() - b).norm() / b.norm()) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (2, 40, 64, 32), (60, 2, 70, 8), (2, 50, 6, 1)])
-def test_batch_norm_kernels(shape, relu, dtype):
-    import torch.nn.functional as F
-
-    from fedensemble.engines.pieces import Piece
-    from fedensemble.engines.triton_norm import StackedBatchNorm
-
-    visits, batch, channels, side = shape
-    torch.manual_seed(0)
-    weights, slopes = torch.randn(2, visits, 2 * channels + 7, device="cuda")
-    first, last = slice(3, 3 + channels), slice(-channels, None)  # views, as out of a flat vector
-    weight, bias = (weights[:, part].detach().requires_grad_() for part in (first, last))
-    kept = torch.rand(visits, 2 * channels + 1, device="cuda")
-    mean, variance = kept[:, :channels], kept[:, -channels:]
-    x = torch.randn(visits * batch, channels, side, side, device="cuda") + 3 * torch.randn(
-        1, channels, 1, 1, device="cuda"
-    )
-    x = x.to(dtype).requires_grad_()
-    pieces = Piece(weight, slopes[:, first]), Piece(bias, slopes[:, last])
-    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, 0.1, relu, pieces)
-    slope = torch.randn_like(got)
-    along = torch.autograd.grad(got, (x, weight, bias), slope, allow_unused=True)
-    assert along[1] is along[2] is None
-
-    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
-    means, variances = mean.double(), variance.double()
-    one_by_one = [
-        F.batch_norm(images, means[j], variances[j], exact[1][j], exact[2][j], True, 0.1, 1e-5)
-        for j, images in enumerate(exact[0].chunk(visits))
-    ]
-    expected = torch.cat(one_by_one)
-    if relu:  # by our own signs: near 0, rounding decides
-        expected = expected * (got > 0)
-    pairs = [(got, expected), (known[4], means), (known[5], variances)]
-    slopes_found = (along[0], slopes[:, first], slopes[:, last])
-    pairs += zip(slopes_found, torch.autograd.grad(expected, exact, slope.double()), strict=True)
-    for a, b in pairs:
-        assert float((a.double() - b).norm() / b.norm()) < (1e-2 if dtype == torch.bfloat16 else 1e-4)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 5, 6), (3, 17, 4, 40), (30, 70, 3, 256), (1, 2, 1, 16)])
-def test_lstm_kernels(shape):
-    from fedensemble.engines.fused_lstm import LSTMLayer
-    from fedensemble.engines.triton_lstm import TritonLSTM
-
-    visits, batch, steps, width = shape
-    torch.manual_seed(0)
-    sizes = ((visits * batch, steps, 4 * width), (visits * batch, width), (visits * batch, width))
-    given = [torch.randn(*size, device="cuda").requires_grad_() for size in sizes]
-    given.append((torch.randn(visits, 4 * width, width, device="cuda") / width**0.5).requires_grad_())
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
-    torch.set_float32_matmul_precision("highest")
-    got, expected = TritonLSTM.apply(*given), LSTMLayer.apply(*exact)
-    slopes = [torch.randn_like(tensor) for tensor in got]
-    pairs = list(zip(got, expected, strict=True))
-    pairs += zip(
-        torch.autograd.grad(got, given, slopes),
-        torch.autograd.grad(expected, exact, [slope.double() for slope in slopes]),
-        strict=True,
-    )
-    for a, b in pairs:
-        assert float((a.double() - b).norm() / b.norm()) < 1e-5
-
-
 TOLERANCES = {"float32": 1e-2, "tf32": 1e-1, "bf16": 0.25}  # of a slope: units near 0 fall on the ReLU's other side
 
 
@@ -250,14 +148,6 @@ def test_gradients_in_every_precision(name, precision):
     for a, b in ((slope, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
         if a.numel():
             assert float((a.double() - b).norm() / b.norm()) < TOLERANCES[precision]
-
-
-def test_dropout_kernel():
-    from fedensemble import draws
-    from fedensemble.engines.kernels import kept
-
-    keys = torch.tensor([5, -7, 2**62], device="cuda")
-    assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "lstm"])

@@ -26,3 +26,9 @@ def test_nan_is_passed_on():
     x = torch.zeros(1, 1, 2, 2)
     x[0, 0, 1, 0] = float("nan")
     assert PlanePool.apply(x, 2).isnan().all()
+
+
+def test_may_be_written_into():
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
+    slopes = [torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0] for pool in (PlanePool.apply, F.max_pool2d)]
+    assert torch.equal(*slopes)

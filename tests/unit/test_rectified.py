@@ -7,6 +7,7 @@ from torch import nn
 
 from fedensemble import FedAvg, Federation
 from fedensemble.core.learner import Learner, Recipe
+from fedensemble.engines import fold_check
 from fedensemble.engines.fold_check import can_fold
 from fedensemble.engines.folded_gradient import folded_gradient
 from fedensemble.errors import InputError
@@ -21,6 +22,7 @@ class Net(nn.Module):
         super().__init__()
         self.inside, self.out = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
         self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(CLASSES)
+        self.spare = nn.Linear(6, 6)
         self.between, self.passes = between, 0
 
     def forward(self, x):
@@ -46,6 +48,12 @@ def in_place_twice(net, h):
     return done + h
 
 
+def gate(net, h):
+    with torch.no_grad():
+        opened = F.relu(h)
+    return torch.tanh(net.spare(opened + 1))
+
+
 CASES = {
     "F.relu": (lambda net, h: F.relu(h), {0}),
     "torch.relu": (lambda net, h: torch.relu(h), {0}),
@@ -54,6 +62,8 @@ CASES = {
     "in place": (lambda net, h: nn.ReLU(inplace=True)(h), {0}),
     "in place, and itself": (in_place_twice, {0}),
     "relu_": (lambda net, h: torch.relu_(h), {0}),
+    "by name": (lambda net, h: torch.relu(input=h), {0}),
+    "without a slope": (gate, set()),
     "something else": (lambda net, h: torch.tanh(h), set()),
     "after a sum": (lambda net, h: F.relu(h + 1), set()),
     "both": (both, set()),
@@ -69,7 +79,8 @@ def test_which_are_found(case):
     between, expected = CASES[case]
     data = classification()
     learner = Learner(lambda: Net(between), "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, data.x.double(), data.y) == (None, expected)
+    found = can_fold(learner, data.x.double(), data.y)
+    assert found == (None, (True, False) if expected else ())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,7 +108,14 @@ def test_an_output_is_not_rectified():
 
     data = classification()
     learner = Learner(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, data.x.double(), data.y).rectified == set()
+    assert can_fold(learner, data.x.double(), data.y) == (None, ())
+
+
+def few_steps(learner, data):
+    theta, buffers = learner.initial(0, 1)
+    x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
+    more = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+    return folded_gradient(learner, rectified=(True, False))(theta, buffers, x, y, *more)
 
 
 def test_a_ReLU_that_does_not_come_is_noticed():  # noqa: N802
@@ -106,14 +124,10 @@ def test_a_ReLU_that_does_not_come_is_noticed():  # noqa: N802
 
     data = classification()
     learner = Learner(lambda: Net(fickle), "cross_entropy", data.y[:1], dtype=torch.float64)
-    gradient = folded_gradient(learner, rectified={0})
-    theta, buffers = learner.initial(0, 1)
-    x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
-    given = (theta, buffers, x, y, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     for _ in range(3):
-        gradient(*given)
+        few_steps(learner, data)
     with pytest.raises(InputError, match="use engine 'loop'"):
-        gradient(*given)
+        few_steps(learner, data)
 
 
 def test_a_recipe_is_tried_once():
@@ -129,4 +143,30 @@ def test_a_recipe_is_tried_once():
         learner = Learner(Recipe(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64)
         built.clear()
         findings.append((can_fold(learner, data.x.double(), data.y), len(built) > 0))
-    assert findings == [((None, {0}), True), ((None, {0}), False), ((None, {0}), True)]
+    assert findings == [((None, (True,)), True), ((None, (True,)), False), ((None, (True,)), True)]
+
+
+def test_a_BatchNorm_more_is_noticed():  # noqa: N802
+    def growing(net, h):
+        return F.relu(h) if net.passes <= 3 else F.relu(net.first(h))
+
+    data = classification()
+    learner = Learner(lambda: Net(growing), "cross_entropy", data.y[:1], dtype=torch.float64)
+    for _ in range(3):
+        few_steps(learner, data)
+    with pytest.raises(InputError, match="use engine 'loop'"):
+        few_steps(learner, data)
+
+
+def test_too_little_memory_is_no_finding(monkeypatch):
+    data = classification()
+    learner = Learner(Recipe(Net, {"between": CASES["F.relu"][0]}), "cross_entropy", data.y[:1], dtype=torch.float64)
+
+    def crowded(*given, **named):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fold_check, "folded_gradient", crowded)
+        with pytest.raises(torch.OutOfMemoryError):
+            can_fold(learner, data.x.double(), data.y)
+    assert can_fold(learner, data.x.double(), data.y) == (None, (True, False))

@@ -8,6 +8,7 @@ from torch import nn
 from fedensemble import FederatedData, Federation, InputError
 from fedensemble.algorithms import FedBE
 from fedensemble.core.workshop import Workshop
+from fedensemble.experiment.run import remarks
 from fedensemble.testing.problems import numbers, small_federation, train
 
 CLOSE = 1e-12  # float64
@@ -170,4 +171,19 @@ def test_recorded_fedbe_is_the_same():
     shop.outputs_of.record = shop.gradient_of.record = record
     train(federation, 4)
     assert len(recorded) == 3  # all outputs at once; gradients of whole batches and of the last one
+    assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])
+
+
+def test_what_cannot_be_recorded_is_said_and_runs_as_it_is():
+    def record(function, given):
+        raise RuntimeError("no graph of this\nwith a long explanation")
+
+    method = FedBE(samples=3, server_epochs=2, server_batch=3)
+    plain = train(small_federation(method, "loop", 2, 2), 2)
+    federation = small_federation(method, "loop", 2, 2)
+    shop = federation.algorithm.workshop
+    shop.outputs_of.record = shop.gradient_of.record = record
+    assert remarks(federation) == []
+    train(federation, 2)
+    assert remarks(federation) == ["The server's work runs without CUDA graphs: no graph of this"]
     assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])

@@ -104,6 +104,10 @@ class FedBE(Sampled):
                 f"FedBE needs 0 < server_lr_low <= server_lr; got {self.server_lr_low} and {self.server_lr}."
             )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return () if self.workshop is None else self.workshop.notes
+
     def bind(self, workshop: Workshop) -> Self:
         if workshop.unlabelled is None:
             raise InputError(

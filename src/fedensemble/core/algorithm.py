@@ -69,6 +69,11 @@ class Algorithm(ABC):
         """The learning rate in a round (counted from 0)."""
         return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how the server does its work."""
+        return ()
+
     def bind(self, workshop: Workshop) -> Self:
         """The method with what its server may use; called once, before `init_mode`. Raises if it cannot work there."""
         return self

@@ -35,6 +35,10 @@ class Engine(ABC):
     def foresee(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Told of the plan that most likely comes next, an engine may prepare for it."""
 
+    def agree(self, modes: Tree) -> Tree:
+        """The modes after the server's step, the same in all processes of a job."""
+        return modes
+
     @abstractmethod
     def memory_tensors(self) -> Tree:
         """Client memory as named tensors, for a checkpoint."""

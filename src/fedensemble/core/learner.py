@@ -22,7 +22,7 @@ GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Te
 
 
 class Recipe:
-    """A model with its options: recipes of the same key make models of the same structure.
+    """A model with its options, plain values as in a config: recipes of one key make models of one structure.
 
     >>> Recipe(nn.Linear, {"in_features": 2, "out_features": 3})()
     Linear(in_features=2, out_features=3, bias=True)
@@ -157,8 +157,11 @@ class Learner:
 def _seed(seed: int) -> None:
     """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not in use yet."""
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)  # for models that draw their weights there
+    for device in (torch.cuda, torch.xpu):  # for models that draw their weights there
+        if device.is_initialized():
+            device.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def _mixes_examples(module: nn.Module) -> bool:

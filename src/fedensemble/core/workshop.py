@@ -40,6 +40,12 @@ class Workshop:
         self.outputs_of = Replayed(partial(_outputs, learner), record)
         self.gradient_of = Replayed(partial(_gradient, learner), record)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why the work is slower than it could be, if it is."""
+        reasons = {replayed.reason for replayed in (self.outputs_of, self.gradient_of) if replayed.reason}
+        return tuple(f"The server's work runs without CUDA graphs: {reason}" for reason in sorted(reasons))
+
     def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         """Outputs of M models [M, P] for the same inputs [B, ...], all at once: [M, B, ..., C]."""
         return self.outputs_of(theta, buffers, x)

@@ -18,7 +18,7 @@ class PlanePool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         high = _largest([x[..., row : x.shape[-2] // size * size : size, :] for row in range(size)])
         out = _largest([high[..., column : x.shape[-1] // size * size : size] for column in range(size)])
-        ctx.save_for_backward(x, out)
+        ctx.save_for_backward(x, out.clone())  # for a module may write into what it gets
         ctx.size = size
         return out
 

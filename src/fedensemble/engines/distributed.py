@@ -111,6 +111,11 @@ class DistributedEngine(Engine):
             found[name] = self.ranks.sum(table)
         return Members(client, mode, found.pop(_WEIGHT), buffers=found.pop(_BUFFERS), uploads=found)
 
+    def agree(self, modes: Tree) -> Tree:
+        """Those of rank 0: what a server does beyond sums may depend on the memory that its device has left."""
+        lead = self.ranks.rank == 0
+        return {name: self.ranks.sum(mode if lead else torch.zeros_like(mode)) for name, mode in modes.items()}
+
     def foresee(self, plan: Plan, round: int) -> None:
         _, part = self._part(plan)
         if len(part.client):

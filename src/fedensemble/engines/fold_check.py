@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,10 +29,13 @@ def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may apply the ReLU after them."""
+    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may apply the ReLU after them.
+
+    The second is empty if none may, otherwise it says so of each BatchNorm of a pass.
+    """
 
     reason: str | None
-    rectified: frozenset[int] = frozenset()
+    rectified: tuple[bool, ...] = ()
 
 
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
@@ -41,7 +44,7 @@ def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells. What
     was found for a recipe is remembered, for runs of one table have the same model.
     """
-    if not isinstance(learner.factory, Recipe):
+    if not isinstance(learner.factory, Recipe) or not isinstance(learner.loss_given, str):
         return _tried(learner, x, y)
     key = (learner.factory.key, learner.loss_given, x.shape[1:], x.dtype, y.shape[1:], y.dtype, learner.device)
     if key not in _KNOWN:
@@ -53,20 +56,29 @@ def _tried(learner: Learner, x: Tensor, y: Tensor) -> Finding:
     learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
     x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     try:
-        folded_gradient(learner, watch=(watch := Watch()))(*_few(learner, x, y))
-        rectified = watch.found()
-        got, (got_loss, got_buffers) = folded_gradient(learner, rectified=rectified)(*_few(learner, x, y))
+        got = folded_gradient(learner, watch=(watch := Watch()))(*_few(learner, x, y))
         alone = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
-        expected, loss, expected_buffers = (
-            torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in alone), strict=True)
-        )
     except NotFoldable as reason:
         return Finding(str(reason))
+    except torch.OutOfMemoryError:  # says nothing of the model
+        raise
     except RuntimeError as error:
         return Finding(str(error).splitlines()[0])
-    pairs = ((got, expected), (got_loss, loss), (got_buffers, expected_buffers))
-    far = [a.numel() > 0 and float((a - b).abs().max()) > _CLOSE * (1 + float(b.abs().max())) for a, b in pairs]
-    return Finding("its forward pass mixes the examples of a batch") if any(far) else Finding(None, rectified)
+    expected = [torch.stack(v) for v in zip(*((slope, *rest) for slope, rest in alone), strict=True)]
+    if not _near(got, expected):
+        return Finding("its forward pass mixes the examples of a batch")
+    rectified = watch.found()
+    try:
+        fused = any(rectified) and _near(folded_gradient(learner, rectified=rectified)(*_few(learner, x, y)), expected)
+    except (InputError, NotFoldable):
+        fused = False
+    return Finding(None, rectified if fused else ())
+
+
+def _near(got: tuple[Tensor, tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> bool:
+    """Whether slopes, losses and running statistics are those expected."""
+    pairs = zip((got[0], *got[1]), expected, strict=True)
+    return all(not a.numel() or float((a - b).abs().max()) <= _CLOSE * (1 + float(b.abs().max())) for a, b in pairs)
 
 
 def check_vmap(learner: Learner, x: Tensor, y: Tensor) -> None:

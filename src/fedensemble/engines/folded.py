@@ -9,7 +9,7 @@ other way raises `NotFoldable`, and the engine falls back to `vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,13 +43,13 @@ class Folded(FoldedNorms):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
-        rectified: numbers of the BatchNorms that apply the ReLU after them, too.
+        rectified: for each BatchNorm of the pass, whether it applies the ReLU after it, too; empty if none does.
         watch: looks which ones could.
     """
 
     def __init__(
         self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, Piece] | None = None, rectified: Collection[int] = (), watch: Watch | None = None,
+        pieces: Mapping[int, Piece] | None = None, rectified: Sequence[bool] = (), watch: Watch | None = None,
     ) -> None:  # fmt: skip
         super().__init__(key, pieces or {}, rectified, watch)
         self.stacks = {id(tensor) for tensor in stacked.values()}
@@ -59,8 +59,10 @@ class Folded(FoldedNorms):
         kwargs = kwargs or {}
         if self.watch is not None:
             self.watch.used(func, args, kwargs)
-        if func in RELUS and args and id(args[0]) in self.awaited:
-            return self.awaited.pop(id(args[0]))
+        if self.awaited and func in RELUS:
+            done = self.awaited.pop(id(args[0] if args else kwargs.get("input")), None)
+            if done is not None:
+                return done
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)

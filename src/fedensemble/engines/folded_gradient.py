@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from .rectified import Watch
 
 
 def folded_gradient(
-    learner: Learner, compute: torch.dtype | None = None, rectified: Collection[int] = (), watch: Watch | None = None
+    learner: Learner, compute: torch.dtype | None = None, rectified: Sequence[bool] = (), watch: Watch | None = None
 ) -> GradientFn:  # fmt: skip
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
 
     Args:
-        rectified: numbers of the BatchNorms whose only use is a ReLU; they apply it, too.
-        watch: finds such numbers.
+        rectified: for each BatchNorm of a pass, whether its only use is a ReLU, which it then applies, too.
+        watch: finds those.
     """
     working = compute or learner.dtype
     kept = (torch.nn.RNNBase, torch.nn.Embedding)  # errors add up over time steps; an embedding is no product
@@ -44,7 +44,7 @@ def folded_gradient(
                 outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
-            if mode.awaited:
+            if mode.awaited or (rectified and mode.norms != len(rectified)):
                 raise InputError(
                     "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
                 )

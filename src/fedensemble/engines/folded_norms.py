@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class FoldedNorms(KeyedRandomness):
     """
 
     def __init__(
-        self, key: Tensor, pieces: Mapping[int, Piece], rectified: Collection[int], watch: Watch | None
+        self, key: Tensor, pieces: Mapping[int, Piece], rectified: Sequence[bool], watch: Watch | None
     ) -> None:
         super().__init__(key)
         self.visits, self.pieces = len(key), pieces
@@ -56,15 +56,16 @@ class FoldedNorms(KeyedRandomness):
             raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
         if not training and (mean is None or variance is None):
             raise NotFoldable("BatchNorm without statistics in evaluation")
-        fused = self.norms in self.rectified
+        fused = self.norms < len(self.rectified) and self.rectified[self.norms]
         if training and weight is not None and bias is not None and kernels.quick(x):
             out = self._quick_norm(x, mean, variance, weight, bias, momentum, eps, fused)
         else:
             out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
             if training and mean is not None and variance is not None:
-                centre, var = centre.detach().reshape(mean.shape), var.detach().reshape(variance.shape)
-                self.statistics[id(mean)] = (1 - momentum) * mean + momentum * centre
-                self.statistics[id(variance)] = (1 - momentum) * variance + momentum * var * count / (count - 1)
+                unbiased = var * count / (count - 1)
+                for kept, new in ((mean, centre), (variance, unbiased)):
+                    moved = (1 - momentum) * self._latest(kept) + momentum * new.detach().reshape(kept.shape)
+                    self.statistics[id(kept)] = moved
             out = F.relu(out) if fused else out
         if fused:
             self.awaited[id(out)] = out
@@ -73,13 +74,17 @@ class FoldedNorms(KeyedRandomness):
         self.norms += 1
         return out
 
+    def _latest(self, kept: Tensor) -> Tensor:
+        """Running statistics as they are now: a layer may be used twice."""
+        return self.statistics.get(id(kept), kept)
+
     def _quick_norm(
         self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor, bias: Tensor, momentum: float,
         eps: float, relu: bool,
     ) -> Tensor:  # fmt: skip
         from .triton_norm import StackedBatchNorm
 
-        old = [torch.zeros_like(weight) if kept is None else kept for kept in (mean, variance)]
+        old = [torch.zeros_like(weight) if kept is None else self._latest(kept) for kept in (mean, variance)]
         pieces = self.pieces.get(id(weight)), self.pieces.get(id(bias))
         out, known = StackedBatchNorm.apply(x, weight, bias, *old, eps, momentum, relu, pieces)  # type: ignore[no-untyped-call]
         if mean is not None and variance is not None:

@@ -33,6 +33,6 @@ class Watch:
                 if func in _IN_PLACE or (func in RELUS and (kwargs.get("inplace") or True in args[1:])):
                     del self._watched[id(value)]  # from here on it is the ReLU's output
 
-    def found(self) -> frozenset[int]:
-        """Numbers of the BatchNorms that were given to one ReLU and to nobody else."""
-        return frozenset(number for number, uses in self._uses.items() if uses == [True])
+    def found(self) -> tuple[bool, ...]:
+        """For each BatchNorm of the pass, whether it was given to one ReLU and to nobody else."""
+        return tuple(uses == [True] for uses in self._uses.values())

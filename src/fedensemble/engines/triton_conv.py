@@ -155,6 +155,11 @@ def precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def images_like(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Room for images [N, C, ...], channels last in memory; no view, so that a module may write into them."""
+    return torch.empty_permuted(shape, (0, *range(2, len(shape)), 1), dtype=x.dtype, device=x.device)
+
+
 def products(
     x: Tensor,
     matrix: Tensor,
@@ -165,7 +170,7 @@ def products(
     padding: Pair,
     turned: bool,
 ) -> Tensor:
-    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, OH, OW, O].
+    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, O, OH, OW], channels last in memory.
 
     Turned, it goes the other way with the same matrix: from slopes of outputs to slopes of images.
     """
@@ -174,7 +179,7 @@ def products(
     visits = len(matrix)
     inner, outputs = (taps * channels, matrix.shape[1] // taps) if turned else matrix.shape[1:]
     batch = total // visits
-    out = x.new_empty(total, *out_size, outputs)
+    out = images_like(x, (total, outputs, *out_size))
     rows = batch * out_size[0] * out_size[1]
     block_m, block_n = (128 if rows >= 128 else tile(rows, 128)), tile(outputs, 128)
     by_tap, most = channels >= _MANY, 32 if x.dtype == torch.float32 else 64
@@ -243,8 +248,7 @@ class TritonConvolution(torch.autograd.Function):
             (x.shape[2] + 2 * padding[0] - tall) // stride[0] + 1,
             (x.shape[3] + 2 * padding[1] - wide) // stride[1] + 1,
         )
-        out = products(last, matrix, bias, out_size, (tall, wide), stride, padding, turned=False)
-        return out.permute(0, 3, 1, 2)
+        return products(last, matrix, bias, out_size, (tall, wide), stride, padding, turned=False)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
@@ -254,7 +258,6 @@ class TritonConvolution(torch.autograd.Function):
         along_x = along_weight = along_bias = None
         if ctx.needs_input_grad[0]:
             along_x = products(back, matrix, None, tuple(last.shape[1:3]), tuple(size), stride, padding, turned=True)
-            along_x = along_x.permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
             place = None if ctx.piece is None else ctx.piece.place()
             if place is not None:

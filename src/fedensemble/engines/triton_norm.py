@@ -14,16 +14,18 @@ import triton.language as tl
 from torch import Tensor
 
 from .pieces import Piece
+from .triton_conv import images_like
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sums(
-    x, slope, centre, factor, shift, out, ROWS, C, SHARE, STRIDE, BACK: tl.constexpr, RELU: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, slope, mean, factor, shift, out, ROWS, C, SHARE, BACK: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sums by channel over a share of a visit's rows: of x - centre and its square, or slope and slope * (x - centre).
+    """Sums by channel over a share of a visit's rows: of x - x_0 and its square, or of slope and slope * (x - mean).
 
-    With RELU, the slope counts where factor x + shift, which the ReLU was given, is positive.
+    About the visit's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the slope counts where
+    factor x + shift, which the ReLU was given, is positive.
     """
     j = tl.program_id(2).to(tl.int64)
     split = tl.program_id(0)
@@ -31,7 +33,7 @@ def _sums(
     real = c < C
     x += j * ROWS * C
     slope += j * ROWS * C
-    about = tl.load(centre + j * STRIDE + c, mask=real, other=0.0)[None, :]
+    about = tl.load((mean + j * C + c) if BACK else (x + c), mask=real, other=0.0).to(tl.float32)[None, :]
     if RELU:
         times = tl.load(factor + j * C + c, mask=real, other=0.0)[None, :]
         plus = tl.load(shift + j * C + c, mask=real, other=0.0)[None, :]
@@ -70,29 +72,30 @@ def _total(sums, SPLIT, C, c, real, BLOCK_C: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _statistics(
-    sums, guess, variance, weight, bias, out, ROWS, C, SPLIT, GUESS, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
+    sums, x, mean, variance, weight, bias, out, ROWS, C, SPLIT, MEAN, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
 
-    Rows of the tensors given lie GUESS, VARIANCE, WEIGHT and BIAS apart.
+    Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
     """
     j = tl.program_id(1)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
     first, second = _total(sums, SPLIT, C, c, real, BLOCK_C)
-    old = tl.load(guess + j * GUESS + c, mask=real, other=0.0)
     near = first / ROWS
-    mean, var = old + near, tl.maximum(second / ROWS - near * near, 0.0)
+    centre = tl.load(x + j.to(tl.int64) * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
+    var = tl.maximum(second / ROWS - near * near, 0.0)
     scale = 1.0 / tl.sqrt(var + EPS)
     factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
     place, each = out + j * C + c, tl.num_programs(1) * C
-    tl.store(place, mean, mask=real)
+    tl.store(place, centre, mask=real)
     tl.store(place + each, scale, mask=real)
     tl.store(place + 2 * each, factor, mask=real)
-    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - mean * factor, mask=real)
+    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor, mask=real)
+    old = tl.load(mean + j * MEAN + c, mask=real, other=0.0)
     spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
-    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * mean, mask=real)
+    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * centre, mask=real)
     tl.store(place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real)
 
 
@@ -163,7 +166,7 @@ class StackedBatchNorm(torch.autograd.Function):
     Args:
         x: [J * B, C, ...].
         weight, bias: [J, C], float32.
-        mean, variance: running statistics, [J, C]; sums of squares are taken about the running mean.
+        mean, variance: running statistics, [J, C].
         relu: whether a ReLU is part of it.
         pieces: of weight and bias.
     """
@@ -180,14 +183,14 @@ class StackedBatchNorm(torch.autograd.Function):
         block_r, block_c, split, share = _shape(rows, channels, visits)
         sums = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
         known = torch.empty(6, visits, channels, dtype=torch.float32, device=x.device)
-        out = torch.empty_like(flat)
+        out = images_like(x, x.shape)
         parts = triton.cdiv(channels, block_c)
         blocks = {"BLOCK_R": block_r, "BLOCK_C": block_c}
         _sums[(split, parts, visits)](
-            flat, flat, mean, mean, mean, sums, rows, channels, share, mean.stride(0), BACK=False, RELU=False, **blocks
+            flat, flat, known, known, known, sums, rows, channels, share, BACK=False, RELU=False, **blocks
         )
         _statistics[(parts, visits)](
-            sums, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
+            sums, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
             weight.stride(0), bias.stride(0), eps, momentum, BLOCK_C=block_c, num_warps=1,
         )  # fmt: skip
         _apply[(triton.cdiv(rows, block_r), parts, visits)](
@@ -196,7 +199,7 @@ class StackedBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(flat, weight, known)
         ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
         ctx.mark_non_differentiable(known)
-        return out.reshape(last.shape).movedim(-1, 1), known
+        return out, known
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
@@ -210,7 +213,7 @@ class StackedBatchNorm(torch.autograd.Function):
         parts = triton.cdiv(channels, block_c)
         blocks = {"RELU": ctx.relu, "BLOCK_R": block_r, "BLOCK_C": block_c}
         _sums[(split, parts, visits)](
-            flat, along, known, known[2], known[3], sums, rows, channels, share, channels, BACK=True, **blocks
+            flat, along, known, known[2], known[3], sums, rows, channels, share, BACK=True, **blocks
         )
         written = [
             piece.place() if piece is not None and needed else None

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .triton_conv import images_like
+
 _BLOCK = 1024
 
 
@@ -58,13 +60,13 @@ class SquarePool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         last = x.permute(0, 2, 3, 1).contiguous()
         n, height, width, channels = last.shape
-        out = last.new_empty(n, height // size, width // size, channels)
-        which = torch.empty(out.shape, dtype=torch.int8, device=x.device)
+        out = images_like(last, (n, channels, height // size, width // size))
+        which = torch.empty(out.numel(), dtype=torch.int8, device=x.device)
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _largest[grid](last, out, which, out.numel(), *last.shape[1:], *out.shape[1:3], SIZE=size, BLOCK=_BLOCK)
+        _largest[grid](last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], SIZE=size, BLOCK=_BLOCK)
         ctx.save_for_backward(which)
         ctx.shape, ctx.size = last.shape, size
-        return out.permute(0, 3, 1, 2)
+        return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:

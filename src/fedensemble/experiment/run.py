@@ -168,7 +168,7 @@ def _keep_predictions(
 def remarks(federation: Federation) -> list[str]:
     """What a user should know of a run: an assumption of the method that does not hold, and the engine's notes."""
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
-    said = list(federation.engine.notes)
+    said = [*federation.engine.notes, *algorithm.notes]
     if algorithm.full_participation and schedule.clients_per_round < clients:
         name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
         said.insert(
