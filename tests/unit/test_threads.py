@@ -111,7 +111,7 @@ def test_a_failing_share_is_an_error_and_the_next_round_goes_on():
 def test_small_models_stay_in_one_thread(monkeypatch):
     monkeypatch.setattr(threads, "_WORTH", 10_000_000)
     made = train(small_federation(FedAvg(lr=0.1), "vector", 2, 2), 1)
-    assert not made.engine.threads.worth
+    assert made.engine.threads.work < 10_000_000
     assert not used(made)
 
 
@@ -134,3 +134,24 @@ def test_shares_are_whole(count):
     assert torch.equal(torch.cat([part.sent["theta"] for part in parts]), given.sent["theta"])
     for part in parts:
         assert len(part.place) == len(part.weight) == int(part.counts.max())
+
+
+@pytest.mark.parametrize(("enough", "expected"), [(10**9, 1), (1, 3)])
+def test_threads_inside_operations_only_where_there_is_work(enough, expected, monkeypatch):
+    monkeypatch.setattr(threads, "_WORTH", 10**12)
+    monkeypatch.setattr(threads, "_WORTH_TWO", enough)
+    seen = set()
+
+    class Spy(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                seen.add(torch.get_num_threads())
+            return super().forward(x)
+
+    data = FederatedData.from_arrays(torch.randn(20, 4), torch.randint(0, 3, (20,)), (10, 10), classes=3)
+    made = Federation(lambda: Spy(4, 3), data, FedAvg(), batch_size=4)
+    before = torch.get_num_threads()
+    seen.clear()
+    train(made, 2)
+    assert seen == {expected}
+    assert torch.get_num_threads() == before

@@ -81,12 +81,13 @@ def _near(got: tuple[Tensor, tuple[Tensor, Tensor]], expected: Sequence[Tensor])
     return all(not a.numel() or float((a - b).abs().max()) <= _CLOSE * (1 + float(b.abs().max())) for a, b in pairs)
 
 
-def check_vmap(learner: Learner, x: Tensor, y: Tensor) -> None:
-    """Raises if `vmap` cannot batch the model, either."""
+def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:
+    """Raises if `vmap` cannot batch the model, either; `reason` is why it cannot be folded."""
     try:
         learner.gradient_function(batched=True)(*_few(learner, x, y))
     except RuntimeError as error:
+        said = str(error).splitlines()[0].partition(". ")[0]
         raise InputError(
-            f"The model cannot be trained on many clients at once ({str(error).splitlines()[0]}). Use engine 'loop', "
-            "or write it without .item() and without decisions that depend on data."
+            f"The model cannot be trained on many clients at once: {reason}. (By vmap: {said}.) Use engine 'loop', or "
+            "write it without .item() and without decisions that depend on data."
         ) from None

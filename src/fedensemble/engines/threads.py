@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from .vector import VectorEngine
 
 _WORTH = 10_000_000  # operations of a visit's forward pass; below it most of a step is Python, which threads share
+_WORTH_TWO = 50_000_000  # of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
 _UNEVEN = 4  # shares a core where visits have different numbers of steps: whoever is done takes the next
 
 
@@ -32,18 +35,18 @@ class VisitThreads:
     """
 
     def __init__(self, engine: VectorEngine) -> None:
-        self.worth = operations(engine) * engine.work.batch_size >= _WORTH
+        self.work = operations(engine) * engine.work.batch_size  # of a visit's forward pass
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 
     def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training of a block of visits."""
         count, visits = cores(), len(given.noise)
-        if not self.worth or min(count, visits) < 2:
-            return engine.train_plainly(algorithm, given, ragged)
+        if self.work < _WORTH or min(count, visits) < 2:
+            with inside(1 if self.work * visits < _WORTH_TWO else count):
+                return engine.train_plainly(algorithm, given, ragged)
         parts = shares(given, min(visits, count * _UNEVEN if ragged else count))
         pool = self._ready(engine, count)
-        before = torch.get_num_threads()
 
         def work(part: Inputs) -> Trained:
             torch.set_num_threads(1)  # of this thread, and of the matrix library
@@ -53,11 +56,9 @@ class VisitThreads:
             finally:
                 self._idle.append(worker)
 
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # a setting of the whole process: threads must not undo each other's
-                return together(list(pool.map(work, parts)), len(given.place))
-        finally:
-            torch.set_num_threads(before)
+        # Settings of the whole process: threads must not undo each other's.
+        with inside(torch.get_num_threads()), sdpa_kernel(SDPBackend.MATH):
+            return together(list(pool.map(work, parts)), len(given.place))
 
     def _ready(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
         """Threads, and for each a module of its own: weights are put into a module and taken out again."""
@@ -74,6 +75,19 @@ def _worker(engine: VectorEngine) -> VectorEngine:
     learner.training_model = deepcopy(learner.training_model)
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
+
+
+@contextmanager
+def inside(count: int) -> Iterator[None]:
+    """So many threads inside torch's operations, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def cores() -> int:

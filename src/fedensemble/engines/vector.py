@@ -57,8 +57,8 @@ class VectorEngine(Simulation):
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
         reason, self.rectified = can_fold(self.learner, inputs, targets)
         self.folded = reason is None
-        if not self.folded:
-            check_vmap(self.learner, inputs, targets)
+        if reason is not None:
+            check_vmap(self.learner, inputs, targets, reason)
             self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
             if self.precision == "bf16":
                 self.precision = "tf32"
