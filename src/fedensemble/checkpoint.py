@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
-        raise StoreError(f"{path} is damaged or no checkpoint: {error}") from None
+        raise _damaged(path, error) from None
     if _ENTRY not in metadata:
         raise StoreError(f"{path} is a safetensors file, but not one of fedensemble's checkpoints.")
     try:
@@ -95,6 +95,20 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if checksum != _checksum(tensors, str(text)):
         raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
     return tensors, json.loads(text)
+
+
+def check_start(path: Path) -> None:
+    """Raises StoreError if a file that is there was cut short or is of another kind; does not read its tensors."""
+    if path.is_file():
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
+            raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path} is damaged or no checkpoint: {str(error).rstrip('.')}.")
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -110,13 +110,13 @@ def compare_command(
     print_table(write_comparison(folder, wanted, results))
     for run in (run for result in results for run in result.folders):
         write_page(run)  # the comparison's page links to them
-    console.print(f"Report: {write_page(folder)}", highlight=False)
+    console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)
 
 
 @app.command("reproduce")
 def reproduce_command(
     names: Annotated[list[str] | None, typer.Argument(help="table1, table2-mnist, ..., a file, or all.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (a minute on two cores, made-up data) or full (one GPU).")] = "full",
+    scale: Annotated[str, typer.Option(help="smoke (made-up data; minutes for all) or full (one GPU).")] = "full",
     only: Annotated[list[str] | None, typer.Option(help="Only cells with this in their row or column.")] = None,
     set_: Sets = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
@@ -147,7 +147,7 @@ def reproduce_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    inputs: Annotated[Path, typer.Argument(help="An .npz file with inputs x, in the training data's units.")],
+    inputs: Annotated[Path, typer.Argument(help="An .npz file: inputs x, or one array; units as in training.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.")],
     members: Annotated[bool, typer.Option(help="Write every mode's prediction, too.")] = False,
     device: Device = None,
@@ -190,27 +190,32 @@ def deploy_command(
 
 @app.command("show")
 def show_command(file: File = None, set_: Sets = None) -> None:
-    """Print a config with every default filled in."""
-    typer.echo(load_config(file, set_, None).toml(), nl=False)
+    """Print a config with its defaults filled in."""
+    typer.echo(load_config(file, set_, None).toml(empty=False), nl=False)
 
 
 @app.command("ls")
 def list_command(
     what: Annotated[
         str,
-        typer.Argument(help="algorithms, datasets, engines, models, participations, partitions, schedules or runs."),
+        typer.Argument(
+            help="algorithms, datasets, engines, models, optimizers, participations, partitions, schedules or runs."
+        ),
     ],
+    name: Annotated[str | None, typer.Argument(help="One of them, with each of its options.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     runs: Root = RUNS,
 ) -> None:
-    """List what there is."""
+    """List what there is, with options and their defaults."""
     import json as encoder
 
-    from .report.listing import listing, listing_table
+    from .report.listing import listing, listing_table, option_table
 
-    found = listing(what, runs)
+    found = listing(what, runs, name)
     if json:
         typer.echo(encoder.dumps(found, indent=2))
+    elif name is not None:
+        print_table(option_table(what, found[0]))
     elif found:
         print_table(listing_table(what, found))
     else:
@@ -248,16 +253,17 @@ def get_command(
 def show_data_command(
     file: File = None,
     set_: Sets = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The picture to write.")] = Path("partition.png"),
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Draw who holds which classes, as PNG.")] = None,
 ) -> None:
-    """Print the clients' sizes and a label histogram, and draw who holds which classes."""
+    """Print the clients' sizes and a label histogram; with -o also draw who holds which classes."""
     from .experiment.build import build_data
     from .report.data import write_data_report
 
-    for table in write_data_report(build_data(load_config(file, set_, None)), output):
+    tables, said = write_data_report(build_data(load_config(file, set_, None)), output)
+    for table in tables:
         print_table(table)
-    if output.exists():
-        console.print(f"Picture: {output}", highlight=False)
+    if said:
+        console.print(said, highlight=False)
 
 
 def load_config(file: Path | None, settings: list[str] | None, device: str | None):  # type: ignore[no-untyped-def]
@@ -268,7 +274,9 @@ def load_config(file: Path | None, settings: list[str] | None, device: str | Non
 
     values = read_toml(file or default_file("digits.toml"))
     changes = [*(settings or []), *([f"engine.device={device}"] if device else [])]
-    return resolve_device(resolve(with_settings(values, changes), str(file or "the default config")))
+    sets = "".join(f" --set {text}" for text in settings or ())
+    where = f"{file or 'the default config'}{' with' if sets else ''}{sets}"
+    return resolve_device(resolve(with_settings(values, changes), where))
 
 
 def print_table(table) -> None:  # type: ignore[no-untyped-def]
@@ -276,13 +284,14 @@ def print_table(table) -> None:  # type: ignore[no-untyped-def]
     if not console.is_terminal:
         typer.echo(f"\n{table.title}\n\n{table.markdown()}")
         return
+    from rich.markup import escape
     from rich.table import Table
 
-    drawn = Table(title=table.title, title_justify="left")
+    drawn = Table(title=escape(table.title), title_justify="left")
     for column, name in enumerate(table.header):
-        drawn.add_column(name, justify="right" if table.numeric(column) else "left", overflow="fold")
+        drawn.add_column(escape(name), justify="right" if table.numeric(column) else "left", overflow="fold")
     for row in table.rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(escape, row))
     console.print(drawn, soft_wrap=False)
 
 

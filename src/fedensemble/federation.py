@@ -18,11 +18,12 @@ from .core.engine import engines
 from .core.learner import Learner, ModelFactory
 from .core.losses import Loss
 from .core.participation import Costs, Everybody, Participation, participations
+from .core.probe import probe
 from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule
 from .core.types import EnsembleState, Outcome, Returned, RoundReport
 from .data.federated import FederatedData
-from .data.options import check_names
+from .data.options import check_names, whole
 from .errors import InputError, StoreError
 from .fitting import (
     check_batch_statistics,
@@ -121,6 +122,7 @@ class Federation:
         check_names(f"engine '{engine}'", engines[engine], self._engine[1], given=("learner", "data", "work", "seed"))
         self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
+        probe(self.algorithm, theta[0])  # what does not return what it must is told so before training
         self.costs = Costs(
             self.algorithm, theta[0], buffers[0].numel() * buffers.element_size(), data.size, self.work, seed
         )
@@ -141,6 +143,9 @@ class Federation:
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Trains `count` more rounds, one for each report taken."""
+        return self._rounds(whole("rounds()", "count", count))
+
+    def _rounds(self, count: int) -> Iterator[RoundReport]:
         for _ in range(count):
             started = time.perf_counter()
             request = self.ask()
@@ -184,6 +189,7 @@ class Federation:
             self.learner, self.state.modes["theta"], self.state.buffers,
             standardise=self.data.standardise, combine=self.combine, input_shape=self.data.x.shape[1:], seed=self.seed,
             predictors=self.algorithm.predictors(self.state.modes),
+            tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
         )  # fmt: skip
 
     def tensors(self) -> Tree:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .core.batches import LastBatch, LocalWork
 from .core.learner import Learner
 from .core.losses import check_loss
-from .core.schedule import Schedule, schedules
+from .core.schedule import Schedule, check_number, schedules
 from .core.workshop import Workshop
 from .data.federated import FederatedData
+from .data.labels import advise_labels
 from .errors import InputError
 
 
@@ -46,6 +47,9 @@ def find_schedule(
     """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
     if not isinstance(schedule, str):
         return schedule
+    for what, value in (("modes", modes), ("strata", strata), ("clients_per_round", clients_per_round)):
+        if value is not None:
+            check_number(schedule, what, value)
     per_round = population if clients_per_round is None else clients_per_round
     groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
     return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
@@ -61,13 +65,16 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
             outputs = model(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InputError(
-            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: {str(error).splitlines()[0]}"
+            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: {_reason(model, x, error)}"
         ) from None
     if not isinstance(outputs, Tensor):
         raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
     if learner.task == "classification":
         if data.y.is_floating_point():
-            raise InputError("Loss 'cross_entropy' needs integer labels, and the targets are floats; use loss='mse'.")
+            what = advise_labels(data.y) or "For regression use loss='mse'."
+            raise InputError(f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {what}")
+        if outputs.shape[:-1] != y.shape and (advice := advise_labels(data.y)) is not None:
+            raise InputError(f"Labels must be one whole number an example; got shape {tuple(data.y.shape)}. {advice}")
         if outputs.shape[:-1] != y.shape:
             raise InputError(
                 f"The model must return a number for every class, [B, ..., C], classes last; got shape "
@@ -82,6 +89,16 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
         y = y.to(learner.dtype)
     learner.loss(outputs, y)
     check_loss(learner.loss_given, learner.loss, outputs, y)
+
+
+def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
+    """Why a model failed on inputs: their type where that is it, otherwise what torch says."""
+    embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if embeds and x.is_floating_point():
+        return "it embeds tokens, which are whole numbers. Give x as integers, or use a model for numbers."
+    if not embeds and not x.is_floating_point():
+        return "integers stay integers (tokens), and this model calculates with floats. Give x as floats, x.float()."
+    return str(error).splitlines()[0]
 
 
 def find_workshop(learner: Learner, data: FederatedData) -> Workshop:

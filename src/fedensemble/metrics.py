@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .errors import DataError
+from .data.federated import as_targets
+from .errors import DataError, InputError
 from .predict import Prediction
 
 _BINS = 15  # of the calibration error, as Guo et al. 2017
 _SMALLEST = 1e-12  # probabilities below this count as this, or one confident mistake would make the likelihood infinite
 
 
-def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
     """All metrics of a prediction against targets [B, ...], by name."""
-    targets = targets.to(prediction.mean.device)
+    targets = _targets(prediction, targets)
     if prediction.task == "regression":
         return _regression(prediction, targets)
     return _classification(prediction, targets)
 
 
-def evaluate_modes(prediction: Prediction, targets: Tensor) -> dict[str, list[float]]:
+def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
     """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
     members = prediction.members
-    targets = targets.to(members.device)
+    targets = _targets(prediction, targets)
     if prediction.task == "regression":
         target = targets.to(members.dtype).reshape(members.shape[1:])
         return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}
@@ -35,6 +38,18 @@ def evaluate_modes(prediction: Prediction, targets: Tensor) -> dict[str, list[fl
         accuracy.append(_short((probabilities.argmax(-1) == target).double().mean()))
         nll.append(_short(-chosen.clamp(min=_SMALLEST).log().mean()))
     return {"accuracy": accuracy, "nll": nll}
+
+
+def _targets(prediction: Prediction, given: Any) -> Tensor:
+    """The targets as a tensor beside the prediction; raises unless there is one for each."""
+    targets, mean = as_targets(given), prediction.mean
+    expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
+    if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
+        raise InputError(
+            f"The prediction is for {len(mean)} rows and needs targets of shape {tuple(expected)}; "
+            f"got {tuple(targets.shape)}."
+        )
+    return targets.to(mean.device)
 
 
 def _short(value: Tensor) -> float:

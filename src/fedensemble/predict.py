@@ -13,7 +13,7 @@ from torch import Tensor
 from . import draws
 from .core.learner import Learner
 from .core.losses import Task
-from .data.federated import Standardise, as_tensor
+from .data.federated import Standardise, as_tensor, first_bad_row
 from .errors import InputError
 
 Combine = Literal["probabilities", "logits", "outputs"]
@@ -75,16 +75,17 @@ class Ensemble:
         combine: average class "probabilities" or "logits"; "outputs" for regression.
         input_shape: shape of one input, where it is to be checked.
         seed: of dropout, where it is kept active.
+        tokens: whether inputs are whole numbers that stay so; None where it is not known, and the model must take them.
     """
 
     def __init__(
         self, learner: Learner, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
         combine: Combine | None = None, input_shape: Sequence[int] | None = None, seed: int = 0,
-        predictors: Tensor | None = None,
+        predictors: Tensor | None = None, tokens: bool | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.theta, self.buffers = learner, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
-        self.standardise, self.seed = standardise, seed
+        self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
         self.combine: Combine = combine or default
@@ -112,8 +113,15 @@ class Ensemble:
         if self.input_shape is not None and tuple(inputs.shape[1:]) != self.input_shape:
             got = tuple(inputs.shape[1:])
             raise InputError(f"Inputs have shape {got} an example, but the modes were trained on {self.input_shape}.")
-        if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
-            raise InputError("Inputs contain nan or infinity; there is no prediction for them.")
+        if (row := first_bad_row(inputs)) is not None:
+            raise InputError(
+                f"Inputs contain nan or infinity (first in row {row}); there is no prediction for them. "
+                "Clean or drop such rows."
+            )
+        if self.tokens and inputs.is_floating_point():
+            raise InputError(f"The modes were trained on whole numbers (tokens); got inputs of type {inputs.dtype}.")
+        if self.tokens is False and self.standardise is None:
+            inputs = inputs.to(self.learner.dtype)
         parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
         raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
         if self.learner.task == "regression":

@@ -119,3 +119,15 @@ def test_too_little_memory_halves_what_is_tried(monkeypatch):
     made = train(small(method), ROUNDS)
     assert made.algorithm.workshop.room <= 20
     assert float((made.state.modes["theta"] - reference.state.modes["theta"]).abs().max()) <= SAME
+
+
+@pytest.mark.parametrize("made", [small, images])
+def test_fedbe_continues_to_the_same_bytes(made):
+    """A run that goes on meets every shape for the first time again, and then runs it without a graph."""
+    method = FedBE(samples=3, server_epochs=2, server_batch=12 if made is images else 3, cycle=3)
+    whole, first, second = made(method), made(method), made(method)
+    train(whole, ROUNDS)
+    train(first, ROUNDS // 2)
+    second.restore(first.tensors(), ROUNDS // 2)
+    train(second, ROUNDS - ROUNDS // 2)
+    assert torch.equal(whole.state.modes["theta"], second.state.modes["theta"])

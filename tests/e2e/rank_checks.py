@@ -176,7 +176,7 @@ def ranks_that_differ(ranks):
     """Another seed on one rank is noticed by all, before anything is trained."""
     for seed, words in ((3, None), (3 + ranks.rank, "Ranks differ in config")):
         try:
-            require(not meet(resolve({"seed": seed}), ranks), "the run is not done")
+            require(not meet(resolve({"seed": seed, "data": {"clients": 5}}), ranks), "the run is not done")
             require(words is None, "ranks with different seeds met")
         except InputError as error:
             require(words is not None and words in str(error), f"the message is: {error}")

@@ -31,6 +31,9 @@ def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
         sys.argv = argv
 
 
+FEATURES = 8  # of SMALL's data
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=3))
@@ -47,7 +50,7 @@ BAD_SETTINGS = [
     (["algorithm.optimizer.name=sdg"], "unknown optimizer 'sdg': did you mean 'sgd'?"),
     (["ensemble.modes=0"], "ensemble.modes: input should be greater than 0; got 0"),
     (["rounds=2.5"], "rounds: input should be a valid integer"),
-    (["ensemble.strata=50"], "needs strata <= clients; got strata=50, clients=12"),
+    (["ensemble.strata=50"], "needs strata <= clients_per_round"),
     (["ensemble.clients_per_round=13"], "needs clients_per_round <= clients"),
     (["ensemble.strata=7"], "needs strata <= clients_per_round"),
     (["ensemble.schedule=balanced", "ensemble.modes=4"], "'balanced' needs strata >= modes"),
@@ -83,6 +86,17 @@ def test_all_problems_at_once(folder: Path) -> None:
     assert "4 problems" in errors
     for key in ("ensemble.mode", "rounds", "algorithm.lrr", "data.cliens"):
         assert key in errors
+
+
+def test_a_shown_config_can_be_compared_with_other_algorithms(folder: Path) -> None:
+    code, shown, _ = run("show", "small.toml", "--set", "algorithm.name=fedprox", cwd=folder)
+    assert code == 0 and "mu = " in shown and "engine.options" not in shown
+    (folder / "prox.toml").write_text(shown)
+    code, _, errors = run("compare", "prox.toml", "--algorithms", "fedavg,fedprox,fedprxo", cwd=folder)
+    assert code == 2 and errors.startswith("error: row 'fedprxo' has 1 problem:")
+    assert "did you mean 'fedprox'?" in errors
+    code, output, errors = run("compare", "prox.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0", cwd=folder)
+    assert code == 0 and "| fedavg |" in output and "| fedprox |" in output, errors
 
 
 def test_files_that_are_no_configs(folder: Path) -> None:
@@ -196,20 +210,37 @@ def test_predict_checks_its_input(folder: Path) -> None:
     assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
     (folder / "no.npz").write_text("not a zip")
     np.savez(folder / "shape.npz", x=np.zeros((2, 99), np.float32))
+    np.savez(folder / "nan.npz", inputs=np.stack([np.zeros(FEATURES, np.float32), np.full(FEATURES, np.nan)]))
     np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
     np.savez(folder / "pickle.npz", x=np.array([object()]))
     for name, message in (
         ("missing.npz", "There is no file"),
-        ("no.npz", "cannot be read"),
+        ("no.npz", "it is no .npz file"),
+        ("small.toml", "it is no .npz file"),
+        ("nan.npz", "(first in row 1)"),
         ("shape.npz", "trained on"),
         ("names.npz", "needs an array named x"),
-        ("pickle.npz", "cannot be read"),
+        ("pickle.npz", "would have to be unpickled"),
     ):
         code, _, errors = run("predict", "a", name, "-o", "out.npz", cwd=folder)
         assert code == 2 and message in errors, errors
         assert not (folder / "out.npz").exists()
     code, _, errors = run("predict", "nowhere", "shape.npz", "-o", "out.npz", cwd=folder)
     assert code == 2 and "is not a run" in errors
+    np.savez(folder / "one.npz", inputs=np.zeros((2, FEATURES), np.float32))
+    code, _, errors = run("predict", "a", "one.npz", "-o", "nowhere/out.npz", cwd=folder)
+    assert code == 2 and "There is no folder nowhere" in errors and not (folder / "nowhere").exists()
+    assert run("predict", "a", "one.npz", "-o", "out.npz", cwd=folder)[0] == 0  # the only array needs no name
+
+
+def test_predict_takes_whole_numbers_for_a_model_of_numbers(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    for kind in (np.int64, np.float32):
+        np.savez(folder / "in.npz", x=np.arange(2 * FEATURES).reshape(2, FEATURES).astype(kind))
+        code, _, errors = run("predict", "a", "in.npz", "-o", f"{kind.__name__}.npz", cwd=folder)
+        assert code == 0, errors
+    with np.load(folder / "int64.npz") as whole, np.load(folder / "float32.npz") as floats:
+        np.testing.assert_array_equal(whole["mean"], floats["mean"])
 
 
 def test_predict_writes_uncertainty(folder: Path) -> None:
@@ -257,7 +288,10 @@ def test_a_real_process_prints_no_traceback(folder: Path) -> None:
         cwd=folder, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("error: small.toml has 1 problem") and "Traceback" not in done.stderr
+    assert (
+        done.stderr.startswith("error: small.toml with --set ensemble.mode=3 has 1 problem")
+        and "Traceback" not in done.stderr
+    )
 
 
 def write_own(folder: Path, **arrays: object) -> None:

@@ -173,6 +173,7 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs" / "small").glob("compare-*")
     assert {p.name for p in folder.iterdir()} == {"report.md", "table.csv", "curves.png", "runs.json", "report.html"}
+    assert f"Picture: {(folder / 'curves.png').relative_to(tmp_path)}" in done.stdout
     rows = (folder / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]
     assert sum(len(runs) for runs in json.loads((folder / "runs.json").read_text()).values()) == 4
@@ -184,7 +185,12 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
 
 
 def test_data_show_draws_the_partition(config: Path, tmp_path: Path) -> None:
+    before = set(tmp_path.iterdir())
+    done = fedensemble("data", "show", config, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(tmp_path.iterdir()) == before and "add -o" in done.stdout
     done = fedensemble("data", "show", config, "-o", "p.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Picture: p.png" in done.stdout
     assert "a client has exactly 2 classes" in done.stdout
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

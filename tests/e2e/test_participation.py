@@ -122,7 +122,7 @@ BAD = [
     (["participation.trace=none.csv"], "Cannot read participation.trace none.csv"),
     (["participation.trace=small.toml"], "small.toml needs the columns compute_ms_per_sample and bandwidth_kbps"),
     (["participation.least_hours=9", "participation.most_hours=8"], "0 < least_hours <= most_hours <= 24; got 9.0 and"),
-    (["participation=devices"], "participation: input should be a valid dictionary"),
+    (["participation=devices"], "participation: must be a table of settings; got 'devices'"),
     (["participation.name=everybody", "participation.ask=9"], "participation.ask: unknown key 'ask'"),
 ]
 

@@ -29,8 +29,9 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
         regression = task == "regression"
         config = resolve(
             {
-                "name": name, "rounds": 30, "seed": seed, "ensemble": {"modes": modes, "strata": 1},
+                "name": name, "rounds": max(30, rounds), "seed": seed, "ensemble": {"modes": modes, "strata": 1},
                 "training": {"loss": "mse" if regression else "cross_entropy"}, "engine": {"device": "cpu"},
+                "data": {"clients": 100},
             }
         )  # fmt: skip
         (folder / "config.toml").write_text(config.toml())
@@ -45,12 +46,12 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
             logits += 2.0 * torch.nn.functional.one_hot(target, classes)
             members = torch.softmax(logits, -1)
             prediction = Prediction(members.mean(0), members)
+        results = {"test": evaluate(prediction, target), "modes": evaluate_modes(prediction, target)} if test else {}
         lines = []
         for number in range(1, rounds + 1):
             record = {"round": number, "age": 1, "loss": 1 / number, "visits": 4, "modes_trained": 1,
                       "bytes_up": 4000, "bytes_down": 8000}  # fmt: skip
-            if test and number % 5 == 0:
-                record |= {"test": evaluate(prediction, target), "modes": evaluate_modes(prediction, target)}
+            record |= results if number % 5 == 0 else {}
             lines.append(json.dumps(record) + "\n")
         (folder / "metrics.jsonl").write_text("".join(lines))
         y = torch.randn(20 * clients) if regression else torch.randint(classes, (20 * clients,), generator=made)
@@ -74,6 +75,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
 SHAPES = {
     "usual": {},
     "one-mode": {"modes": 1},
+    "long": {"rounds": 700, "modes": 5},
     "many-modes": {"modes": 80, "classes": 62, "clients": 100},
     "many-classes": {"classes": 150, "clients": 300},
     "two-classes": {"classes": 2, "clients": 2},

@@ -21,6 +21,7 @@ LISTEN = "<script>window.errors = []; window.addEventListener('error', (e) => er
 CHECK = """<script>
 window.addEventListener("load", () => {
   const tip = document.getElementById("tip"), silent = [], undrawn = [], outside = [], mute = [];
+  const crossed = [];
   const plots = [...document.querySelectorAll("svg.chart")];
   const send = (svg, kind, x, y) => svg.dispatchEvent(new PointerEvent(kind, { clientX: x, clientY: y }));
   const shown = () => !tip.hidden && tip.textContent.length > 3 && !/undefined|NaN|null/.test(tip.textContent);
@@ -29,6 +30,12 @@ window.addEventListener("load", () => {
     const box = svg.getBoundingClientRect();
     const shapes = [...svg.querySelectorAll(".line, .band, .bar, .dot, .cell, .reach")].map((e) => e.getBBox());
     if (box.width < 100 || box.height < 60 || !shapes.some((b) => b.width + b.height > 0)) undrawn.push(svg.id);
+    const upright = svg.querySelector("text.label[transform]"), around = upright && upright.getBoundingClientRect();
+    for (const text of upright ? svg.querySelectorAll("text:not(.label)") : []) {
+      const b = text.getBoundingClientRect();
+      if (b.left < around.right && b.right > around.left && b.top < around.bottom && b.bottom > around.top)
+        crossed.push(`${svg.id} ${text.textContent}`);
+    }
     let found = false;
     for (let i = 1; i < 40 && !found; i++) {
       for (let j = 1; j < 20 && !found; j++) {
@@ -46,7 +53,7 @@ window.addEventListener("load", () => {
     svg.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
   }
   const said = {
-    errors, undrawn, silent, outside, mute, plots: plots.length, width: innerWidth,
+    errors, undrawn, silent, outside, mute, crossed, plots: plots.length, width: innerWidth,
     overflow: document.documentElement.scrollWidth - innerWidth,
     fetched: performance.getEntriesByType("resource").length,
     paper: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
@@ -80,7 +87,7 @@ def examined(folder: Path, tmp_path: Path, *options: str) -> dict:
 
 def faultless(said: dict) -> None:
     assert said["plots"] >= 2
-    for fault in ("errors", "undrawn", "silent", "outside", "mute"):
+    for fault in ("errors", "undrawn", "silent", "outside", "mute", "crossed"):
         assert said[fault] == [], fault
     assert said["overflow"] <= 0 and said["fetched"] == 0
 
@@ -95,6 +102,17 @@ def test_every_run_in_the_browser(run_of_shape: Path, tmp_path: Path) -> None:
 
 def test_comparison_in_the_browser(comparison: Path, tmp_path: Path) -> None:
     faultless(examined(comparison, tmp_path, "--window-size=1280,900"))
+
+
+@pytest.mark.parametrize("most", [0.0151, 0.00031])
+def test_long_numbers_do_not_touch_the_label(most: float, make_run, tmp_path: Path) -> None:
+    folder = make_run(f"long-numbers-{most}")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if "test" in record:
+            record["test"]["mutual_information"] = most
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    faultless(examined(folder, tmp_path, "--window-size=1280,900"))
 
 
 def test_light_and_dark(make_run, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The report page as a document: well formed, whole, safe, and in need of nothing else."""
 
 import json
+import math
 import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -84,6 +86,48 @@ def test_numbers_are_the_runs(make_run) -> None:
     assert "240.0 kB" in text and (folder / "config.toml").read_text().splitlines()[0].replace('"', "&#34;") in text
 
 
+def test_many_tests_are_averaged_and_said_so(make_run) -> None:
+    text, root = read(write_page(make_run("averaged", rounds=700, modes=5)))
+    for name in ("curve-accuracy", "curve-nll", "spread-disagreement"):
+        hover = json.loads(charts(root)[f"plot-{name}"].attrib["data-hover"])
+        assert len(hover["at"]) == 47 and hover["label"][-1] == "round 700"  # 140 tests, 3 at a time
+    assert text.count("Each point is the mean of the 3 tests up to it.") == 4
+    assert "mean of the" not in read(write_page(make_run("not-averaged")))[0]
+
+
+def test_bars_of_few_examples_are_faint(make_run) -> None:
+    folder = make_run("faint")
+    found = json.loads((folder / "predictions.json").read_text())
+    counts = found["calibration"]["count"]
+    few = [n for n in counts if 0 < n < 10]
+    assert few and any(n >= 10 for n in counts)
+    text, root = read(write_page(folder))
+    chart = charts(root)["plot-calibration"]
+    bars = [e.attrib["class"] for e in chart.iter("rect")]
+    rates = zip(counts, found["calibration"]["accuracy"], strict=True)
+    assert bars.count("bar c0 l2") == sum(0 < n < 10 and a > 0 for n, a in rates)
+    assert "fewer than 10 examples" in text
+    assert any(f"examples: {few[0]}" in said for said in json.loads(chart.attrib["data-hover"])["text"])
+
+
+def _lab(colour: str) -> tuple[float, float, float]:
+    """CIELAB, in which distances are about those an eye sees."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    seen = (0.4339 * red + 0.3762 * green + 0.1899 * blue, 0.2126 * red + 0.7152 * green + 0.0722 * blue,
+            0.0177 * red + 0.1095 * green + 0.8728 * blue)  # fmt: skip
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in seen)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_colours_can_be_told_apart(make_run) -> None:
+    text, _ = read(write_page(make_run("told-apart")))
+    schemes = [re.findall(r"--c\d: (#\w{6});", line) for line in text.splitlines() if "--c0: #" in line]
+    assert len(schemes) == 3
+    for scheme in schemes:
+        assert min(math.dist(_lab(a), _lab(b)) for a, b in combinations(scheme, 2)) > 35
+
+
 def test_large_runs_stay_bounded(make_run) -> None:
     folder = make_run("bounded", classes=150, clients=300)
     found = json.loads((folder / "predictions.json").read_text())
@@ -120,6 +164,7 @@ def test_comparison(comparison: Path, tmp_path: Path) -> None:
     text, root = read(write_page(comparison))
     assert "Results against the paper" in text and "91.5 ± 0.2" in text
     assert set(charts(root)) == {"plot-curve", "plot-last"}
+    assert "band: one standard deviation" in text
     assert "&lt;b&gt;Fed-ensemble&lt;/b&gt;" in text and "<b>" not in text
     hover = json.loads(charts(root)["plot-last"].attrib["data-hover"])
     assert len(hover["text"]) == 4 and "paper 91.50" in hover["text"][0] and "paper" not in hover["text"][2]
@@ -159,11 +204,19 @@ def test_table_with_rows_and_columns(comparison: Path, tmp_path: Path) -> None:
         "row,column,metric,evaluation,mean,standard deviation,seeds,paper\niid,A,accuracy,standard,0.91,0,1,92.5\n"
     )
     cell = {"row": "iid", "column": "A", "skipped": "", "folders": [str(run)]}
-    (tmp_path / "results.json").write_text(json.dumps({"cells": [cell, {"row": "iid", "column": "B"}]}))
+    cells = [cell, {"row": "iid", "column": "B"}, {**cell, "row": "not iid"}]
+    (tmp_path / "results.json").write_text(json.dumps({"cells": cells}))
     text, root = read(write_page(tmp_path))
     assert "Table 9: &lt;i&gt;toy" in text and "<td>91.00</td>" in text and "A remark." in text
     assert [e.attrib["src"] for e in root.iter("img")] == ["data:image/png;base64,iVBORw=="]
     assert "paper 92.50" in json.loads(charts(root)["plot-last"].attrib["data-hover"])["text"][0]
+    assert set(charts(root)) == {"plot-curve", "plot-curve-2", "plot-last", "plot-last-2"}  # by row of the table
+    assert [e.text for e in charts(root)["plot-last-2"].iter("text")][-1] == "A"
+    assert "Last test of every run: not iid" in text
+    (tmp_path / "results.json").write_text(json.dumps({"cells": cells, "scale": "smoke"}))
+    text, root = read(write_page(tmp_path))
+    assert "<td>92.5</td>" in text  # in the table as before, but beside made-up data in no picture
+    assert "paper" not in json.loads(charts(root)["plot-last"].attrib["data-hover"])["text"][0]
 
 
 def test_what_is_no_run_is_refused(make_run, tmp_path: Path) -> None:

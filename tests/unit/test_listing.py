@@ -1,14 +1,26 @@
-"""What `fedensemble ls algorithms` says of methods is what they do."""
+"""What `fedensemble ls` says of methods is what they do, and of options what they are."""
 
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from fedensemble import FedAvg
+from fedensemble import FedAvg, Stratified, cli
+from fedensemble.algorithms.fedbe import FedBE
 from fedensemble.core.algorithm import algorithms
-from fedensemble.report.listing import listing, listing_table
+from fedensemble.core.engine import engines
+from fedensemble.data import partitions
+from fedensemble.errors import InputError
+from fedensemble.experiment.config import resolve
+from fedensemble.report.listing import listing, listing_table, option_table
 from fedensemble.report.methods import describe_method
+from fedensemble.report.options import KINDS, explanations, options
+from fedensemble.report.options_page import page
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -73,5 +85,80 @@ def test_methods_from_outside():
 
 def test_table(records):
     table = listing_table("algorithms", list(records.values()))
-    assert {"server state", "client memory", "sends", "models up", "models down"} <= set(table.header)
-    assert "dual, own, talks" in next(row for row in table.rows if row[0] == "fedpd")
+    assert table.header == ("name", "what", "sends", "options")
+    brief = {row[0]: row[-1] for row in table.rows}
+    assert brief["fedavg"] == ""  # lr and the like are in the title
+    assert brief["fedprox"] == "mu = 0.01, stragglers = 0.0"
+    assert brief["feddyn"] == 'weighting = "uniform", alpha = 0.1'  # not the usual default
+    assert "lr, lr_decay, lr_decay_every, weighting, optimizer" in table.title
+
+
+def test_one_method(records):
+    table = option_table("algorithms", records["fedpd"])
+    assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2020" in table.title
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["weighting"][:2] == ('"examples", "uniform"', '"uniform"')
+    assert rows["optimizer"][:2] == ("name or table", '"sgd"')
+    assert rows["p"][2].startswith("probability that a round does not communicate")
+
+
+PLACES = {
+    "algorithms": lambda name, given: {"algorithm": {"name": name, **given}},
+    "optimizers": lambda name, given: {"algorithm": {"optimizer": {"name": name, **given}}},
+    "datasets": lambda name, given: {"data": {"source": name, "clients": 50, **given}},
+    "partitions": lambda name, given: {"data": {"partition": name, "clients": 50, **given}},
+    "models": lambda name, given: {"model": {"name": name, **given}},
+    "participations": lambda name, given: {"participation": {"name": name, **given}},
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_defaults_shown_are_those_a_config_gets(what, tmp_path):
+    """Each default, written into a config, changes nothing; an option not shown as required may be left out."""
+    for record in listing(what, tmp_path):
+        found = record["options"]
+        required = {o["name"]: "a.npz" if o["name"] == "path" else 2 for o in found if "default" not in o}
+        defaults = {o["name"]: o["default"] for o in found if o.get("default") is not None}
+        short, long = (
+            resolve({"data": {"clients": 50}} | PLACES[what](record["name"], given)).values()
+            for given in (required, required | defaults)
+        )
+        assert short == long, record["name"]
+
+
+def test_no_option_is_missing():
+    """Whatever a config accepts for a partition is listed."""
+    kind = KINDS["partitions"]
+    assert [option["name"] for option in options(kind, partitions["dirichlet"])] == ["alpha", "min_examples"]
+    assert [option["name"] for option in options(KINDS["engines"], engines["loop"])] == ["client_memory"]
+    assert options(KINDS["schedules"], Stratified) == []
+
+
+def test_sentences_come_from_docstrings_also_of_ancestors():
+    said = explanations(FedBE)
+    assert said["server_lr"] == said["server_lr_low"]
+    assert said["server_lr"].endswith("a flat teacher makes a flat student.")  # it goes over two lines
+    assert said["lr"] == "learning rate of local training." and "samples" in said
+    assert explanations(len) == {}
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="dirichlet"):
+        listing("partitions", tmp_path, "dirichle")
+    with pytest.raises(InputError, match="Runs have no names"):
+        listing("runs", tmp_path, "mine")
+
+
+def test_brackets_reach_the_terminal(monkeypatch, tmp_path):
+    """rich takes [n] for markup unless told otherwise."""
+    screen = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(cli, "console", screen)
+    cli.print_table(listing_table("datasets", listing("datasets", tmp_path)))
+    out = screen.file.getvalue()
+    assert "options go into [data]" in out and "y int64 [n]" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_page_is_up_to_date():
+    """If this fails: python -m fedensemble.report.options_page > docs/ref-options.md."""
+    assert (DOCS / "ref-options.md").read_text(encoding="utf-8") == page()

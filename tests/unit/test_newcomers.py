@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import DataError, FedAvg, FederatedData, Federation, InputError
+from fedensemble.metrics import evaluate, evaluate_modes
+from fedensemble.testing import check_algorithm
 
 CLIENTS = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(i)), torch.arange(6) % 3) for i in range(4)]
 DATA = FederatedData.from_clients(CLIENTS)
@@ -142,3 +144,100 @@ class Mistaken(nn.Module):
 def test_a_mistake_in_the_model_is_not_blamed_on_the_engine():
     with pytest.raises(TypeError, match="a mistake of the model's own"):
         Federation(Mistaken, DATA, engine="vector")
+
+
+def test_a_model_that_is_always_the_same_object_is_refused():
+    net = linear()
+    with pytest.raises(InputError, match="returned the same"):
+        Federation(lambda: net, DATA, modes=1)
+
+
+@pytest.mark.parametrize("count", ["3", -1, 2.5])
+def test_rounds_wants_a_whole_number(count):
+    federation = Federation(linear, DATA)
+    with pytest.raises(InputError, match="whole number"):
+        federation.rounds(count)
+    assert list(federation.rounds(0)) == []
+
+
+@pytest.mark.parametrize("name", ["modes", "strata", "clients_per_round"])
+def test_numbers_of_the_schedule_must_be_whole(name):
+    for value in ("5", 2.5, True):
+        with pytest.raises(InputError, match=f"needs a whole number for {name}; got {value!r}"):
+            Federation(linear, DATA, **{name: value})
+
+
+def test_predict_takes_whole_numbers():
+    ensemble, x = Federation(linear, DATA, modes=2).ensemble, torch.arange(8).reshape(2, 4)
+    for given in (x, x.to(torch.uint8), x.tolist()):
+        assert torch.equal(ensemble.predict(given).mean, ensemble.predict(x.float()).mean)
+    with pytest.raises(InputError, match="first in row 1"):
+        ensemble.predict([[0.0] * 4, [float("nan")] * 4])
+
+
+class Reader(nn.Module):
+    """Embeds tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+
+    def forward(self, x):
+        return self.table(x).mean(1)
+
+
+def test_tokens_stay_whole_numbers():
+    tokens = FederatedData.from_clients([(torch.arange(12).reshape(3, 4) % 9, [0, 1, 2])])
+    ensemble = Federation(Reader, tokens, modes=2).ensemble
+    assert ensemble.predict(tokens.x).mean.shape == (3, 3)
+    with pytest.raises(InputError, match="trained on whole numbers"):
+        ensemble.predict(tokens.x.float())
+    with pytest.raises(InputError, match="embeds tokens"):
+        Federation(Reader, DATA)
+    with pytest.raises(InputError, match="Give x as floats"):
+        Federation(linear, tokens)
+
+
+def test_evaluate_wants_a_target_for_each_row():
+    prediction = Federation(linear, DATA).ensemble.predict(DATA.x)
+    for judge in (evaluate, evaluate_modes):
+        with pytest.raises(InputError, match=r"for 24 rows and needs targets of shape \(24,\); got \(10,\)"):
+            judge(prediction, DATA.y[:10])
+        assert judge(prediction, DATA.y.tolist()) == judge(prediction, DATA.y.unsqueeze(1)) == judge(prediction, DATA.y)
+    numbers = Federation(lambda: nn.Linear(4, 1), NUMBERS, loss="mse").ensemble.predict(NUMBERS.x)
+    with pytest.raises(InputError, match="24 rows"):
+        evaluate(numbers, NUMBERS.y[:10])
+
+
+def test_clients_may_come_from_a_generator():
+    assert torch.equal(FederatedData.from_clients(client for client in CLIENTS).x, DATA.x)
+    with pytest.raises(DataError, match="no clients"):
+        FederatedData.from_clients(iter(()))
+    with pytest.raises(DataError, match="a list of pairs"):
+        FederatedData.from_clients(3)
+
+
+class Forgetful(FedAvg):
+    """Returns one thing."""
+
+    def local_training(self, sent, memory, problem):
+        return super().local_training(sent, memory, problem)[0]
+
+
+class Bare(FedAvg):
+    """Returns tensors without names."""
+
+    def local_training(self, sent, memory, problem):
+        return super().local_training(sent, memory, problem)[0]["theta"], {}
+
+
+@pytest.mark.parametrize(("method", "got"), [(Forgetful(), "got dict"), (Bare(), "got Tensor, dict")])
+def test_local_training_that_returns_no_pair(method, got):
+    for attempt in (lambda: Federation(linear, DATA, method), lambda: check_algorithm(method)):
+        with pytest.raises(InputError, match=f"local_training must return two dictionaries .* {got}"):
+            attempt()
+
+
+def test_the_battery_says_what_it_checked():
+    held = check_algorithm(FedAvg(lr=0.1), "loop")
+    assert held[0] == "arithmetic" and len(held) == 7 and all("engine 'loop'" in each for each in held[1:])

@@ -144,6 +144,15 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
         carry_out(whole, tmp_path / "b", ["nothing of the kind"])
 
 
+@pytest.mark.parametrize("scale", ["full", "smoke"])
+def test_pictures_show_the_paper_at_full_scale_only(file, tmp_path, scale):
+    reproduction = read_reproduction(file, scale, ["engine.device=cpu"])
+    shown = grid(reproduction, carry_out(reproduction, tmp_path))
+    labels = [label for axis in shown.figures["table.png"].axes for label in axis.get_legend_handles_labels()[1]]
+    assert ("paper" in labels) == (scale == "full") and "ours, standard" in labels
+    assert "90.5 ± 0.5" in shown.table.markdown()
+
+
 def test_what_is_missing_is_said_and_the_rest_runs(file, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDENSEMBLE_DATA", str(tmp_path / "empty"))
     text = TABLE.replace('"data.separation" = 0.5', '"data.source" = "mnist", "model.hidden" = [2]')

@@ -83,6 +83,7 @@ class FedBE(Sampled):
         temperature: of the teacher; below 1 it is sharper (the authors' code has 0.5), at 1 it is the ensemble's mean.
     """
 
+    distils: ClassVar[bool] = True
     workshop: ClassVar[Workshop | None] = None  # what it is bound to
 
     server_epochs: int = 20

@@ -39,6 +39,7 @@ class Algorithm(ABC):
     sends: ClassVar[str] = ""  # what travels up and down, for people; left empty, the names of the tensors are shown
     full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part in every round
     plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
+    distils: ClassVar[bool] = False  # its server learns from unlabelled inputs of its own, the data's `x_server`
     gathers: ClassVar[bool] = False  # its server needs what each client sent: `cohort.members`, not means alone
 
     lr: float = 0.1

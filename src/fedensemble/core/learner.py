@@ -88,6 +88,11 @@ class Learner:
             raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise InputError("Lazy layers have no shape yet; run one batch through the model inside model().")
+        if model is getattr(self, "training_model", None):
+            raise InputError(
+                "model() returned the same nn.Module twice, so all modes would share one start. Make it anew in each "
+                "call: the class itself, or lambda: Net(...); for a given start, lambda: copy.deepcopy(net)."
+            )
         return model.to(self.dtype)
 
     def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..vectors import Tree
 from .algorithm import Algorithm
 from .problem import LocalProblem
@@ -40,5 +41,17 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
     problem = LocalProblem(
         _OneStep(), theta.new_empty(0), algorithm.optimizer, algorithm.rate(0), one, one, key, coin=one
     )
-    uploads, _ = algorithm.local_training(sent, memory, problem)
+    uploads, _ = as_pair(algorithm, algorithm.local_training(sent, memory, problem))
     return Messages(mode, memory, sent, uploads)
+
+
+def as_pair(algorithm: Algorithm, returned: object) -> tuple[Tree, Tree]:
+    """What `local_training` returned; raises unless that is two dictionaries."""
+    parts: list[Any] = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
+        raise InputError(
+            f"{type(algorithm).__name__}.local_training must return two dictionaries of tensors, what is sent up and "
+            "the client's new memory ({} if it keeps none); "
+            f"got {', '.join(type(part).__name__ for part in parts) or 'nothing'}."
+        )
+    return parts[0], parts[1]

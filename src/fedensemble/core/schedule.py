@@ -41,8 +41,7 @@ class Schedule(ABC):
             self.clients_per_round,
         )
         for what, value in (("modes", k), ("strata", q), ("clients_per_round", m)):
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"Schedule '{name}' needs {what} >= 1; got {value}.")
+            check_number(name, what, value)
         if m > population:
             raise InputError(
                 f"Schedule '{name}' needs clients_per_round <= clients; got clients_per_round={m}, "
@@ -60,6 +59,11 @@ class Schedule(ABC):
                 "ensemble.clients_per_round."
             )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of these numbers."""
+        return ()
+
     @abstractmethod
     def init(self, population: int, seed: int) -> Tree:
         """The schedule's state for N clients: tensors, so that a checkpoint can hold it."""
@@ -75,3 +79,11 @@ class Schedule(ABC):
     def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
         """The state after a round's losses [J] are known; most schedules do not care."""
         return state
+
+
+def check_number(schedule: str, what: str, value: object) -> None:
+    """Raises unless an argument is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"Schedule '{schedule}' needs a whole number for {what}; got {value!r}.")
+    if value < 1:
+        raise InputError(f"Schedule '{schedule}' needs {what} >= 1; got {value}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from .labels import check_numbering, unseen_labels
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class FederatedData:
         classes: number of classes (or tokens); None for regression.
         names: names of the clients, where they have any.
         info: facts for the run's record (source, partition, ...).
+        notes: what a user should know of the data: labels that are missing, rows that were left out.
     """
 
     x: Tensor
@@ -67,6 +69,7 @@ class FederatedData:
     names: tuple[str, ...] | None = None
     info: dict[str, Any] = field(default_factory=dict)
     x_server: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_examples(self.x, self.y, "the clients' data", self.classes)
@@ -86,8 +89,10 @@ class FederatedData:
                     f"The server's inputs have shape {tuple(given.shape)}, the clients' {tuple(self.x.shape)}; "
                     "give x_server one row or more of the same kind, or None."
                 )
-            if given.is_floating_point() and not bool(torch.isfinite(given).all()):
-                raise DataError("The server's inputs contain nan or infinity. Clean or drop such rows.")
+            if (row := first_bad_row(given)) is not None:
+                raise DataError(
+                    f"The server's inputs contain nan or infinity (first in row {row}). Clean or drop such rows."
+                )
         if self.names is not None and len(self.names) != len(self.size):
             raise DataError(f"There are {len(self.size)} clients, but {len(self.names)} names; give one each.")
         empty = torch.nonzero(self.size <= 0).flatten().tolist()
@@ -134,13 +139,16 @@ class FederatedData:
         return torch.bincount(flat.flatten(), minlength=len(self) * self.classes).reshape(len(self), self.classes)
 
     @classmethod
-    def from_clients(cls, clients: Sequence[tuple[Any, Any]], **options: Any) -> FederatedData:
+    def from_clients(cls, clients: Iterable[tuple[Any, Any]], **options: Any) -> FederatedData:
         """Data from one (inputs, targets) pair a client; arrays, tensors or lists.
 
         >>> data = FederatedData.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
         >>> len(data), data.size.tolist(), data.classes
         (2, [2, 1], 2)
         """
+        if not isinstance(clients, Iterable):
+            raise DataError(f"from_clients takes a list of pairs, [(x0, y0), ...]; got {type(clients).__name__}.")
+        clients = list(clients)
         if not clients:
             raise DataError("There are no clients: pass at least one (inputs, targets) pair.")
         if not all(isinstance(client, Sequence) and len(client) == 2 for client in clients):
@@ -180,6 +188,9 @@ class FederatedData:
         if "classes" not in options and not y.is_floating_point():
             targets = [values for values in (y, options.get("y_test")) if values is not None and values.numel()]
             options["classes"] = 1 + max((int(values.max()) for values in targets), default=-1)
+            options["notes"] = (*options.get("notes", ()), *check_numbering(y, options.get("y_test")))
+        if (strange := unseen_labels(y, options.get("y_test"))) is not None:
+            options["notes"] = (*options.get("notes", ()), strange)
         return cls(x=x, y=y, start=torch.cumsum(size, 0) - size, size=size, **options)
 
 
@@ -218,9 +229,7 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
     """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
     check_lengths(x, y, where)
     for what, values in (("Inputs", x), ("Targets", y)):
-        if values.is_floating_point() and values.numel() and not _is_finite(values):
-            flat = torch.isfinite(values).reshape(len(values), -1).all(1)
-            row = int(torch.nonzero(~flat)[0])
+        if (row := first_bad_row(values)) is not None:
             raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
     if len(y) and not y.is_floating_point() and int(y.min()) < 0:
         raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
@@ -235,9 +244,13 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
         raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
 
 
-def _is_finite(values: Tensor) -> bool:
-    """Whether there is neither nan nor infinity, found without a copy: both show in the smallest or the largest."""
-    return bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
+def first_bad_row(values: Tensor) -> int | None:
+    """The first row with nan or infinity, or None; found without a copy: both show in the smallest or the largest."""
+    if not values.is_floating_point() or not values.numel():
+        return None
+    if bool(torch.isfinite(torch.stack(torch.aminmax(values))).all()):
+        return None
+    return int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
 
 
 def describe(values: Tensor) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .source import Rows, Source, bad_file, data_folder, sources
+from .source import Rows, Source, data_folder, sources
 
 
 @sources.register("npz")
@@ -91,9 +91,9 @@ def open_archive(file: Path, opened: BinaryIO) -> Any:
     try:
         archive = np.load(opened, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise bad_file(file, "it is no .npz file (numpy.savez writes those)") from None
+        raise no_archive(file, "it is no .npz file") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise bad_file(file, "it is one array (.npy), not a .npz file with several (numpy.savez writes those)")
+        raise no_archive(file, "it is one array (.npy), not a .npz file with names")
     return archive
 
 
@@ -103,16 +103,21 @@ def read_array(file: Path, archive: Any, name: str) -> NDArray[Any]:
         array: NDArray[Any] = archive[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
-            raise bad_file(file, f"array '{name}' cannot be read ({error})") from None
+            raise no_archive(file, f"array '{name}' cannot be read ({error})") from None
         raise DataError(
             f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run code. "
             "Save it as an array of numbers of one shape."
         ) from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise bad_file(file, f"array '{name}' cannot be read ({error})") from None
+        raise no_archive(file, f"array '{name}' cannot be read ({error})") from None
     if array.ndim == 0:
         raise DataError(f"Array '{name}' in {file} is a single value; it needs one row an example.")
     return array
+
+
+def no_archive(file: Path, problem: str) -> DataError:
+    """The error for a file of the user's that arrays cannot be read from."""
+    return DataError(f"The file {file} is damaged or of another kind: {problem}. Give a file that numpy.savez wrote.")
 
 
 def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]]:

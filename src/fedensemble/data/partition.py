@@ -42,6 +42,11 @@ def partition(source: Source, name: str, clients: int | None = None, seed: int =
     if name == "natural" and source.group is not None and source.group_names is not None:
         facts["names"] = tuple(source.group_names[source.group[part[0]]] for part in rows)
     sizes = [len(part) for part in rows]
+    if name == "natural" and source.group is not None and len(order) < len(source):
+        facts["notes"] = (
+            f"Partition 'natural' takes {len(rows)} of {len(np.unique(source.group))} clients, with {len(order)} of "
+            f"{len(source)} examples; the others are not used. Leave clients and min_examples out to take all.",
+        )
     return FederatedData.from_arrays(as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **facts)
 
 
@@ -93,7 +98,10 @@ def natural(source: Source, clients: int | None, seed: int, min_examples: int = 
         min_examples: clients with fewer examples are left out.
     """
     if source.group is None:
-        raise InputError(f"{source.name} has no natural clients. Use another partition, such as iid.")
+        raise InputError(
+            f"{source.name} has no natural clients. Use another partition, such as iid, or say whose each row is: "
+            "in an .npz file by an array named client, in a Source by its group."
+        )
     order = np.argsort(source.group, kind="stable")
     _, starts = np.unique(source.group[order], return_index=True)
     groups = np.split(order, starts[1:])

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import DataError, InputError
 from ..registry import Registry
-from .federated import Standardise, as_tensor
+from .federated import Standardise, as_targets, as_tensor, check_examples
+from .labels import advise_labels
 from .options import check_names, whole
 
 Array = Tensor | NDArray[Any]
@@ -61,6 +62,10 @@ class Source:
                 f"{self.name} has {len(self.x)} examples, but its client numbers have shape {self.group.shape}; "
                 "give one a training row."
             )
+        # Here, where rows still have the numbers they have in the file.
+        check_examples(as_tensor(self.x), as_targets(self.y), self.place)
+        if self.x_test is not None and self.y_test is not None:
+            check_examples(as_tensor(self.x_test), as_targets(self.y_test), f"the test data of {self.place}")
 
     def __len__(self) -> int:
         """Number of training examples, n."""
@@ -71,14 +76,23 @@ class Source:
         """The name for messages, such as "Dataset 'mnist'"."""
         return f"Dataset '{self.info['source']}'" if "source" in self.info else "The dataset"
 
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages: the only file, or the name."""
+        files = self.info.get("files", ())
+        return str(files[0]) if len(files) == 1 else self.name[0].lower() + self.name[1:]
+
     def labels(self) -> Rows:
         """The class of each training row, [n]; raises where an example has no single class."""
         y = as_tensor(self.y)
         if y.is_floating_point() or y.dim() != 1:
             got = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)}"
+            advice = advise_labels(y) or (
+                "Use the partition iid, quantity, contiguous or, where it has natural clients, natural."
+            )
             raise InputError(
                 f"{self.name} has no class label for each example (it has {got}), so it cannot be divided by label. "
-                "Use the partition iid, quantity, contiguous or, where it has natural clients, natural."
+                f"{advice}"
             )
         return y.long().cpu().numpy()
 

@@ -15,9 +15,10 @@ from ..core.algorithm import Algorithm
 from ..core.learner import Learner
 from ..data.federated import FederatedData, Standardise
 from ..errors import InputError
-from ..experiment.build import build_algorithm, build_data, build_model, model_facts
+from ..experiment.build import build_data, build_model, model_facts
 from ..experiment.config import Config, resolve
 from ..experiment.files import read_toml
+from ..experiment.plug_ins import build_algorithm
 from ..fitting import find_device
 
 CONFIG, FACTS = "config.toml", "facts.toml"

@@ -21,8 +21,8 @@ from ..engines.flower.checks import Limits
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.waiting import Patience
-from ..experiment.build import build_participation
 from ..experiment.modes import write_modes
+from ..experiment.plug_ins import build_participation
 from ..experiment.run import describe, environment
 from ..experiment.store import RunFolder, read_json
 from ..fitting import find_schedule

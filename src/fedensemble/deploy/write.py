@@ -9,8 +9,8 @@ from string import Template
 
 from ..checkpoint import write_bytes
 from ..errors import StoreError
-from ..experiment.build import build_algorithm
 from ..experiment.config import Config
+from ..experiment.plug_ins import build_algorithm
 from ..version import VERSION
 from .description import write_description
 

@@ -7,18 +7,17 @@ from typing import Any
 
 import torch
 
-from ..core.algorithm import Algorithm, algorithms
 from ..core.learner import Recipe
-from ..core.optimizer import optimizers
-from ..core.participation import Everybody, Participation, participations
 from ..data import FederatedData, Source, partition, partitions, sources
+from ..data.labels import advise_labels
 from ..data.server import with_server_file, with_server_share
 from ..data.validation import with_fewer_tests, with_validation
 from ..errors import DataError
 from ..federation import Federation
 from ..fitting import find_device
 from ..models import models
-from .config import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS, Config
+from .config import Config
+from .plug_ins import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS, build_algorithm, build_participation
 from .sections import parameters
 
 
@@ -60,25 +59,12 @@ def _taken(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]
     return {name: table[name] for name in known if name in table and table[name] is not None}
 
 
-def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
-    """The method with its hyper-parameters."""
-    values = {name: value for name, value in table.items() if name not in ("name", "optimizer")}
-    inner = dict(table["optimizer"])
-    return algorithms[table["name"]](**values, optimizer=optimizers[inner.pop("name")](**inner))
-
-
-def build_participation(table: Mapping[str, Any] | None) -> Participation:
-    """Who answers; everybody without a table."""
-    if table is None:
-        return Everybody()
-    return participations[table["name"]](**{name: value for name, value in table.items() if name != "name"})
-
-
 def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
     """What a model must know of the data: the shape of an input and the number of outputs."""
     outputs = data.classes if loss == "cross_entropy" else int(data.y[0].numel())
     if outputs is None:
-        raise DataError('The targets are numbers, not labels: set training.loss = "mse".')
+        advice = advise_labels(data.y) or 'For regression set training.loss = "mse".'
+        raise DataError(f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}")
     return {"shape": list(data.x.shape[1:]), "outputs": outputs}
 
 

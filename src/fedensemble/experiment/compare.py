@@ -14,12 +14,13 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from ..errors import InputError, unknown
 from .build import resolve_device
-from .config import Config, resolve
-from .files import Values, merge, parse_setting, read_toml, with_settings
+from .config import Config, check, listed
+from .files import Values, lay, merge, parse_setting, read_toml, with_settings
 from .joint import Task, run_all
 from .run import Watcher
 from .sections import Table
 from .store import RunFolder
+from .wording import NAME, sentence
 
 
 class RowTable(Table):
@@ -32,7 +33,7 @@ class RowTable(Table):
 class ComparisonTable(Table):
     """A comparison file."""
 
-    name: str = Field(default="compare", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="compare", pattern=NAME)
     base: str
     seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
     metric: str = "accuracy"
@@ -82,7 +83,7 @@ def read_comparison(path: Path, settings: Sequence[str] = (), seeds: Sequence[in
     try:
         table = ComparisonTable.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{path} is no comparison file: {problems_of(error)}") from None
+        raise InputError(f"{path} is no comparison file: {problems_of(error, ComparisonTable)}") from None
     base = with_settings(read_toml(path.parent / table.base), settings)
     changes = [(row.label, changes_of(row.set)) for row in table.row]
     return make_comparison(table.name, base, changes, seeds or table.seeds, table.metric)
@@ -96,14 +97,24 @@ def make_comparison(
         raise InputError(f"Each seed counts once; got {', '.join(map(str, seeds))}.")
     if len({label for label, _ in rows}) < len(rows):
         raise InputError(f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}.")
-    made = []
+    made, wrong = [], dict[tuple[str, ...], list[str]]()
     for label, changes in rows:
-        configs = []
-        for seed in seeds:
-            config = resolve(merge(merge(base, changes), {"seed": seed}), f"row '{label}'")
-            configs.append(resolve_device(config))
-        made.append(Row(label, tuple(configs)))
+        values = merge(base, changes)
+        checked = [check({**values, "seed": seed}) for seed in seeds]
+        problems = tuple(dict.fromkeys(each for _, found in checked for each in found))
+        if problems:
+            wrong.setdefault(problems, []).append(label)
+        made.append(Row(label, tuple(resolve_device(config) for config, _ in checked if config is not None)))
+    if wrong:
+        raise InputError("\n".join(_who(labels) + listed(found) for found, labels in wrong.items()))
     return Comparison(name, metric, tuple(made), tuple(seeds))
+
+
+def _who(labels: Sequence[str]) -> str:
+    """The subject of a sentence about some rows' problems, and its verb."""
+    several = len(labels) > 1
+    quoted = ", ".join(f"'{label}'" for label in labels)
+    return f"row{'s' * several} {quoted} {'have' if several else 'has'} "
 
 
 def compare(
@@ -158,10 +169,10 @@ def changes_of(settings: Mapping[str, Any]) -> Values:
         for part in path:
             holder = holder[part]
         holder[last] = value
-        changes = merge(changes, nested)
+        changes = lay(changes, nested)
     return changes
 
 
-def problems_of(error: ValidationError) -> str:
+def problems_of(error: ValidationError, table: type[Table]) -> str:
     """What is wrong with a file, in one line."""
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors())
+    return " ".join(sentence(item, table) for item in error.errors())

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from ..core.algorithm import algorithms
-from ..core.engine import engines
-from ..core.optimizer import optimizers
-from ..core.participation import participations
 from ..core.schedule import schedules
-from ..data import partitions, sources
-from ..errors import InputError, unknown
-from ..models import models
+from ..errors import InputError
+from ..fitting import find_schedule
 from ..predict import Combine
-from ..registry import Registry
-from .sections import Parameter, Table, algorithm_schema, parameters, participation_schema, schema
+from .checks import check_algorithm, check_data, check_engine, check_model, check_participation, named, tried
+from .sections import Table
 from .trackers import trackers
+from .wording import NAME, sentence
 
-GIVEN_TO_MODELS = ("shape", "outputs")  # known from the data
 NOT_HASHED = ("name", "track")  # they change no result
-GIVEN_TO_PARTITIONS = ("source", "clients", "seed")
 
 
 class EnsembleTable(Table):
@@ -69,7 +62,7 @@ class EngineTable(Table):
 class Config(Table):
     """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and checked."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", pattern=NAME)
     seed: NonNegativeInt = 0
     rounds: PositiveInt = 100
     track: list[str] = Field(default_factory=list, description="programs that follow the run")
@@ -86,9 +79,12 @@ class Config(Table):
         """All settings as plain values, those that are None left out."""
         return _plain(self.model_dump())  # type: ignore[no-any-return]
 
-    def toml(self) -> str:
-        """The resolved config as a TOML file."""
-        return tomli_w.dumps(self.values())
+    def toml(self, empty: bool = True) -> str:
+        """The resolved config as a TOML file, with its empty tables or without them."""
+        values = self.values()
+        if not empty and not values["engine"]["options"]:
+            del values["engine"]["options"]
+        return tomli_w.dumps(values)
 
     def hash(self) -> str:
         """Twelve letters that tell two configs apart; what changes no result does not count."""
@@ -104,105 +100,53 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
     """
     if {"row", "base"} <= values.keys():
         raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
-    problems: list[str] = []
-    filled = dict(values)
-    for name, table in (("data", _data_table), ("model", _model_table), ("algorithm", _algorithm_table),
-                        ("participation", _participation_table)):  # fmt: skip
-        given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
-        if isinstance(given, Mapping):
-            filled[name] = _check(name, dict(given), table, problems)
-    config: Config | None = None
-    try:
-        config = Config.model_validate(filled)
-    except ValidationError as error:
-        problems += [_sentence(item, Config) for item in error.errors()]
-    if config is not None:
-        for kind, known, chosen in (
-            ("ensemble.schedule", schedules, config.ensemble.schedule),
-            ("engine.name", engines, config.engine.name),
-        ):
-            _named(kind, chosen, known, problems)
-        for name in config.track:
-            _named("track", name, trackers, problems)
-    if problems or config is None:
-        listed = "".join(f"\n  - {problem}" for problem in problems)
-        raise InputError(f"{where} has {len(problems)} problem{'s' * (len(problems) > 1)}:{listed}")
+    config, problems = check(values)
+    if config is None:
+        raise InputError(f"{where} has {listed(problems)}")
     return config
 
 
-def _check(name: str, given: dict[str, Any], table: Any, problems: list[str]) -> dict[str, Any]:
-    """A plug-in's table with its defaults; what is wrong with it goes to `problems`."""
-    made = table(given, problems)
-    if made is None:
-        return given
+def listed(problems: Sequence[str]) -> str:
+    """The words for some problems, one a line."""
+    return f"{len(problems)} problem{'s' * (len(problems) > 1)}:" + "".join(f"\n  - {each}" for each in problems)
+
+
+def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
+    """The config with every default filled in, or None and all that is wrong with it, as far as no data are needed."""
+    problems: list[str] = []
+    filled = dict(values)
+    for name, checked in (("data", check_data), ("model", check_model), ("algorithm", check_algorithm),
+                          ("participation", check_participation)):  # fmt: skip
+        given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
+        if isinstance(given, Mapping):
+            filled[name] = checked(dict(given), problems)
+    check_engine(filled.get("engine"), problems)
+    _schedule(filled, problems)
+    tracked = filled.get("track")
+    for name in tracked if isinstance(tracked, list) else ():
+        named("track", name, trackers, problems)
     try:
-        return made.model_validate(given).model_dump()  # type: ignore[no-any-return]
+        config = Config.model_validate(filled)
     except ValidationError as error:
-        problems += [_sentence(item, made, name) for item in error.errors()]
-        return given
+        return None, problems + [sentence(item, Config) for item in error.errors()]
+    return (None if problems else config), problems
 
 
-def _data_table(given: dict[str, Any], problems: list[str]) -> type[Table] | None:
-    given.setdefault("source", "digits")
-    given.setdefault("partition", "iid")
-    if not _named("data.source", given["source"], sources, problems):
-        return None
-    if not _named("data.partition", given["partition"], partitions, problems):
-        return None
-    known: dict[str, Parameter] = parameters(sources[given["source"]])
-    known |= parameters(partitions[given["partition"]], GIVEN_TO_PARTITIONS)
-    known |= {"source": (str, ...), "partition": (str, ...), "clients": (PositiveInt | None, None)}
-    known |= {"server_share": (float | None, None), "server_file": (Path | None, None)}
-    known |= {"validation": (float | None, None), "test_examples": (PositiveInt | None, None)}
-    return schema("data", known | {"seed": (NonNegativeInt | None, None)})
-
-
-def _model_table(given: dict[str, Any], problems: list[str]) -> type[Table] | None:
-    given.setdefault("name", "mlp")
-    if not _named("model.name", given["name"], models, problems):
-        return None
-    return schema("model", {**parameters(models[given["name"]], GIVEN_TO_MODELS), "name": (str, ...)})
-
-
-def _algorithm_table(given: dict[str, Any], problems: list[str]) -> type[Table] | None:
-    given.setdefault("name", "fedavg")
-    inner = given.get("optimizer", "sgd")
-    given["optimizer"] = {"name": inner} if isinstance(inner, str) else {"name": "sgd", **inner}
-    if not _named("algorithm.name", given["name"], algorithms, problems):
-        return None
-    if not _named("algorithm.optimizer.name", given["optimizer"]["name"], optimizers, problems):
-        return None
-    return algorithm_schema(algorithms[given["name"]], optimizers[given["optimizer"]["name"]])
-
-
-def _participation_table(given: dict[str, Any], problems: list[str]) -> type[Table] | None:
-    given.setdefault("name", "devices")
-    if not _named("participation.name", given["name"], participations, problems):
-        return None
-    return participation_schema(participations[given["name"]])
-
-
-def _named(key: str, name: Any, known: Registry[Any], problems: list[str]) -> bool:
-    if isinstance(name, str) and name in known:
-        return True
-    problems.append(f"{key}: {unknown(known.kind, str(name), known)}")
-    return False
-
-
-def _sentence(error: Any, table: type[Table], prefix: str = "") -> str:
-    """One problem found by pydantic, in our words."""
-    place = [str(part) for part in error["loc"]]
-    key = ".".join([prefix, *place] if prefix else place)
-    if error["type"] == "extra_forbidden":
-        holder: Any = table
-        for part in place[:-1]:
-            field = holder.model_fields.get(part)
-            holder = field.annotation if field is not None else Table
-        return f"{key}: {unknown('key', place[-1], holder.model_fields)}"
-    if error["type"] == "missing":
-        return f"{key}: is missing, and has no default."
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{key}: {message}; got {error['input']!r}."
+def _schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
+    """What can be said of the ensemble before the number of clients is known."""
+    table = filled.get("ensemble", {})
+    given = table if isinstance(table, Mapping) else {}
+    name = given.get("schedule", EnsembleTable().schedule)
+    if not named("ensemble.schedule", name, schedules, problems):
+        return
+    known = {key: given[key] for key in EnsembleTable.model_fields if key in given}
+    try:
+        sizes = EnsembleTable.model_validate(known)
+    except ValidationError:
+        return  # said with the rest of the config
+    modes, strata, per_round = sizes.modes, sizes.strata, sizes.clients_per_round
+    enough = max(per_round, strata or 1)
+    tried("ensemble", lambda: find_schedule(name, modes, strata, per_round, enough).check(enough), problems)
 
 
 def _plain(value: Any) -> Any:

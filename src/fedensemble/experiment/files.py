@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .plug_ins import as_table, without_leftovers
 
 Values = dict[str, Any]
 
@@ -18,14 +20,16 @@ def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
     path = path.resolve()
     if path in _above:
         raise InputError(f"{path} extends itself: {' -> '.join(p.name for p in (*_above, path))}.")
+    text = ""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file; a config is TOML.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}.") from None
+        raise InputError(f"{path} is not valid TOML: {_words(error, text)}.") from None
     below = values.pop("extends", None)
     if below is None:
         return values
@@ -34,22 +38,42 @@ def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
     return merge(read_toml(path.parent / below, (*_above, path)), values)
 
 
+def _words(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """The parser's words; where a key is there twice, which one."""
+    found = re.match(r"Cannot (?:overwrite a value|declare .* twice) \(at (?:line (\d+)|end)", str(error))
+    if found is None:
+        return str(error)
+    lines = text.splitlines()
+    for number in range(int(found[1] or len(lines)), 0, -1):  # a value may have several lines; the last one is told
+        key = re.match(r"\s*(?:\[+\s*(?P<table>[\w.\"'-]+)\s*\]|(?P<key>[\w.\"'-]+)\s*=)", lines[number - 1])
+        if key is not None:
+            return f"line {number} gives '{key['table'] or key['key']}' for the second time"
+    return str(error)
+
+
 def default_file(name: str) -> Path:
     """A config that comes with the package."""
     return Path(str(files("fedensemble") / "defaults" / name))
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """`over` laid on `under`, table by table. A table that names another plug-in replaces the one below it.
+    """`over` laid on `under`, table by table; options of a name that `over` replaces go with it.
 
     >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}
+    >>> merge({"algorithm": {"name": "fedprox", "mu": 1.0, "lr": 0.3}}, {"algorithm": {"name": "fedavg"}})
+    {'algorithm': {'name': 'fedavg', 'lr': 0.3}}
     """
+    return lay(without_leftovers(under, over), over)
+
+
+def lay(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+    """`over` laid on `under` as if both were written in one place: nothing goes but what is given anew."""
     merged = dict(under)
     for key, value in over.items():
-        kept = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(kept, Mapping)
-        merged[key] = merge(kept, value) if both else value  # type: ignore[arg-type]
+        kept, new = as_table(key, merged.get(key)), as_table(key, value)
+        both = isinstance(new, Mapping) and isinstance(kept, Mapping)
+        merged[key] = lay(kept, new) if both else value
     return merged
 
 
@@ -73,8 +97,13 @@ def parse_setting(text: str) -> Values:
 
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
-    """`values` with every `a.b=v` laid over them."""
-    merged = dict(values)
+    """`values` with all `a.b=v` laid over them."""
+    changes: Values = {}
+    given: dict[str, str] = {}
     for text in settings:
-        merged = merge(merged, parse_setting(text))
-    return merged
+        key = text.partition("=")[0].strip()
+        if key in given:
+            raise InputError(f"{key} is given twice: '{given[key]}' and '{text}'. Give it once.")
+        given[key] = text
+        changes = lay(changes, parse_setting(text))
+    return merge(values, changes)

@@ -32,7 +32,8 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         if ensemble.predictors.shape[1] > 1:
             tensors[f"{mode}/{_PREDICTORS}"] = ensemble.predictors[mode]
     rule = ensemble.standardise
-    held = {"modes": len(ensemble), "standardise": None if rule is None else [list(rule.mean), list(rule.std)]}
+    held: dict[str, Any] = {"modes": len(ensemble), "tokens": ensemble.tokens}
+    held["standardise"] = None if rule is None else [list(rule.mean), list(rule.std)]
     write_checkpoint(path, tensors, {**facts, **held})
 
 
@@ -58,5 +59,5 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     predictors = torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
     return Ensemble(
         learner, theta, buffers, predictors=predictors, standardise=standardise, combine=config.ensemble.combine,
-        input_shape=facts["model"]["shape"], seed=config.seed,
+        input_shape=facts["model"]["shape"], seed=config.seed, tokens=facts.get("tokens"),
     )  # fmt: skip

@@ -140,7 +140,7 @@ def read_reproduction(
     try:
         table = ReproductionTable.model_validate(read_toml(path))
     except ValidationError as error:
-        raise InputError(f"{path} is no file of a table or figure: {problems_of(error)}") from None
+        raise InputError(f"{path} is no file of a table or figure: {problems_of(error, ReproductionTable)}") from None
     if scale not in table.scale:
         raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
     size = table.scale[scale]

@@ -114,6 +114,7 @@ def carry_out(
 def _unchanged(config: Config, store: RunFolder, read: Read) -> dict[str, Any]:
     """The summary of a finished run; raises if it was trained on a file of the user's that has changed since."""
     summary = store.summary()
+    store.check_modes()
     if config.data["source"] == "npz" and fingerprint(read(config)) != summary.get("data"):
         raise StoreError(
             f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out."
@@ -166,11 +167,13 @@ def _keep_predictions(
 
 
 def remarks(federation: Federation) -> list[str]:
-    """What a user should know of a run: an assumption of the method that does not hold, and the engine's notes."""
+    """What a user should know of a run: an assumption of the method that does not hold, and the notes of its parts."""
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
-    said = [*federation.engine.notes, *algorithm.notes]
+    name, own = algorithms.name_of(type(algorithm)) or type(algorithm).__name__, federation.data.x_server
+    said = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
+    if own is not None and not algorithm.distils:
+        said.insert(0, f"{name} makes no use of the {len(own)} inputs that the server holds.")
     if algorithm.full_participation and schedule.clients_per_round < clients:
-        name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
         said.insert(
             0,
             f"{name} assumes that all clients take part in every round: with {schedule.clients_per_round} of "

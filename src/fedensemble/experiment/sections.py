@@ -9,10 +9,6 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ..core.algorithm import Algorithm
-from ..core.optimizer import Optimizer
-from ..core.participation import Participation
-
 Parameter = tuple[Any, Any]  # type and default, `...` where there is none
 
 
@@ -41,19 +37,8 @@ def schema(title: str, known: dict[str, Parameter]) -> type[Table]:
     return create_model(title, __base__=Table, **shown)
 
 
-def algorithm_schema(chosen: type[Algorithm], optimizer: type[Optimizer]) -> type[Table]:
-    """The `[algorithm]` table for a method and a local optimiser."""
-    inner = schema("optimizer", {"name": (str, ...), **_field_parameters(optimizer)})
-    known = _field_parameters(chosen) | {"name": (str, ...), "optimizer": (inner, ...)}
-    return schema("algorithm", known)
-
-
-def participation_schema(chosen: type[Participation]) -> type[Table]:
-    """The `[participation]` table."""
-    return schema("participation", {"name": (str, ...), **_field_parameters(chosen)})
-
-
-def _field_parameters(chosen: type[Any]) -> dict[str, Parameter]:
+def field_parameters(chosen: Callable[..., Any]) -> dict[str, Parameter]:
+    """As `parameters`, and of a dataclass its fields, which may come from several modules."""
     if not is_dataclass(chosen):
         return parameters(chosen)
     hints = get_type_hints(chosen)

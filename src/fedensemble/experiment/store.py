@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from ..checkpoint import read_checkpoint, write_bytes, write_checkpoint, write_json
+from ..checkpoint import check_start, read_checkpoint, write_bytes, write_checkpoint, write_json
 from ..errors import InputError, StoreError
 from .config import NOT_HASHED, Config
 
@@ -85,7 +85,27 @@ class RunFolder:
         """The summary of a finished run."""
         if not self.done:
             raise InputError(f"The run in {self.path} is not finished; run its command again to go on.")
-        return read_json(self.summary_file)
+        try:
+            found = read_json(self.summary_file)
+        except StoreError as error:
+            raise StoreError(f"{error} {self._again()}") from None
+        if not isinstance(found, dict):
+            raise StoreError(f"{self.summary_file} is damaged: it holds no table. {self._again()}")
+        return found
+
+    def check_modes(self) -> None:
+        """Raises if the file of the modes is damaged, as far as its beginning and its length show."""
+        try:
+            check_start(self.modes_file)
+        except StoreError as error:
+            raise self.modes_lost(error) from None
+
+    def modes_lost(self, error: StoreError) -> StoreError:
+        """The error for modes that cannot be read, with what to do."""
+        return StoreError(f"{error} {self._again()}")
+
+    def _again(self) -> str:
+        return f"Delete {self.summary_file} and start the run's command again: it goes on from the last checkpoint."
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record a round, as far as they are whole."""
@@ -119,11 +139,14 @@ class RunFolder:
         Args:
             facts: must be what the checkpoint was saved with (the data's fingerprint).
         """
-        for path in self._checkpoints():
+        saved = self._checkpoints()
+        for path in saved:
+            last = path == saved[-1]
+            back = "There is none before it: starting again from round 0." if last else "Going back to the one before."
             try:
                 tensors, held = read_checkpoint(path)
             except StoreError as error:
-                say(f"{error} Going back to the one before it.")
+                say(f"{error} {back}")
                 continue
             changed = [key for key, value in facts.items() if held.get(key) != value]
             if changed:
@@ -134,7 +157,7 @@ class RunFolder:
             metrics = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
             kept = metrics[: held["metrics_bytes"]]
             if sha256(kept).hexdigest() != held["metrics_sha256"]:
-                say(f"{self.metrics_file} does not fit {path.name}. Going back to the checkpoint before it.")
+                say(f"{self.metrics_file} does not fit {path.name}. {back}")
                 continue
             if kept != metrics:
                 write_bytes(self.metrics_file, kept)

@@ -11,8 +11,8 @@ from .plots import partition_figure, save
 from .tables import TextTable
 
 
-def write_data_report(data: FederatedData, picture: Path) -> list[TextTable]:
-    """Tables of sizes and labels; for class labels also the client x class picture."""
+def write_data_report(data: FederatedData, picture: Path | None) -> tuple[list[TextTable], str]:
+    """Tables of sizes and labels, and a sentence on the client x class picture, which is drawn if it has a name."""
     sizes = data.size.double()
     quartiles = torch.quantile(sizes, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.double))
     tests = 0 if data.x_test is None else len(data.x_test)
@@ -36,8 +36,15 @@ def write_data_report(data: FederatedData, picture: Path) -> list[TextTable]:
         low, high = int(per.min()), int(per.max())
         title = f"Labels; a client has {f'exactly {low}' if low == high else f'{low} to {high}'} classes"
         tables.append(TextTable(title, ("class", "examples", "clients", ""), rows))
-        save(partition_figure(data), picture)
-    return tables
+    return tables, _draw(data, picture)
+
+
+def _draw(data: FederatedData, picture: Path | None) -> str:
+    if data.classes is None or data.y.dim() != 1:
+        return "No picture: an example has no class of its own." if picture else ""
+    if picture is None:
+        return "For a picture of who holds which classes, add -o partition.png."
+    return f"Picture: {save(partition_figure(data), picture)}"
 
 
 def _bar(value: torch.Tensor, most: torch.Tensor, width: int = 30) -> str:

@@ -16,7 +16,7 @@ from .plots import COLOURS, STYLE, one_legend
 from .tables import PERCENT, TITLES, TextTable, show
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
-PAPER, NONE, GAP = "paper", "–", "gap"
+PAPER, NONE, GAP, FULL = "paper", "–", "gap", "full"
 LONG = 6  # letters of a label that still fits below its dot
 HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")
 
@@ -162,7 +162,7 @@ def paper_number(text: str) -> tuple[float, float] | None:
 
 
 def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
-    """A panel for each row and metric with numbers: our ways of testing and the paper's, for every column."""
+    """A panel for each row and metric with numbers: ours by column and, at full scale, the paper's."""
     ways = reproduction.table.ways
     panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries if entry.values))
     several = len(reproduction.table.shown) > 1
@@ -179,7 +179,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
                 points = [(names.index(e.column), *summarise(e.values)) for e in mine if e.way == way and e.values]
                 _dots(axis, points, scale, marker, COLOURS[place], f"ours, {WAYS[way]}", 0.16 * (place - 0.5))
             known = [(names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]]
-            papers = [(x, *number) for x, number in known if number is not None]
+            papers = [(x, *number) for x, number in known if number is not None and beside_paper(reproduction)]
             _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
             long = max(map(len, names)) > LONG
             axis.set_xticks(range(len(names)), names, rotation=30 if long else 0, ha="right" if long else "center")
@@ -203,8 +203,13 @@ def _dots(
                   markerfacecolor="white" if hollow else colour, label=label)  # fmt: skip
 
 
+def beside_paper(reproduction: Reproduction) -> bool:
+    """Whether a picture shows the paper's numbers; at a smaller scale they would squeeze ours to the floor."""
+    return reproduction.scale == FULL
+
+
 def headline(reproduction: Reproduction) -> str:
     """The title, with a word of warning where it is not the real thing."""
     sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
     made_up = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
-    return reproduction.table.title + (f" ({reproduction.scale}{made_up})" if reproduction.scale != "full" else "")
+    return reproduction.table.title + (f" ({reproduction.scale}{made_up})" if reproduction.scale != FULL else "")

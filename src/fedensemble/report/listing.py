@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
-from ..core.algorithm import algorithms
-from ..core.engine import engines
-from ..core.participation import participations
-from ..core.schedule import schedules
-from ..data import partitions, sources
-from ..errors import FedEnsembleError, InputError, unknown
+from ..errors import InputError, unknown
 from ..experiment.store import find_runs
-from ..models import models
-from ..registry import Registry
 from .methods import describe_method
-from .tables import TextTable, show
+from .options import HEADER, KINDS, in_brief, option_rows, options, summary
+from .runs import run_record
+from .tables import TextTable
 
-_REGISTRIES: dict[str, Registry[Any]] = {
-    "algorithms": algorithms, "datasets": sources, "engines": engines, "models": models, "partitions": partitions,
-    "participations": participations, "schedules": schedules,
-}  # fmt: skip
+_COLUMNS = ("name", "what", "sends")  # of plug-ins, in a table; a record has more
 
 
-def listing(what: str, runs: Path) -> list[dict[str, Any]]:
-    """Everything of a kind, one record each."""
+def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """Everything of a kind, or the one of that name: a record each."""
     if what == "runs":
-        return [_run(store) for store in find_runs(runs)]
-    if what not in _REGISTRIES:
-        raise InputError(unknown("list", what, [*_REGISTRIES, "runs"]))
-    registry = _REGISTRIES[what]
+        if name is not None:
+            raise InputError(f"Runs have no names to list one by; got '{name}'. Use 'fedensemble report FOLDER'.")
+        return [run_record(store) for store in find_runs(runs)]
+    if what not in KINDS:
+        raise InputError(unknown("list", what, [*KINDS, "runs"]))
+    kind = KINDS[what]
     records = []
-    for name in registry:
-        item = registry[name]
-        first = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
-        record = {"name": name, "what": first}
-        records.append(record | describe_method(item) if what == "algorithms" else record)
+    for chosen in kind.registry if name is None else [name]:
+        item = kind.registry[chosen]
+        record = {"name": chosen, "what": summary(item)}
+        record |= describe_method(item) if what == "algorithms" else {}
+        records.append(record | {"options": options(kind, item)})
     return records
 
 
-def _run(store: Any) -> dict[str, Any]:
-    try:
-        values = store.read_config()
-        summary = store.summary() if store.done else {}
-        rounds = len(store.metrics())
-    except FedEnsembleError as error:  # one damaged run must not hide the others
-        return {"path": str(store.path), "state": "damaged", "result": str(error)}
-    tested = summary.get("test", {})
-    metric = next((m for m in ("accuracy", "mse") if m in tested), None)
-    return {
-        "path": str(store.path),
-        "algorithm": values["algorithm"]["name"],
-        "modes": values["ensemble"]["modes"],
-        "schedule": values["ensemble"]["schedule"],
-        "seed": values["seed"],
-        "rounds": f"{rounds}/{values['rounds']}",
-        "state": "done" if store.done else "unfinished",
-        "result": f"{metric} {show(metric, tested[metric])}" if metric else "",
-    }
-
-
 def listing_table(what: str, records: list[dict[str, Any]]) -> TextTable:
-    """The records as a table."""
-    header = tuple(dict.fromkeys(key for record in records for key in record))
-    rows = tuple(tuple(_text(record.get(key, "")) for key in header) for record in records)
-    return TextTable(what, tuple(key.replace("_", " ") for key in header), rows)
+    """The records as a table; plug-ins with their options in brief."""
+    if what == "runs":
+        header = tuple(dict.fromkeys(key for record in records for key in record))
+        return TextTable(what, header, tuple(tuple(str(record.get(key, "")) for key in header) for record in records))
+    kind = KINDS[what]
+    shown = [key for key in _COLUMNS if any(key in record for record in records)]
+    brief = [in_brief(kind, kind.registry[record["name"]]) for record in records]
+    header = (*shown, "options") if any(brief) else tuple(shown)
+    rows = [(*(record.get(key, "") for key in shown), text) for record, text in zip(records, brief, strict=True)]
+    return TextTable(f"{what}: {kind.place}", header, tuple(row[: len(header)] for row in rows))
+
+
+def option_table(what: str, record: dict[str, Any]) -> TextTable:
+    """All of one plug-in: what it is, and each of its options."""
+    facts = [f"{key.replace('_', ' ')}: {_text(value)}" for key, value in record.items()
+             if key not in ("name", "what", "options")]  # fmt: skip
+    title = "\n".join([f"{record['name']}: {record['what']}", *facts, f"{what}: {KINDS[what].place}"])
+    return TextTable(title, HEADER, option_rows(record["options"]) or (("none", "", "", ""),))
 
 
 def _text(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)

@@ -10,15 +10,19 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..checkpoint import write_bytes
 from ..data import FederatedData
 from ..experiment.compare import RowResult
+from .series import MOST_ROUNDS, averaged, caption, grouped
 from .tables import PERCENT, TITLES
 from .timing import HOUR, has_clock
 
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme
 LINES = ("-", "--", ":", "-.")  # when colours run out
+MARKED = 30  # points of a curve that can be told apart
+SPREAD = "± one standard deviation over seeds"
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
@@ -29,7 +33,13 @@ def one_legend(figure: Figure, axes: Iterable[Any]) -> None:
     """A legend below all panels, each label once."""
     named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in named}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    ncols = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols)
+
+
+def explain_bands(axis: Any) -> None:
+    """A line of the legend that says what the bands are."""
+    axis.fill_between([], [], [], color="black", alpha=0.15, linewidth=0, label=SPREAD)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -48,27 +58,30 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
         figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
         left, *others = figure.subplots(1, panels, squeeze=False)[0]
         answered = [r for r in records if r["loss"] is not None]
-        left.plot([r["round"] for r in answered], [r["loss"] for r in answered], color=COLOURS[0], linewidth=1.2)
-        left.set(xlabel="round", ylabel="training loss of the round's clients", title="Local training")
+        rounds = [group[-1]["round"] for group in grouped(answered, MOST_ROUNDS)]
+        left.plot(rounds, averaged([r["loss"] for r in answered], MOST_ROUNDS), color=COLOURS[0], linewidth=1.2)
+        said = caption(len(answered), MOST_ROUNDS, "rounds")
+        left.set(xlabel=_below("round", said), ylabel="training loss of the round's clients", title="Local training")
         if tested:
             right, *timed = others
             metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
             low, mean, high = (f"mode_{metric}_{end}" for end in ("min", "mean", "max"))
-            x = [r["round"] for r in tested]
+            x = [group[-1]["round"] for group in grouped(tested)]
+            said, marker = caption(len(tested)), "o" if len(x) <= MARKED else ""
+            whole = _tests(tested, metric, metric)
             if low in tested[0]["test"]:
-                band = [[_scaled(metric, r["test"][end]) for r in tested] for end in (low, high)]
+                band = [_tests(tested, metric, end) for end in (low, high)]
                 right.fill_between(x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best")
-                right.plot(x, [_scaled(metric, r["test"][mean]) for r in tested], color=COLOURS[0], linestyle="--",
-                           linewidth=1, label="modes, mean")  # fmt: skip
-            right.plot(x, [_scaled(metric, r["test"][metric]) for r in tested], color=COLOURS[1], marker="o",
-                       markersize=3, label="ensemble")  # fmt: skip
-            right.set(xlabel="round", ylabel=f"test {TITLES[metric]}", title="Ensemble and modes")
+                right.plot(x, _tests(tested, metric, mean), color=COLOURS[0], linestyle="--", linewidth=1,
+                           label="modes, mean")  # fmt: skip
+            right.plot(x, whole, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
+            right.set(xlabel=_below("round", said), ylabel=f"test {TITLES[metric]}", title="Ensemble and modes")
             right.legend(loc="best")
             for last in timed:
-                hours = [r["clock"] / HOUR for r in tested]
-                last.plot(hours, [_scaled(metric, r["test"][metric]) for r in tested], color=COLOURS[1], marker="o",
-                          markersize=3)  # fmt: skip
-                last.set(xlabel="simulated hours", ylabel=f"test {TITLES[metric]}", title="Ensemble over time")
+                hours = [group[-1]["clock"] / HOUR for group in grouped(tested)]
+                last.plot(hours, whole, color=COLOURS[1], marker=marker, markersize=3)
+                last.set(xlabel=_below("simulated hours", said), ylabel=f"test {TITLES[metric]}",
+                         title="Ensemble over time")  # fmt: skip
         figure.suptitle(title)
         return figure
 
@@ -84,15 +97,15 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
         size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        finals = []
+        finals, most_tests = [], 0
         for index, result in enumerate(results):
-            rounds = [record["round"] for record in result.curves[0] if "test" in record]
+            tested = [[record for record in curve if "test" in record] for curve in result.curves]
+            most_tests = max(most_tests, len(tested[0]))
+            rounds = [group[-1]["round"] for group in grouped(tested[0])]
             if hours:
-                clocks = [[r["clock"] / HOUR for r in curve if "test" in r] for curve in result.curves]
+                clocks = [[group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested]
                 rounds = list(np.mean(clocks, axis=0))
-            values = np.array(
-                [[_scaled(metric, r["test"][metric]) for r in curve if "test" in r] for curve in result.curves]
-            )
+            values = np.array([_tests(curve, metric, metric) for curve in tested])
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
             colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
@@ -104,7 +117,9 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
         if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
             axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
         over = "simulated hours" if hours else "communication round"
-        axes.set(xlabel=over, ylabel=f"test {TITLES.get(metric, metric)}")
+        axes.set(xlabel=_below(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}")
+        if not many and any(len(result.curves) > 1 for result in results):
+            explain_bands(axes)
         if many:
             figure.legend(loc="outside right upper", fontsize="small")
         else:
@@ -113,7 +128,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
 
 
 def partition_figure(data: FederatedData, most: int = 100) -> Figure:
-    """Clients by classes: the area of a dot is the number of examples."""
+    """Clients by classes: a dot's area and colour are the number of examples, which the legend tells."""
     counts = data.label_counts().numpy()[:most]
     clients, classes = counts.shape
     with mpl.rc_context({**STYLE, "axes.grid": False}):
@@ -121,13 +136,42 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
         axes = figure.subplots()
         client, label = np.nonzero(counts)
         held = counts[client, label]
-        axes.scatter(client, label, s=4 + 90 * held / counts.max(), c=held, cmap="viridis", vmin=0)
-        axes.set(xlabel="client", ylabel="class", xlim=(-1, clients), ylim=(-0.7, classes - 0.3))
+        most_held = int(counts.max())
+        dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": most_held}
+        axes.scatter(client, label, s=_area(held, most_held), c=held, **dots)
+        for count in _sample_counts(held):
+            axes.scatter([], [], s=_area(count, most_held), color=mpl.colormaps["viridis_r"](count / most_held),
+                         label=f"{count:,}")  # fmt: skip
+        figure.legend(loc="outside right center", title="examples")
+        axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if classes <= 30:
             axes.set_yticks(range(classes))
         note = f"first {clients} of {len(data)} clients" if clients < len(data) else f"{clients} clients"
+        note += f", {counts.sum():,} examples"
         axes.set_title(f"{data.info.get('source', 'data')}, {data.info.get('partition', '')}: {note}")
         return figure
+
+
+def _area(count: Any, most: int) -> Any:
+    return 4 + 90 * count / most
+
+
+def _sample_counts(held: np.ndarray) -> list[int]:
+    """Counts for a legend: all that occur, if they are few, or round ones and the largest."""
+    found = [int(count) for count in np.unique(held)]
+    if len(found) <= 5:
+        return found
+    ticks = MaxNLocator(4, integer=True).tick_values(0, found[-1])
+    return [*(int(tick) for tick in ticks if 0 < tick < 0.95 * found[-1]), found[-1]]
+
+
+def _tests(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
+    return averaged([_scaled(metric, record["test"][name]) for record in tested])
+
+
+def _below(label: str, said: str) -> str:
+    return f"{label}\n{said}" if said else label
 
 
 def _scaled(metric: str, value: float) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..checkpoint import write_bytes
-from ..errors import DataError, InputError
+from ..data.npz import open_archive, read_array
+from ..errors import DataError, InputError, StoreError
 from ..experiment.config import resolve
 from ..experiment.modes import read_ensemble
 from ..experiment.store import RunFolder
@@ -19,11 +22,17 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
     """Predicts the rows of `inputs` with a finished run, writes them to `output`; returns how many."""
     if output.suffix != ".npz":
         raise InputError(f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz.")
+    if not output.parent.is_dir():
+        raise InputError(f"There is no folder {output.parent} to write {output.name} to. Make it, or change -o.")
     store = RunFolder(run)
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
     x = read_inputs(inputs)
-    ensemble = read_ensemble(store.modes_file, config, find_device(device))
+    place = find_device(device)
+    try:
+        ensemble = read_ensemble(store.modes_file, config, place)
+    except StoreError as error:
+        raise store.modes_lost(error) from None
     prediction = ensemble.predict(x)
     arrays = {"mean": prediction.mean}
     if prediction.task == "classification":
@@ -42,20 +51,14 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
     return len(x)
 
 
-def read_inputs(path: Path) -> np.ndarray:
+def read_inputs(path: Path) -> NDArray[Any]:
     """The array `x` of an .npz file, or its only array; nothing is unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
-                raise DataError(f"{path} is not an .npz file.")
-            name = "x" if "x" in file.files else file.files[0] if len(file.files) == 1 else None
-            if name is None:
-                raise DataError(f"{path} needs an array named x; it has {', '.join(file.files) or 'none'}.")
-            return np.asarray(file[name])
-    except FileNotFoundError:
-        raise DataError(f"There is no file {path}.") from None
-    except (OSError, ValueError, EOFError) as error:
-        if isinstance(error, DataError):
-            raise
-        why = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
-        raise DataError(f"{path} cannot be read as .npz: it is no such archive, or damaged ({why}).") from None
+    if not path.is_file():
+        raise DataError(f"There is no file {path}.")
+    with path.open("rb") as opened:
+        archive = open_archive(path, opened)
+        name = "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
+        if name is None:
+            there = ", ".join(archive.files) or "none"
+            raise DataError(f"{path} needs an array named x, or one array only; it has {there}.")
+        return read_array(path, archive, name)

@@ -12,7 +12,8 @@ from ..errors import DataError
 from ..experiment.compare import RowResult
 from ..experiment.reproduce import CellResult, Reproduction
 from .grid import Shown, headline
-from .plots import COLOURS, LINES, STYLE, one_legend
+from .plots import COLOURS, LINES, STYLE, explain_bands, one_legend
+from .series import averaged, caption, grouped
 from .tables import PERCENT, TITLES, TextTable
 
 STROKES = (*LINES, (0, (5, 1, 1, 1, 1, 1)))  # one more, for the paper's five methods
@@ -29,6 +30,7 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = -(-len(panels) // columns)
     lines = []
+    said: dict[str, str] = {}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6 * columns, 3.7 * rows), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -38,16 +40,21 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
                     rounds, mean, spread = over_rounds(result.runs, metric)
                     number = methods.index(result.cell.column)
                     colour, line = COLOURS[number % len(COLOURS)], STROKES[number % len(STROKES)]
-                    axis.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
-                    axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+                    x, middle, width = over_rounds(result.runs, metric, smooth=True)
+                    axis.plot(x, middle, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
+                    axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0)
+                    said[panel] = caption(len(rounds))
                     lines += [
                         (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}")
                         for at, value, width in zip(rounds, mean, spread, strict=True)
                     ]
             axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.set(xlabel="communication round", ylabel=f"test {TITLES.get(metric, metric)}", title=panel)
+            below = f"communication round\n{said[panel]}".strip()
+            axis.set(xlabel=below, ylabel=f"test {TITLES.get(metric, metric)}", title=panel)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
+        if any(result.runs is not None and len(result.runs.curves) > 1 for result in known):
+            explain_bands(axes[0])
         one_legend(figure, axes)
         figure.suptitle(headline(reproduction))
     last = {line[:2]: line[2:] for line in lines}  # lines are in order of rounds
@@ -60,10 +67,16 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
     )
 
 
-def over_rounds(runs: RowResult, metric: str) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Rounds with a test, and the metric's mean and standard deviation over seeds there."""
+def over_rounds(runs: RowResult, metric: str, smooth: bool = False) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Rounds with a test, and the metric's mean and standard deviation over seeds there.
+
+    Args:
+        smooth: of many tests, some at a time.
+    """
     tested = [[record for record in curve if "test" in record] for curve in runs.curves]
     scale = 100 if metric in PERCENT else 1
-    values = scale * np.array([[record["test"][metric] for record in curve] for curve in tested])
+    each = [[record["test"][metric] for record in curve] for curve in tested]
+    values = scale * np.array([averaged(curve) for curve in each] if smooth else each)
     spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return [record["round"] for record in tested[0]], values.mean(0), spread
+    rounds = [record["round"] for record in tested[0]]
+    return [group[-1] for group in grouped(rounds)] if smooth else rounds, values.mean(0), spread

@@ -18,7 +18,7 @@ from ..experiment.config import Config
 from ..experiment.modes import read_ensemble
 from ..experiment.reproduce import CellResult, Reproduction
 from ..experiment.store import RunFolder
-from .grid import NONE, PAPER, Shown, headline, paper_number
+from .grid import NONE, PAPER, Shown, beside_paper, headline, paper_number
 from .plots import COLOURS, STYLE
 from .tables import TextTable
 
@@ -169,20 +169,21 @@ def _bias_variance_figure(
     modes = np.array([split.modes for split in splits])
     paper = {
         what: [(split.modes, number) for split, name in zip(splits, finite, strict=True)
-               if (number := paper_number(reproduction.table.paper[what].get(name, ""))) is not None]
+               if (number := paper_number(reproduction.table.paper[what].get(name, ""))) is not None
+               and beside_paper(reproduction)]
         for what in ("bias", "variance")
     }  # fmt: skip
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(modes, [s.bias for s in splits], color=COLOURS[0], marker="o", label="ours")
-        left.plot([m for m, _ in paper["bias"]], [n[0] for _, n in paper["bias"]], color="black", marker="D",
-                  markerfacecolor="white", linestyle=":", label="paper")  # fmt: skip
         left.set(xscale="log", xlabel="modes K", ylabel="root of the squared bias", title="Bias")
         left.set_ylim(0, 1.3 * max(s.bias for s in splits))
         right.plot(modes, [s.variance for s in splits], color=COLOURS[0], marker="o", label="ours")
-        right.plot([m for m, _ in paper["variance"]], [n[0] for _, n in paper["variance"]], color="black", marker="D",
-                   markerfacecolor="white", linestyle=":", label="paper")  # fmt: skip
+        for axis, points in ((left, paper["bias"]), (right, paper["variance"])):
+            if points:
+                axis.plot([m for m, _ in points], [n[0] for _, n in points], color="black", marker="D",
+                          markerfacecolor="white", linestyle=":", label="paper")  # fmt: skip
         right.set_yscale("log")
         line = splits[0].modes * splits[0].variance / modes
         right.plot(modes, line, color=COLOURS[6], linestyle="--", label="1/K of our first")

@@ -31,6 +31,15 @@ class Stratified(Schedule):
     torch.Size([2, 2])
     """
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.modes <= self.clients_per_round:
+            return ()
+        return (
+            f"With {self.modes} modes and {self.clients_per_round} clients a round, at most {self.strata} of the modes "
+            "are trained in a round; the others wait.",
+        )
+
     def init(self, population: int, seed: int) -> Tree:
         self.check(population)
         return {"stratum": divide(population, self.strata, seed), "seed": torch.tensor(seed)}

@@ -1,7 +1,9 @@
 """The contracts that algorithms, schedules and engines keep, as functions anyone can run on their own plug-in.
 
 >>> from fedensemble import FedAvg, Stratified
->>> check_algorithm(FedAvg(lr=0.2), engine="loop")
+>>> held = check_algorithm(FedAvg(lr=0.2), engine="loop")  # raises where something does not
+>>> held[:2]
+['arithmetic', "bytes, engine 'loop'"]
 >>> check_schedule(Stratified)
 """
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
+from ..core.probe import as_pair
 from ..core.types import Cohort, Members
 from ..engines.simulation import Simulation
 from ..federation import Federation
@@ -20,11 +21,12 @@ from .plain import without_ensemble
 from .problems import numbers, quadratic_problem, small_federation, train
 
 _ROUNDS = 5  # more than an age of four modes, so that every mode is trained and most client memories are read again
+_CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")  # on each engine
 _ENSEMBLES = ((1, 1), (4, 2))  # modes, strata; with fewer strata than modes some mode is idle in every round
 
 
-def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None = None) -> None:
-    """Nothing, or an AssertionError that says which contract the algorithm broke.
+def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None = None) -> list[str]:
+    """What was checked and holds, or an AssertionError that says which contract the algorithm broke.
 
     Args:
         algorithm: an algorithm, or a class that needs no arguments.
@@ -32,6 +34,7 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
     check_arithmetic(method)
+    held = ["arithmetic"]
     for name in [engine] if engine is not None else simulation_engines():
         check_bytes(method, name)
         runs = {modes: train(small_federation(method, name, modes, strata), _ROUNDS) for modes, strata in _ENSEMBLES}
@@ -41,6 +44,8 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
         check_base_method(method, name, runs[1])
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
+        held += [f"{what}, engine '{name}'" for what in _CONTRACTS]
+    return held
 
 
 def simulation_engines() -> list[str]:
@@ -60,7 +65,8 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     memory = algorithm.init_memory(sent["theta"] if "theta" in sent else modes["theta"])
 
     before = snapshot(sent, memory)
-    uploads, kept = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
+    returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
+    uploads, kept = as_pair(algorithm, returned)
     require_equal(snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given")
     _require_rows(uploads, visits, f"{owner}.local_training's upload")
     _require_rows(kept, visits, f"{owner}.local_training's memory")

@@ -70,7 +70,7 @@ def test_sizes_must_fit():
 
 
 def test_test_labels_count_as_classes():
-    data = FederatedData.from_clients([pair(2)], x_test=np.ones((1, 2), np.float32), y_test=np.array([6], np.uint8))
+    data = FederatedData.from_clients([pair(2)], x_test=np.ones((2, 2), np.float32), y_test=np.array([0, 6], np.uint8))
     assert data.classes == 7
     assert data.y_test.dtype == torch.int64
 
@@ -133,3 +133,18 @@ def test_to_keeps_everything_else():
     assert moved.x is data.x
     assert moved.names == ("ann",)
     assert moved.info == {"source": "mine"}
+
+
+def test_notes_on_labels():
+    x = np.ones((4, 2), np.float32)
+    assert FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[0, 1, 1, 0]).notes == ()
+    assert FederatedData.from_clients([(x, [0, 1, 5, 1])], classes=9).notes == ()  # said on purpose
+    (stray,) = FederatedData.from_clients([(x, [0, 1, 5, 1])]).notes
+    assert "go up to 5, but only 3" in stray and "missing is 2" in stray
+    (unseen,) = FederatedData.from_clients([(x, [0, 1, 0, 1])], x_test=x, y_test=[0, 1, 2, 2], classes=3).notes
+    assert "2 of 4 test examples" in unseen
+    assert FederatedData.from_clients([(x, np.array([[0, 7]] * 4))]).notes == ()  # tokens
+    with pytest.raises(DataError, match=r"test data \(5, 6, 7\) occurs in training \(0, 1, 2\)"):
+        FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[5, 6, 7, 5])
+    data = FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[5, 6, 7, 5], classes=8)
+    assert "4 of 4 test examples" in data.notes[0] and data.to("cpu").notes == data.notes

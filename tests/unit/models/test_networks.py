@@ -8,7 +8,7 @@ from torch import nn
 
 from fedensemble import InputError
 from fedensemble.experiment.build import build_model
-from fedensemble.experiment.config import GIVEN_TO_MODELS
+from fedensemble.experiment.plug_ins import GIVEN_TO_MODELS
 from fedensemble.experiment.sections import parameters, schema
 from fedensemble.models import models
 

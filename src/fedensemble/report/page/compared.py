@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ...experiment.compare import summarise
+from ..series import caption, grouped
 from ..tables import PERCENT, TITLES, TextTable
-from .charts import Chart, Line, Point, line_chart, look, point_chart, thin
+from .charts import COLOURS, Chart, Line, line_chart, look
 from .data import RunData
+from .dots import DotRow, dot_chart
 from .sections import Section, megabytes, reader, scaled
-from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
+from .svg import Format
 from .tables import ComparisonData, RowData
 
 FEW_ROWS = 7  # each with a band
@@ -26,7 +28,13 @@ def comparison_sections(found: ComparisonData, out: Path) -> list[Section]:
     sections = [Section("results", title, _said(found), tables=[table], notes=found.notes, pictures=found.pictures)]
     rows = [row for row in found.rows if any(_tested(run, found.metric) for run in row.runs)]
     if rows:
-        sections.append(Section("curves", "Curves", "", [*_curves(rows, found.metric), _last(rows, found)]))
+        lines, dots = [], []
+        for at, group in enumerate(dict.fromkeys(row.group for row in rows)):  # a table's row, or all
+            mine = [row for row in rows if row.group == group]
+            ends = (f"-{at + 1}" if at else "", f": {group}" if group else "")
+            lines += _curves(mine, found.metric, *ends)
+            dots.append(_last(mine, found, *ends))
+        sections.append(Section("curves", "Curves", "", [*lines, *dots]))
     if any(row.runs for row in found.rows):
         sections.append(_ledger(found))
     if found.rows:
@@ -51,70 +59,63 @@ def _tested(run: RunData, metric: str) -> bool:
     return any(metric in record["test"] for record in run.tested)
 
 
-def _curves(rows: Sequence[RowData], metric: str) -> list[Chart]:
+def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[Chart]:
     """The metric of every row: mean over seeds, with a band of one standard deviation if rows are few.
 
     Where there was only one test there is no curve.
     """
-    by_round: list[dict[int, list[float]]] = []
-    for row in rows:
-        held: dict[int, list[float]] = {}
-        for run in row.runs:
-            for record in run.tested:
-                held.setdefault(record["round"], []).append(scaled(metric, record["test"].get(metric, float("nan"))))
-        by_round.append(held)
-    everywhere = sorted({number for held in by_round for number in held})
-    rounds = [everywhere[at] for at in thin(len(everywhere))]
-    if len(rounds) < 2:
+    found = [
+        [{r["round"]: scaled(metric, r["test"].get(metric, float("nan"))) for r in run.tested} for run in row.runs]
+        for row in rows
+    ]
+    everywhere = sorted({number for runs in found for tests in runs for number in tests})
+    groups = grouped(everywhere)
+    if len(groups) < 2:
         return []
-    lines = []
-    for index, (row, held) in enumerate(zip(rows, by_round, strict=True)):
-        pairs = [summarise(held[number]) if number in held else (float("nan"), 0.0) for number in rounds]
-        mean = [pair[0] for pair in pairs]
-        bands: dict[str, list[float]] = {}
+    lines, bands = [], False
+    for index, (row, runs) in enumerate(zip(rows, found, strict=True)):
+        pairs = [_mean_of(runs, group) for group in groups]
+        edges: dict[str, list[float]] = {}
         if len(rows) <= FEW_ROWS and len(row.runs) > 1:
-            bands = {"low": [m - s for m, s in pairs], "high": [m + s for m, s in pairs]}
-        lines.append(Line(row.label, mean, look(index), **bands))
+            edges, bands = {"low": [m - s for m, s in pairs], "high": [m + s for m, s in pairs]}, True
+        lines.append(Line(row.short, [pair[0] for pair in pairs], look(index), **edges))
     name = TITLES.get(metric, metric)
-    return [line_chart("curve", f"Test {name} over rounds", [float(r) for r in rounds], lines, xlabel="round",
-                       ylabel=f"test {name}", shown=_precise(metric))]  # fmt: skip
+    note = "Line: mean over seeds; band: one standard deviation up and down." if bands else ""
+    return [line_chart(f"curve{ident}", f"Test {name} over rounds{of}", [float(group[-1]) for group in groups], lines,
+                       xlabel="round", ylabel=f"test {name}", shown=_precise(metric),
+                       note=f"{note} {caption(len(everywhere))}".strip())]  # fmt: skip
+
+
+def _mean_of(runs: Sequence[Mapping[int, float]], rounds: Sequence[int]) -> tuple[float, float]:
+    """Mean and spread over seeds, each of them the mean of its tests in these rounds."""
+    held = [[tests[number] for number in rounds if number in tests] for tests in runs]
+    means = [sum(values) / len(values) for values in held if values]
+    return summarise(means) if means else (float("nan"), 0.0)
 
 
 def _precise(metric: str) -> Format:
     return (lambda value: f"{value:.2f}") if metric in PERCENT else reader(metric)
 
 
-def _last(rows: Sequence[RowData], found: ComparisonData) -> Chart:
-    """Every run's last result by row, with the paper's number where the table has one."""
+def _last(rows: Sequence[RowData], found: ComparisonData, ident: str, of: str) -> Chart:
+    """Every run's last result by row, with the paper's number where there is one."""
     metric, form = found.metric, _precise(found.metric)
-    values = [
-        [scaled(metric, run.tested[-1]["test"][metric]) for run in row.runs if _tested(run, metric)] for row in rows
-    ]
-    said = [found.paper.get(row.label) for row in rows]
-    across = Scale(0.0, len(rows) + 1.0, LEFT, WIDTH - RIGHT)
-    up = scale(
-        [v for each in values for v in each] + [p for p in said if p is not None], HEIGHT - BOTTOM, TOP, room=0.1
-    )
-    points, over, table = [], [], []
-    for at, (row, each, paper) in enumerate(zip(rows, values, said, strict=True)):
+    drawn, table = [], []
+    for at, row in enumerate(rows):
+        each = [scaled(metric, run.tested[-1]["test"][metric]) for run in row.runs if _tested(run, metric)]
+        paper = found.paper.get(row.label)
         mean, spread = summarise(each)
         text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(each) > 1 else "")
         text += f"\npaper {form(paper)}" if paper is not None else ""
-        points += [Point(at + 1.0, value, f"{text}\nthis run {form(value)}", f"c{at % 7}") for value in each]
-        x, y = across(at + 1.0), up(mean)
-        over.append(tag("line", x1=x - 8, x2=x + 8, y1=y, y2=y, class_=f"line c{at % 7}"))
-        if paper is not None:
-            y = up(paper)
-            over.append(tag("path", d=f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10", class_="cross"))
-        table.append((f"{at + 1}", row.label, form(mean), form(paper) if paper is not None else "–"))
+        points = [(value, f"{text}\nthis run {form(value)}") for value in each]
+        drawn.append(DotRow(row.short, points, mean, f"c{at % COLOURS}", paper))
+        table.append((row.short, form(mean), form(paper) if paper is not None else "–"))
     legend = [("a run (a seed)", "dot c0"), ("mean", "line c0")]
-    if any(paper is not None for paper in said):
+    if any(row.cross is not None for row in drawn):
         legend.append(("the paper", "cross"))
-    return point_chart(
-        "last", "Last test of every run, by row of the table", points, xlabel="row of the table",
-        ylabel=f"test {TITLES.get(metric, metric)}", across=across, up=up, over=over, legend=legend,
-        header=("row", "method", "mean", "paper"), rows=table,
-        xformat=lambda v: f"{v:.0f}" if v == int(v) and 1 <= v <= len(rows) else "",
+    return dot_chart(
+        f"last{ident}", f"Last test of every run{of}", drawn, xlabel=f"test {TITLES.get(metric, metric)}",
+        legend=legend, header=("method", "mean", "paper"), rows=table,
     )  # fmt: skip
 
 

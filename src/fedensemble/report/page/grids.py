@@ -11,7 +11,7 @@ from .svg import Scale, axis_labels, drawing, number, tag
 
 LEVELS = 10  # of shade; one path each keeps a large grid small
 FEW = 12  # columns with the counts written into their cells
-LEFT, TOP, BOTTOM, RIGHT = 54.0, 8.0, 44.0, 8.0
+LEFT, TOP, BOTTOM, RIGHT = 70.0, 8.0, 44.0, 8.0
 
 
 def grid_chart(

@@ -11,6 +11,8 @@ from .grids import grid_chart
 from .sections import Section
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, path, plain, scale, tag
 
+FEW = 10  # test examples that say little of how often such predictions are right
+
 
 def predictions(run: RunData) -> list[Section]:
     """Calibration, entropy and confusions; residuals and spreads for regression."""
@@ -43,17 +45,23 @@ def _calibration(found: Any) -> list[Chart]:
     over = [tag("path", d=path([(across(0), up(0)), (across(1), up(1))]), class_="line ideal")]
     legend = [("perfectly calibrated", "line ideal")]
     if found["modes"] > 1:
-        pairs = [(c, a) for c, a, n in zip(apart["confidence"], apart["accuracy"], apart["count"], strict=True) if n]
-        over.append(tag("path", d=path((across(c), up(a)) for c, a in pairs), class_="line c1 thin"))
-        over += [tag("circle", cx=across(c), cy=up(a), r=2.5, class_="dot c1") for c, a in pairs]
+        places = [(c, a) for c, a, n in zip(apart["confidence"], apart["accuracy"], apart["count"], strict=True)
+                 if n >= FEW]  # fmt: skip
+        over.append(tag("path", d=path((across(c), up(a)) for c, a in places), class_="line c1 thin"))
+        over += [tag("circle", cx=across(c), cy=up(a), r=2.5, class_="dot c1") for c, a in places]
         legend.append(("single modes, together", "line c1"))
     told = [
         [f"{n:,}", f"{100 * a:.1f} %" if n else "–", f"{100 * c:.1f} %" if n else "–"]
         for n, a, c in zip(held["count"], held["accuracy"], held["confidence"], strict=True)
     ]
-    accuracy = [a if n else 0.0 for a, n in zip(held["accuracy"], held["count"], strict=True)]
+    pairs = list(zip(held["accuracy"], held["count"], strict=True))
+    bars = [Bars("ensemble", [a if n >= FEW else 0.0 for a, n in pairs], "c0")]
+    if any(0 < n < FEW for _, n in pairs):
+        bars.append(
+            Bars(f"ensemble, fewer than {FEW} examples", [a if 0 < n < FEW else 0.0 for a, n in pairs], "c0 l2")
+        )
     chart = bar_chart(
-        "calibration", "Calibration diagram", edges, [Bars("ensemble", accuracy, "c0")], xlabel="confidence",
+        "calibration", "Calibration diagram", edges, bars, xlabel="confidence",
         ylabel="share that is right", over=over, up=up, told=told, header=("examples", "right", "mean confidence"),
         legend=legend,
     )  # fmt: skip

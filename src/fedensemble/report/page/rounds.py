@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
+from ..series import MOST_ROUNDS, averaged, caption, grouped
 from ..tables import PERCENT, TITLES
-from .charts import Chart, Line, Point, line_chart, look, point_chart, thin
+from .charts import Chart, Line, Point, line_chart, look, point_chart
 from .data import RunData
 from .sections import Section, reader, scaled
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
@@ -23,16 +22,19 @@ def curves(run: RunData) -> Section:
 
 
 def mode_curves(run: RunData, metric: str) -> Chart:
-    """A test metric of the ensemble and of every mode."""
-    modes = int(run.settings["ensemble"]["modes"])
-    tested = [run.tested[at] for at in thin(len(run.tested), 200 if modes <= 20 else 80)]
-    x = [float(record["round"]) for record in tested]
+    """A test metric of the ensemble and of every mode; of many tests the mean over some at a time."""
+    modes, tested = int(run.settings["ensemble"]["modes"]), run.tested
+    x = [float(group[-1]["round"]) for group in grouped(tested)]
     form = reader(metric)
-    whole = [scaled(metric, record["test"][metric]) for record in tested]
-    apart = [[scaled(metric, v) for v in record.get("modes", {}).get(metric, ())] for record in tested]
+    whole = averaged([scaled(metric, record["test"][metric]) for record in tested])
+    known = [record.get("modes", {}).get(metric, ()) for record in tested]
+    apart: list[tuple[float, ...]] = []
+    if all(len(values) == modes for values in known):
+        each = [averaged([scaled(metric, values[mode]) for values in known]) for mode in range(modes)]
+        apart = list(zip(*each, strict=True))
     told = [("ensemble", [form(v) for v in whole])]
     lines = []
-    if modes > 1 and all(len(values) == modes for values in apart):
+    if modes > 1 and apart:
         for mode in range(modes):
             few = modes <= FEW_MODES
             name = f"mode {mode}" if few else "" if mode else f"the {modes} modes"
@@ -47,21 +49,22 @@ def mode_curves(run: RunData, metric: str) -> Chart:
                 ("highest", [f"{form(max(v))} (mode {v.index(max(v))})" for v in apart]),
             ]
     elif modes > 1 and f"mode_{metric}_min" in tested[0]["test"]:
-        low, high = ([scaled(metric, r["test"][f"mode_{metric}_{end}"]) for r in tested] for end in ("min", "max"))
+        low, high = (
+            averaged([scaled(metric, r["test"][f"mode_{metric}_{end}"]) for r in tested]) for end in ("min", "max")
+        )
         lines.append(Line("modes, worst to best", (), "c0", low, high))
     lines.append(Line("ensemble", whole, "ensemble"))
     return line_chart(f"curve-{metric}", f"Test {TITLES[metric]} over rounds", x, lines, xlabel="round",
-                      ylabel=f"test {TITLES[metric]}", shown=form, told=told)  # fmt: skip
+                      ylabel=f"test {TITLES[metric]}", shown=form, told=told,
+                      note=caption(len(tested)))  # fmt: skip
 
 
 def _training(run: RunData) -> Chart:
     """The training loss; of many rounds the mean over some at a time. Rounds that nobody answered have none."""
     records = [record for record in run.records if record["loss"] is not None]
-    size = math.ceil(len(records) / 250)
-    groups = [records[at : at + size] for at in range(0, len(records), size)]
-    x = [float(group[-1]["round"]) for group in groups]
-    loss = [sum(record["loss"] for record in group) / len(group) for group in groups]
-    note = f"Each point is the mean of {size} rounds." if size > 1 else ""
+    x = [float(group[-1]["round"]) for group in grouped(records, MOST_ROUNDS)]
+    loss = averaged([record["loss"] for record in records], MOST_ROUNDS)
+    note = caption(len(records), MOST_ROUNDS, "rounds")
     return line_chart("loss", "Training loss of the round's clients", x, [Line("training loss", loss, "c0")],
                       xlabel="round", ylabel="training loss", shown=reader("nll"), note=note)  # fmt: skip
 
@@ -79,13 +82,12 @@ def spread(run: RunData) -> Section:
     if each:
         charts.append(_last_modes(metric, [scaled(metric, v) for v in each], scaled(metric, last["test"][metric])))
     shown = [name for name in ("disagreement", "mutual_information", "variance") if name in last["test"]]
-    tested = [run.tested[at] for at in thin(len(run.tested))]
-    x = [float(record["round"]) for record in tested]
+    x = [float(group[-1]["round"]) for group in grouped(run.tested)]
     for at, name in enumerate(shown):
-        values = [scaled(name, record["test"][name]) for record in tested]
+        values = averaged([scaled(name, record["test"][name]) for record in run.tested])
         charts.append(line_chart(f"spread-{name.replace('_', '-')}", f"{TITLES[name].capitalize()} over rounds", x,
                                  [Line(TITLES[name], values, look(at + 1))], xlabel="round", ylabel=TITLES[name],
-                                 shown=reader(name), from_zero=True))  # fmt: skip
+                                 shown=reader(name), from_zero=True, note=caption(len(run.tested))))  # fmt: skip
     return Section("spread", title, "Disagreement: how often two modes choose different classes. Mutual information: "
                    "the part of the entropy that comes from the modes disagreeing." if "disagreement" in shown else
                    "Variance: the mean over test examples of the variance over modes.", charts)  # fmt: skip

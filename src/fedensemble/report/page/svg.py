@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 400.0, 260.0  # of a drawing; a page scales it, so text stays in proportion
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 12.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 12.0, 12.0, 44.0
+LONGEST = 6  # letters of a number for which LEFT has room
 
 Format = Callable[[float], str]
 
@@ -88,13 +89,26 @@ def plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.4g}"
 
 
+def tick(value: float) -> str:
+    """A number that fits beside an axis.
+
+    >>> tick(0.015), tick(120000.0), tick(0.00025)
+    ('0.015', '1.2e5', '2.5e-4')
+    """
+    text = plain(value)
+    if len(text) <= LONGEST:
+        return text
+    digits, power = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
 def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) -> Markup:
     """Grid, ticks and labels of a drawing."""
     parts = []
     for value in ticks(y.low, y.high):
         at = y(value)
         parts.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
-        parts.append(tag("text", plain(value), x=x.start - 6, y=at + 4, text_anchor="end"))
+        parts.append(tag("text", tick(value), x=x.start - 6, y=at + 4, text_anchor="end"))
     for value in ticks(x.low, x.high, 12 if 3 < x.high - x.low <= 12 else 6):
         if xformat(value):
             parts.append(tag("text", xformat(value), x=x(value), y=y.start + 16, text_anchor="middle"))

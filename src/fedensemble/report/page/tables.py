@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import StoreError
+from ..grid import FULL
 from ..tables import TITLES, TextTable
 from .data import RunData, optional, read_run
 
@@ -22,6 +23,13 @@ class RowData:
     label: str
     listed: int  # runs it had
     runs: tuple[RunData, ...]
+    group: str = ""  # the table's row, where the label is that of a cell
+    name: str = ""  # in its group
+
+    @property
+    def short(self) -> str:
+        """What it is called beside others of its group."""
+        return self.name or self.label
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class ComparisonData:
     metric: str
     table: TextTable
     rows: tuple[RowData, ...]
-    paper: Mapping[str, float] = field(default_factory=dict)  # by row label
+    paper: Mapping[str, float] = field(default_factory=dict)  # by row label; at full scale only
     notes: Sequence[str] = ()
     pictures: Sequence[tuple[str, str]] = ()  # names and data addresses
 
@@ -48,20 +56,24 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
     rows = _rows(folder)
     runs = [run for row in rows for run in row.runs]
+    scale = optional(folder / "results.json").get("scale", FULL)
+    paper = _paper(numbers or table) if scale == FULL else {}  # beside a small trial they only squeeze the picture
     name = folder.resolve().name if text else folder.resolve().parent.name
     return ComparisonData(
-        name, heading, _metric(numbers or table, runs), table, tuple(rows), _paper(numbers or table), _notes(text),
+        name, heading, _metric(numbers or table, runs), table, tuple(rows), paper, _notes(text),
         _pictures(folder, text),
     )  # fmt: skip
 
 
 def _rows(folder: Path) -> list[RowData]:
     cells = optional(folder / "results.json").get("cells", [])
-    listed = {f"{cell['row']} / {cell['column']}": cell["folders"] for cell in cells if cell.get("folders")}
+    listed = [(f"{c['row']} / {c['column']}", c["folders"], c["row"], c["column"]) for c in cells if c.get("folders")]
+    whole = [(str(label), places, "", "") for label, places in optional(folder / "runs.json").items()]
     rows = []
-    for label, places in (listed or optional(folder / "runs.json")).items():
+    for label, places, group, name in listed or whole:
         found = [_find(folder, Path(place)) for place in places]
-        rows.append(RowData(str(label), len(places), tuple(read_run(place) for place in found if place is not None)))
+        runs = tuple(read_run(place) for place in found if place is not None)
+        rows.append(RowData(label, len(places), runs, group, name))
     return rows
 
 

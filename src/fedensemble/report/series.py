@@ -1,0 +1,41 @@
+"""Long curves made readable: a point for some tests at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+MOST = 60  # points of a curve; more of noisy tests hide one another
+MOST_ROUNDS = 250  # points of the training loss, which is one line
+
+
+def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
+    """Neighbours together, so that there are at most `most` groups; all but the first are of one size.
+
+    >>> grouped([1, 2, 3, 4, 5], 3)
+    [[1], [2, 3], [4, 5]]
+    """
+    size = group_size(len(items), most)
+    ends = range(len(items) % size or size, len(items) + 1, size)
+    return [items[max(0, end - size) : end] for end in ends]
+
+
+def group_size(count: int, most: int = MOST) -> int:
+    """How many neighbours make a point."""
+    return max(1, -(-count // most))
+
+
+def averaged(values: Sequence[float], most: int = MOST) -> list[float]:
+    """The mean of each group."""
+    return [sum(group) / len(group) for group in grouped(values, most)]
+
+
+def caption(count: int, most: int = MOST, what: str = "tests") -> str:
+    """What a reader must know of averaged points; empty where a point is one test.
+
+    >>> caption(400), caption(60)
+    ('Each point is the mean of the 7 tests up to it.', '')
+    """
+    size = group_size(count, most)
+    return f"Each point is the mean of the {size} {what} up to it." if size > 1 else ""

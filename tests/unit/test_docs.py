@@ -1,0 +1,113 @@
+"""The pages for users say what is so: examples run, commands parse, links lead somewhere, names are complete."""
+
+import doctest
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from torch import nn
+
+import fedensemble as fe
+from fedensemble.cli import app
+from fedensemble.core.algorithm import algorithms
+from fedensemble.experiment.config import Config
+from fedensemble.testing import check_algorithm
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON_PAGE = ROOT / "docs" / "ref-python.md"
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE)
+
+
+def test_examples_of_the_python_page():
+    source = "\n".join(blocks(PYTHON_PAGE, "pycon"))
+    test = doctest.DocTestParser().get_doctest(source, {}, PYTHON_PAGE.name, str(PYTHON_PAGE), 0)
+    said: list[str] = []
+    found = doctest.DocTestRunner().run(test, out=said.append)
+    assert found.attempted > 20 and not found.failed, "".join(said)
+
+
+def test_the_python_page_names_everything_public():
+    named = set(re.findall(r"`(\w+)`", text(PYTHON_PAGE)))
+    assert not sorted(set(fe.__all__) - named)
+
+
+def test_the_readme_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # it saves
+    example = blocks(ROOT / "README.md", "python")[0]
+    x = torch.randn(20, 6, 4, generator=torch.Generator().manual_seed(0))
+    pairs = list(zip(x, (x.sum(-1) > 0).long(), strict=True))
+    (x0, y0), (x1, y1), *others = pairs
+    data = fe.FederatedData.from_clients(pairs)
+    names = {"MyNet": lambda: nn.Linear(4, 2), "x0": x0, "y0": y0, "x1": x1, "y1": y1, "others": others}
+    names |= {"x_test": x0, "y_test": y0, "data": data}
+    exec(example.replace("(x1, y1), ...]", "(x1, y1), *others]"), names)
+    assert names["federation"].round == 50
+    last = capsys.readouterr().out.splitlines()[-1]
+    comment = next(line for line in example.splitlines() if "fe.evaluate" in line).split("# a dict: ")[1]
+    for metric in comment.removesuffix(", ...").split(", "):
+        assert f"'{metric}': " in last
+
+
+def test_the_method_of_the_readme_keeps_the_contract(monkeypatch):
+    monkeypatch.setattr(algorithms, "_items", dict(algorithms._items))  # it is there for this test alone
+    names = {"fe": fe, "dataclass": dataclass, "__name__": "readme"}
+    exec(blocks(ROOT / "README.md", "python")[1], names)
+    check_algorithm(names["Leash"]())
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for block in blocks(page, "(?:console|bash)") for line in block.splitlines()]
+    parts = [part.strip() for line in lines for part in line.removeprefix("$ ").split("  #")[0].split(";")]
+    return sorted({part.split(" > ")[0] for part in parts if part.startswith("fedensemble ")})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_parse(command):
+    parser = typer.main.get_command(app)
+    words = shlex.split(command, comments=True)[1:]
+    context = None
+    while hasattr(parser, "commands"):
+        parser, context = parser.commands[words[0]], parser.make_context("fedensemble", words[:1], parent=context)
+        words = words[1:]
+    parser.make_context(parser.name, words, parent=context)  # raises for what it does not know, and runs nothing
+
+
+def test_commands_are_found():
+    assert len(commands()) > 20 and "fedensemble ls partitions dirichlet" in commands()
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in map(slug, re.findall(r"^#+ (.+)$", text(target), re.MULTILINE)), link
+
+
+def test_settings_are_all_in_the_reference():
+    _, *sections = re.split(r"^\| \*\*`\[(\w+)\]`\*\*", text(ROOT / "docs" / "ref-config.md"), flags=re.MULTILINE)
+    rows = dict(zip(sections[::2], sections[1::2], strict=True))
+    for name, field in Config.model_fields.items():
+        known = getattr(field.annotation, "model_fields", ())  # tables of plug-ins are in ref-options.md
+        first = {word for row in rows.get(name, "").splitlines() for word in re.findall(r"`([\w.]+)`", row)}
+        assert set(known) <= first, name
