@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import draws
 from .core.learner import Learner
@@ -98,6 +98,17 @@ class Ensemble:
     def __len__(self) -> int:
         """Number of modes, K."""
         return len(self.theta)
+
+    def module(self, mode: int) -> nn.Module:
+        """A mode as a plain nn.Module of its own, in eval mode, on the CPU.
+
+        It takes inputs as models see them: after `standardise`, where there is one. Raises IndexError as a list does.
+        """
+        model = self.learner.build(0).to(self.learner.dtype)
+        weights = self.learner.theta_layout.unflatten(self.theta[mode])
+        rest = self.learner.buffer_layout.unflatten(self.buffers[mode])
+        model.load_state_dict({**model.state_dict(), **weights, **rest})
+        return model.eval()
 
     def predict(self, x: Any, *, batch_size: int = 1024, dropout: bool = False, on_device: bool = False) -> Prediction:
         """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not standardised).

@@ -49,6 +49,20 @@ def test_probabilities_and_logits():
     assert len(made.ensemble) == 4
 
 
+def test_a_mode_as_a_module():
+    net = lambda: nn.Sequential(nn.Linear(DATA.x.shape[1], 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))  # noqa: E731
+    made = federation(net)
+    prediction = made.ensemble.predict(DATA.x)
+    for mode in range(4):
+        module = made.ensemble.module(mode)
+        torch.testing.assert_close(module(DATA.x).softmax(-1).detach(), prediction.members[mode], **EXACT)
+    with torch.no_grad():
+        next(module.parameters()).zero_()  # its own weights: the ensemble keeps what it has
+    assert torch.equal(made.ensemble.predict(DATA.x).mean, prediction.mean)
+    with pytest.raises(IndexError):
+        made.ensemble.module(4)
+
+
 def test_batches_do_not_matter():
     made, x = federation(), numbers(20, 4, word=5)
     torch.testing.assert_close(made.ensemble.predict(x, batch_size=7).mean, made.ensemble.predict(x).mean, **EXACT)

@@ -30,7 +30,7 @@ class Algorithm(ABC):
     Args:
         lr: learning rate of local training.
         lr_decay: multiplies the rate every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is constant).
-        lr_decay_every: see above.
+        lr_decay_every: rounds between two such steps.
         weighting: a mode's clients count by their "examples" (the paper's appendix) or are "uniform" (its remark).
         optimizer: the local optimiser.
     """

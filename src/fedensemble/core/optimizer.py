@@ -53,6 +53,9 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """Stochastic gradient descent: `v <- momentum * v + g`, `theta <- theta - lr * v`, as torch.optim.SGD.
 
+    Args:
+        momentum: share of the last step's direction that is kept.
+
     >>> SGD(momentum=0.9).step(torch.ones(2), torch.ones(2), {"velocity": torch.ones(2)}, lr=0.1)[0]
     tensor([0.8100, 0.8100])
     """
@@ -80,7 +83,12 @@ class SGD(Optimizer):
 @optimizers.register("adam")
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam; the paper's choice for Shakespeare."""
+    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam; the paper's choice for Shakespeare.
+
+    Args:
+        beta1, beta2: share of the running means of the gradient and of its square that is kept.
+        epsilon: added to the root of the latter.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999

@@ -36,6 +36,7 @@ def stand_in_images(
     """Made-up images, uint8 [n, channels, side, side]: a coarse random pattern for each class, under noise.
 
     Args:
+        channels, side: of an image, which is a square.
         classes: as many labels as the real data have, each as often as can be.
         n, n_test: number of training and of test images.
         groups: so many natural clients in place of `n` images, of the sizes OpenImage's clients have: read from

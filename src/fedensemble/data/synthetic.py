@@ -14,6 +14,10 @@ def sine(*, clients: int = 50, points: int = 2, noise: float = 0.2, spread: floa
     x is uniform on [-1, 1]. Inputs and targets are float32 [n, 1]; the natural clients are the a_i. The test set is
     a grid of 201 points of the noiseless sin(2 pi x).
 
+    Args:
+        clients, points: number of clients, and of pairs each of them has.
+        noise, spread: standard deviation of the targets' noise, and of the clients' amplitudes.
+
     >>> sine(clients=3, points=2).group.tolist()
     [0, 0, 1, 1, 2, 2]
     """
@@ -45,6 +49,7 @@ def gaussians(
 
     Args:
         n, n_test: number of training and of test examples; no test set if `n_test` is 0.
+        classes, features: number of classes, and of numbers an example has.
         separation: typical distance of two class means, in standard deviations of a class.
     """
     owner = "dataset 'gaussians'"

@@ -36,7 +36,6 @@ class VectorEngine(Simulation):
         precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32; "auto" is tf32.
         graphs: record local training as CUDA graphs; None does on a GPU.
         deterministic: only kernels whose sums always come in the same order, even if they are slower.
-        client_memory: as for `Simulation`.
     """
 
     batched: ClassVar[bool] = True
