@@ -139,7 +139,7 @@ def test_shares_are_whole(count):
 @pytest.mark.parametrize(("enough", "expected"), [(10**9, 1), (1, 3)])
 def test_threads_inside_operations_only_where_there_is_work(enough, expected, monkeypatch):
     monkeypatch.setattr(threads, "_WORTH", 10**12)
-    monkeypatch.setattr(threads, "_WORTH_TWO", enough)
+    monkeypatch.setattr(threads, "_WORTH_INSIDE", enough)
     seen = set()
 
     class Spy(nn.Linear):

@@ -35,9 +35,6 @@ _ASKED = {
 }  # harmless questions to a stack
 
 
-_LOOKS = {Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist}
-
-
 class Folded(FoldedNorms):
     """While active, layers see J stacked weights and a folded batch.
 
@@ -66,8 +63,6 @@ class Folded(FoldedNorms):
             done = self.awaited.pop(id(args[0] if args else kwargs.get("input")), None)
             if done is not None:
                 return done
-        if func in _LOOKS:  # clients' examples are one batch here: a decision would be made for all of them at once
-            raise NotFoldable("its forward pass decides by numbers, such as `if x.max() > 1` or x.item()")
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
@@ -176,6 +171,10 @@ class Folded(FoldedNorms):
         rows = tokens.reshape(self.visits, -1) + first
         return F.embedding(rows, weight.flatten(0, 1)).reshape(*tokens.shape, weight.shape[-1])
 
+    def look(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses to show numbers: clients' examples are one batch, so a decision would be made for all at once."""
+        raise NotFoldable("its forward pass decides by numbers, such as `if x.max() > 1` or x.item()")
+
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
@@ -189,4 +188,7 @@ _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.layer_norm: Folded.layer_norm,
     F.embedding: Folded.embedding,
     F.max_pool2d: Folded.max_pool2d,
+    **dict.fromkeys(
+        (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist), Folded.look
+    ),
 }

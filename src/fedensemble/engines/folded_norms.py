@@ -70,7 +70,7 @@ class FoldedNorms(KeyedRandomness):
         if fused:
             self.awaited[id(out)] = out
         if self.watch is not None:
-            self.watch.made(out, self.norms)
+            self.watch.made(out)
         self.norms += 1
         return out
 

@@ -15,24 +15,25 @@ RELUS = {F.relu, torch.relu, Tensor.relu, *_IN_PLACE}
 
 
 class Watch:
-    """Looks at what becomes of the outputs of a module's BatchNorms, by their number in the pass."""
+    """Looks at what becomes of the outputs of a module's BatchNorms."""
 
     def __init__(self) -> None:
-        self._watched: dict[int, tuple[Tensor, int]] = {}  # by identity; the tensor is held, so that nobody else has it
-        self._uses: dict[int, list[bool]] = {}  # whether each was a ReLU
+        self._uses: list[list[bool]] = []  # of each output: whether they were a ReLU
+        self._watched: dict[int, tuple[Tensor, list[bool]]] = {}  # by identity, which nobody else has while it is held
 
-    def made(self, out: Tensor, number: int) -> None:
-        """BatchNorm `number` gave this."""
-        self._watched[id(out)], self._uses[number] = (out, number), []
+    def made(self, out: Tensor) -> None:
+        """The next BatchNorm gave this."""
+        self._uses.append([])
+        self._watched[id(out)] = (out, self._uses[-1])
 
     def used(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A function of torch was called with these, or the module returned them."""
         for value in tree_leaves((args, kwargs)):
             if id(value) in self._watched:
-                self._uses[self._watched[id(value)][1]].append(func in RELUS)
+                self._watched[id(value)][1].append(func in RELUS)
                 if func in _IN_PLACE or (func in RELUS and (kwargs.get("inplace") or True in args[1:])):
                     del self._watched[id(value)]  # from here on it is the ReLU's output
 
     def found(self) -> tuple[bool, ...]:
         """For each BatchNorm of the pass, whether it was given to one ReLU and to nobody else."""
-        return tuple(uses == [True] for uses in self._uses.values())
+        return tuple(uses == [True] for uses in self._uses)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .vector import VectorEngine
 
 _WORTH = 10_000_000  # operations of a visit's forward pass; below it most of a step is Python, which threads share
-_WORTH_TWO = 50_000_000  # of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
+_WORTH_INSIDE = 50_000_000  # of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
 _UNEVEN = 4  # shares a core where visits have different numbers of steps: whoever is done takes the next
 
 
@@ -43,7 +43,7 @@ class VisitThreads:
         """Local training of a block of visits."""
         count, visits = cores(), len(given.noise)
         if self.work < _WORTH or min(count, visits) < 2:
-            with inside(1 if self.work * visits < _WORTH_TWO else count):
+            with inside(1 if self.work * visits < _WORTH_INSIDE else count):
                 return engine.train_plainly(algorithm, given, ragged)
         parts = shares(given, min(visits, count * _UNEVEN if ragged else count))
         pool = self._ready(engine, count)

@@ -113,13 +113,7 @@ def _launch(visits: int, batch: int, width: int) -> tuple[tuple[int, int, int], 
 
 
 class TritonLSTM(torch.autograd.Function):
-    """Outputs [N, T, H] and the last cell [N, H] of one direction of one layer, N = J * B, all in float32.
-
-    Args:
-        given: what the inputs add to the gates, [N, T, 4H], biases included.
-        hidden, cell: the first state, [N, H].
-        weight: of the state, [J, 4H, H].
-    """
+    """As `LSTMLayer`, in float32."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> Any:
