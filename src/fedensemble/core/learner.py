@@ -65,7 +65,12 @@ class Learner:
         template = self.build(0).to(device)
         self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
         self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
-        self.counters = {n: t.clone() for n, t in self._fixed(template) if not t.is_floating_point()}
+        counting = {f"{n}.num_batches_tracked" for n, m in template.named_modules() if type(m) in _COUNTING}
+        self.counters = {  # those of BatchNorm, which nobody reads, on the CPU: a GPU would be asked for each of them
+            n: t.cpu().clone() if n in counting else t.clone()
+            for n, t in self._fixed(template)
+            if not t.is_floating_point()
+        }
         if not self.theta_layout.names:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
         norms = [m for m in template.modules() if _mixes_examples(m)]
@@ -167,6 +172,9 @@ def _seed(seed: int) -> None:
             device.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
+
+
+_COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def _mixes_examples(module: nn.Module) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import ceil
 
@@ -48,14 +49,16 @@ class Workshop:
 
     def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         """Outputs of M models [M, P] for the same inputs [B, ...], all at once: [M, B, ..., C]."""
-        return self.outputs_of(theta, buffers, x)
+        with _repeatable():
+            return self.outputs_of(theta, buffers, x)
 
     def gradient(self, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
         """Gradients of M models' objectives on their own inputs [M, B, ...] and targets [M, B, ...], [M, P].
 
         An objective is a function of what it is given alone: Python may run it only once for each shape.
         """
-        return self.gradient_of(objective, theta, buffers, x, target)
+        with _repeatable():
+            return self.gradient_of(objective, theta, buffers, x, target)
 
     def mixture(self, shares: Tensor, theta: Tensor, buffers: Tensor) -> Tensor:
         """Mixtures of what M models [M, P] say of the server's own inputs, by shares [K, M]: [K, n, ..., C].
@@ -94,6 +97,16 @@ class Workshop:
             said = said.softmax(-1) if self.learner.task == "classification" else said
             parts.append(torch.einsum("km,m...->k...", share, said))
         return sum(parts[1:], parts[0])
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Within it, convolutions add up in the same order each time: a run that goes on must give the same bytes."""
+    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 def _outputs(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:

@@ -63,10 +63,12 @@ class RecordedProblem(LocalProblem):
         def step(state: Tree, gradient: Gradient) -> Tree:
             """The same in place: one pass over the weights."""
             theta = state["theta"]
-            value = gradient(theta)
-            value = self.optimizer.prepare(theta, value if adjust is None else adjust(theta, value))
+            value, decay = gradient(theta), self.optimizer.weight_decay
+            value = value if adjust is None else adjust(theta, value)
+            if self.optimizer.clip > 0:
+                value, decay = self.optimizer.prepare(theta, value), 0.0
             rate = self.lr if self.active is None else self.lr * self.active
-            return {"theta": theta.addcmul_(value, torch.as_tensor(rate), value=-1)}
+            return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay)}
 
         return self.iterate({"theta": start}, step)["theta"]
 

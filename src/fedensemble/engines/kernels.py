@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import draws
-from .pieces import Piece
+
+if TYPE_CHECKING:
+    from .pieces import Piece
 
 Pair = tuple[int, int]
 HAS_TRITON = find_spec("triton") is not None
+STREAM = 2048  # weights that one program of a pass over all of them takes
 
 
 def conv2d(
@@ -57,6 +60,37 @@ def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
     from .fused_lstm import LSTMLayer
 
     return LSTMLayer.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float) -> Tensor:
+    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number."""
+    if not _streamed(theta):
+        return theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
+    from .triton_step import descend as quickly
+
+    return quickly(theta, slope, rate, decay)
+
+
+def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
+    """Weights [J, P] copied to the first P columns of `out`, in its type; those columns."""
+    columns = out[:, : theta.shape[1]]
+    if not _streamed(theta):
+        return columns.copy_(theta)
+    from .triton_step import copy_rows as quickly
+
+    quickly(theta, out)
+    return columns
+
+
+def _streamed(theta: Tensor) -> bool:
+    """Whether passes over weights [J, P] are Triton's; rows must not be shorter than a kernel's block."""
+    return (
+        HAS_TRITON
+        and theta.is_cuda
+        and theta.dtype == torch.float32
+        and theta.is_contiguous()
+        and theta.shape[1] >= STREAM
+    )
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.learner import Learner
 from ..vectors import Layout, Tree
+from .kernels import copy_rows
 
 _ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
 
@@ -81,6 +82,4 @@ def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
     if compute == theta.dtype and length % each == 0:
         return layout.unflatten(theta)
     wide = theta.new_empty(visits, -(-length // each) * each, dtype=compute)
-    whole = wide[:, :length]
-    whole.copy_(theta)
-    return layout.unflatten(whole)
+    return layout.unflatten(copy_rows(theta, wide))

@@ -38,41 +38,47 @@ def _inside(
 def _products(
     x, w, bias, out, B, W_STRIDE, BIAS_STRIDE, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, KW: tl.constexpr, TAPS: tl.constexpr, BY_TAP: tl.constexpr,
-    TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BY_TAP: tl.constexpr,
+    EVERY_H: tl.constexpr, EVERY_W: tl.constexpr, TURNED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of skipping by it.
 
     BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels; with few channels taps
-    and channels are gone through as one. TURNED, w is the matrix of the forward pass, [taps, O, C] in the names here.
+    and channels are gone through as one. TURNED, w is the matrix of the forward pass, [taps, O, C] in the names here,
+    and by tap a program has every EVERY_H-th row and EVERY_W-th column of pixels, for which most taps meet nothing.
     """
     j = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    below, beside = tl.program_id(0) % (EVERY_H * EVERY_W) // EVERY_W, tl.program_id(0) % EVERY_W
+    tall: tl.constexpr = (OH + EVERY_H - 1) // EVERY_H
+    wide: tl.constexpr = (OW + EVERY_W - 1) // EVERY_W
+    rows = tl.program_id(0) // (EVERY_H * EVERY_W) * BLOCK_M + tl.arange(0, BLOCK_M)
+    image, rest = rows // (tall * wide), rows % (tall * wide)
+    oy, ox = rest // wide * EVERY_H + below, rest % wide * EVERY_W + beside
+    real = (image < B) & (oy < OH) & (ox < OW)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    M = B * OH * OW
-    image, rest = rows // (OH * OW), rows % (OH * OW)
-    oy, ox = rest // OW, rest % OW
     x += j * B * H * W * C
     w += j * W_STRIDE
     start = image * (H * W * C)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if BY_TAP:
-        channels = tl.arange(0, BLOCK_K)
-        for tap in range(TAPS):
-            place, inside = _inside(oy, ox, tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED)
-            inside = inside & (rows < M)
-            pixel = x + start + place * C
-            for first in range(0, C, BLOCK_K):
-                c = first + channels
-                a = tl.load(pixel[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0)
-                if TURNED:
-                    line = w + (tap * O + columns)[:, None] * C + c[None, :]
-                    b = tl.trans(tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0))
-                else:
-                    line = w + (tap * C + c)[:, None] * O + columns[None, :]
-                    b = tl.load(line, mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0)
-                total = tl.dot(a, b, total, input_precision=PRECISION)
+        parts: tl.constexpr = (C + BLOCK_K - 1) // BLOCK_K
+        first_y, first_x = (below + PAD_H) % EVERY_H, (beside + PAD_W) % EVERY_W
+        across = (KW - first_x + EVERY_W - 1) // EVERY_W
+        for step in range((KH - first_y + EVERY_H - 1) // EVERY_H * across * parts):
+            ky, kx = first_y + step // parts // across * EVERY_H, first_x + step // parts % across * EVERY_W
+            c = step % parts * BLOCK_K + tl.arange(0, BLOCK_K)
+            place, inside = _inside(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED)
+            there = (inside & real)[:, None] & (c < C)[None, :]
+            a = tl.load((x + start + place * C)[:, None] + c[None, :], mask=there, other=0.0)
+            tap = ky * KW + kx
+            if TURNED:
+                line = w + (tap * O + columns)[:, None] * C + c[None, :]
+                b = tl.trans(tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0))
+            else:
+                line = w + (tap * C + c)[:, None] * O + columns[None, :]
+                b = tl.load(line, mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         for first in range(0, K, BLOCK_K):
             k = first + tl.arange(0, BLOCK_K)
@@ -81,7 +87,7 @@ def _products(
                 oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W,
                 PAD_H, PAD_W, TURNED,
             )  # fmt: skip
-            inside = inside & (rows < M)[:, None] & (k < K)[None, :]
+            inside = inside & real[:, None] & (k < K)[None, :]
             a = tl.load(x + start[:, None] + place * C + c[None, :], mask=inside, other=0.0)
             if TURNED:
                 line = w + (tap[:, None] * O + columns[None, :]) * C + c[:, None]
@@ -91,8 +97,9 @@ def _products(
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias + j * BIAS_STRIDE + columns, mask=columns < O, other=0.0).to(tl.float32)[None, :]
-    place = out + j * M * O + rows[:, None] * O + columns[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < O)[None, :])
+    pixel = (image * OH + oy) * OW + ox
+    place = out + j * B * OH * OW * O + pixel[:, None] * O + columns[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=real[:, None] & (columns < O)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -141,13 +148,23 @@ def _along_weights(
     tl.store(place, total, mask=real[:, None] & (columns < O)[None, :])
 
 
-_MANY = 32  # input channels from which filter taps are gone through one by one
+_MANY = 16  # input channels from which filter taps are gone through one by one
 _MANY_BACK = 64  # likewise for slopes of weights
 
 
 def tile(size: int, most: int) -> int:
     """A power of two from 16 to `most` that covers `size` without much waste."""
     return max(16, min(most, triton.next_power_of_2(size)))
+
+
+def _tiles(dtype: torch.dtype, rows: int, outputs: int, inner: int) -> tuple[int, int, int, int, int]:
+    """Rows, columns and inner numbers of a product's tile, warps and stages: the fastest of a search on an H200."""
+    block_m, block_n = tile(rows, 128), tile(outputs, 128)
+    if dtype == torch.float32:
+        return block_m, block_n, tile(inner, 32), 8 if block_n >= 128 else 4, 3
+    if block_n >= 128:
+        return min(block_m, 64), block_n, tile(inner, 64), 4, 3
+    return block_m, block_n, tile(inner, 64), 4, 3
 
 
 def precision() -> str:
@@ -180,17 +197,17 @@ def products(
     inner, outputs = (taps * channels, matrix.shape[1] // taps) if turned else matrix.shape[1:]
     batch = total // visits
     out = images_like(x, (total, outputs, *out_size))
-    rows = batch * out_size[0] * out_size[1]
-    block_m, block_n = (128 if rows >= 128 else tile(rows, 128)), tile(outputs, 128)
-    by_tap, most = channels >= _MANY, 32 if x.dtype == torch.float32 else 64
-    block_k = tile(channels if by_tap else inner, most)
-    grid = (triton.cdiv(rows, block_m), triton.cdiv(outputs, block_n), visits)
+    by_tap = channels >= _MANY
+    every = stride if turned and by_tap else (1, 1)
+    rows = batch * triton.cdiv(out_size[0], every[0]) * triton.cdiv(out_size[1], every[1])
+    block_m, block_n, block_k, warps, stages = _tiles(x.dtype, rows, outputs, channels if by_tap else inner)
+    grid = (triton.cdiv(rows, block_m) * every[0] * every[1], triton.cdiv(outputs, block_n), visits)
     _products[grid](
         x, matrix, x if bias is None else bias, out, batch, matrix.stride(0), 0 if bias is None else bias.stride(0),
         K=inner, H=height, W=width, C=channels, OH=out_size[0], OW=out_size[1], O=outputs, STRIDE_H=stride[0],
-        STRIDE_W=stride[1], PAD_H=padding[0], PAD_W=padding[1], KW=size[1], TAPS=taps, BY_TAP=by_tap, TURNED=turned,
-        HAS_BIAS=bias is not None, PRECISION=precision(), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=8 if block_n >= 128 else 4, num_stages=3,
+        STRIDE_W=stride[1], PAD_H=padding[0], PAD_W=padding[1], KH=size[0], KW=size[1], BY_TAP=by_tap,
+        EVERY_H=every[0], EVERY_W=every[1], TURNED=turned, HAS_BIAS=bias is not None, PRECISION=precision(),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -207,8 +224,9 @@ def along_weights(
     _, out_height, out_width, outputs = slope.shape
     batch, inner = total // visits, size[0] * size[1] * channels
     rows = batch * out_height * out_width
-    by_tap, block_m = channels >= _MANY_BACK, 32 if x.dtype == torch.float32 else 64
-    block_k = tile(channels if by_tap else inner, 64 if x.dtype == torch.float32 else 128)
+    by_tap = channels >= _MANY_BACK
+    block_m = 64 if channels < _MANY_BACK and x.dtype != torch.float32 else 32
+    block_k = tile(channels if by_tap else inner, 128 if by_tap and x.dtype != torch.float32 else 64)
     block_n = tile(outputs, 128)
     parts = triton.cdiv(channels if by_tap else inner, block_k)
     pieces = parts * (size[0] * size[1] if by_tap else 1)
@@ -222,7 +240,7 @@ def along_weights(
         x, slope, out, batch, split, share, out.stride(1), out.stride(0), K=inner, H=height, W=width, C=channels,
         OH=out_height, OW=out_width, O=outputs, STRIDE_H=stride[0], STRIDE_W=stride[1], PAD_H=padding[0],
         PAD_W=padding[1], PARTS=parts, KW=size[1], BY_TAP=by_tap, PRECISION=precision(), BLOCK_M=block_m,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=8 if block_k * block_n >= 128 * 128 else 4, num_stages=3,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
     return place if split == 1 else torch.sum(out, 0, out=place)
 

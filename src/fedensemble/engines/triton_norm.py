@@ -59,21 +59,19 @@ def _sums(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _total(sums, SPLIT, C, c, real, BLOCK_C: tl.constexpr):
-    """The two sums of a visit over all shares."""
-    j = tl.program_id(1)
-    first, second = tl.zeros((BLOCK_C,), dtype=tl.float32), tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for split in range(SPLIT):
-        place = sums + ((split * tl.num_programs(1) + j) * 2) * C + c
-        first += tl.load(place, mask=real, other=0.0)
-        second += tl.load(place + C, mask=real, other=0.0)
-    return first, second
+def _total(sums, SPLIT, C, c, real, SHARES: tl.constexpr):
+    """The two sums of a visit over all shares, of which there may be SHARES."""
+    split = tl.arange(0, SHARES)[:, None]
+    place = sums + (split * tl.num_programs(1) + tl.program_id(1)) * 2 * C + c[None, :]
+    there = (split < SPLIT) & real[None, :]
+    first, second = tl.load(place, mask=there, other=0.0), tl.load(place + C, mask=there, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _statistics(
     sums, x, mean, variance, weight, bias, out, ROWS, C, SPLIT, MEAN, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
-    BLOCK_C: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
 
@@ -82,7 +80,7 @@ def _statistics(
     j = tl.program_id(1)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
-    first, second = _total(sums, SPLIT, C, c, real, BLOCK_C)
+    first, second = _total(sums, SPLIT, C, c, real, SHARES)
     near = first / ROWS
     centre = tl.load(x + j.to(tl.int64) * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
     var = tl.maximum(second / ROWS - near * near, 0.0)
@@ -102,13 +100,13 @@ def _statistics(
 @triton.jit  # type: ignore[untyped-decorator]
 def _slopes(
     sums, weight, known, out, along_weight, along_bias, ROWS, C, SPLIT, WEIGHT, ALONG_WEIGHT, ALONG_BIAS,
-    BLOCK_C: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Slopes of weight and bias, and out [3, J, C]: a, b and d of the images' slope, a slope + b x + d."""
     j = tl.program_id(1)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
-    total, weighted = _total(sums, SPLIT, C, c, real, BLOCK_C)
+    total, weighted = _total(sums, SPLIT, C, c, real, SHARES)
     place, each = out + j * C + c, tl.num_programs(1) * C
     mean = tl.load(known + j * C + c, mask=real, other=0.0)
     scale = tl.load(known + each + j * C + c, mask=real, other=0.0)
@@ -155,9 +153,14 @@ def _shape(rows: int, channels: int, visits: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, and into how many shares rows are cut, and their length."""
     block_c = max(8, min(64, triton.next_power_of_2(channels)))
     block_r = 4096 // block_c
-    wanted = max(1, 512 // (visits * triton.cdiv(channels, block_c)))
-    split = max(1, min(wanted, rows // block_r))
-    return block_r, block_c, split, triton.cdiv(triton.cdiv(rows, split), block_r) * block_r
+    blocks = triton.cdiv(rows, block_r)
+    wanted = min(_SHARES, max(1, _PROGRAMS // (visits * triton.cdiv(channels, block_c))))
+    each = triton.cdiv(blocks, wanted)
+    return block_r, block_c, triton.cdiv(blocks, each), each * block_r
+
+
+_PROGRAMS = 2048  # fill an H200
+_SHARES = 128  # which one program can still add up at once
 
 
 class StackedBatchNorm(torch.autograd.Function):
@@ -191,7 +194,8 @@ class StackedBatchNorm(torch.autograd.Function):
         )
         _statistics[(parts, visits)](
             sums, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
-            weight.stride(0), bias.stride(0), eps, momentum, BLOCK_C=block_c, num_warps=1,
+            weight.stride(0), bias.stride(0), eps, momentum,
+            SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
         )  # fmt: skip
         _apply[(triton.cdiv(rows, block_r), parts, visits)](
             flat, flat, known[2], known[3], known, known, known, out, rows, channels, BACK=False, RELU=relu, **blocks
@@ -199,6 +203,7 @@ class StackedBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(flat, weight, known)
         ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
         ctx.mark_non_differentiable(known)
+        ctx.set_materialize_grads(False)  # no zeros for a slope that there is not
         return out, known
 
     @staticmethod
@@ -222,7 +227,7 @@ class StackedBatchNorm(torch.autograd.Function):
         places = [torch.empty(weight.shape, device=weight.device) if place is None else place for place in written]
         _slopes[(parts, visits)](
             sums, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
-            places[1].stride(0), BLOCK_C=block_c, num_warps=1,
+            places[1].stride(0), SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
         )  # fmt: skip
         _apply[(triton.cdiv(rows, block_r), parts, visits)](
             flat, along, known[2], known[3], *numbers, out, rows, channels, BACK=True, **blocks
