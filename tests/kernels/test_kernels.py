@@ -157,12 +157,13 @@ def test_dropout_kernel():
     assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)
 
 
-def test_pooling_kernel():
+@pytest.mark.parametrize(("size", "step"), [(3, 3), (2, 2), (1, 2), (2, 3)])
+def test_pooling_kernel(size, step):
     from fedensemble.engines.triton_pool import SquarePool
 
     torch.manual_seed(0)
     x = torch.randn(3, 5, 7, 8, device=DEVICE).requires_grad_()
-    got, expected = SquarePool.apply(x, 3), F.max_pool2d(x, 3)
+    got, expected = SquarePool.apply(x, size, step), F.max_pool2d(x, size, step)
     slope = torch.randn_like(expected)
     assert torch.equal(got, expected)
     assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
@@ -218,18 +219,22 @@ def test_layers_may_be_written_into(monkeypatch):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_step_kernels(decay):
+@pytest.mark.parametrize(("wide", "slopes", "copies"), [(5001, 5001, 5008), (5008, 5008, 5008), (5008, 5001, 5004)])
+def test_step_kernels(wide, slopes, copies, decay):
+    """Rows of weights, slopes and copies of the same and of different lengths."""
     from fedensemble.engines.triton_step import copy_rows, descend
 
     torch.manual_seed(0)
-    theta, slope = (torch.randn(3, 5001, device=DEVICE) for _ in range(2))
+    theta, slope = (torch.randn(3, columns, device=DEVICE)[:, :5001] for columns in (wide, slopes))
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
-    before = theta.clone()
-    descend(theta, slope, rate, decay)
-    torch.testing.assert_close(theta, before - rate * (slope + decay * before))
-    assert torch.equal(theta[1], before[1])
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
-        wide = torch.full((3, 5008), 7.0, device=DEVICE, dtype=dtype)
-        copy_rows(theta, wide)
-        torch.testing.assert_close(wide[:, :5001].float(), theta, rtol=error, atol=0)
-        assert bool((wide[:, 5001:] == 7).all())
+        before, copy = theta.clone(), torch.empty(3, copies, device=DEVICE, dtype=dtype)
+        again = copy.clone()
+        descend(theta, slope, rate, decay, copy)
+        torch.testing.assert_close(theta, before - rate * (slope + decay * before))
+        assert torch.equal(theta[1], before[1])
+        copy_rows(theta, again)
+        for made in (copy, again):
+            torch.testing.assert_close(made[:, :5001].float(), theta, rtol=error, atol=0)
+    descend(before, slope, rate, decay, None)
+    assert torch.equal(before, theta)

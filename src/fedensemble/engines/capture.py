@@ -19,7 +19,10 @@ from ..core.optimizer import SGD
 from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
 from . import kernels
+from .pieces import aligned, kept_copy
 from .simulation import Inputs, Minibatches, Trained, tuned
+
+Copied = Callable[[Tensor], Tensor | None]
 
 
 class Recorder:
@@ -53,6 +56,7 @@ class RecordedProblem(LocalProblem):
     recorder: Recorder
     minibatches: Minibatches
     table: Tensor  # losses, [S, J]
+    copied: Copied  # what products read of weights [J, P], or None
     active: Tensor | None = None  # [J, 1], while a step is recorded whose visits do not all take part
 
     def descend(self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None) -> Tensor:
@@ -63,19 +67,25 @@ class RecordedProblem(LocalProblem):
         def step(state: Tree, gradient: Gradient) -> Tree:
             """The same in place: one pass over the weights."""
             theta = state["theta"]
-            value, decay = gradient(theta), self.optimizer.weight_decay
+            with kept_copy(theta, copy):
+                value, decay = gradient(theta), self.optimizer.weight_decay
             value = value if adjust is None else adjust(theta, value)
             if self.optimizer.clip > 0:
                 value, decay = self.optimizer.prepare(theta, value), 0.0
             rate = self.lr if self.active is None else self.lr * self.active
-            return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay)}
+            return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay, copy)}
 
-        return self.iterate({"theta": start}, step)["theta"]
+        # Copies: the steps write into them, and the caller's tensors must stay as they are.
+        start = aligned(start)
+        copy = self.copied(start)
+        return self._repeated({"theta": start}, step)["theta"]
 
     def iterate(self, state: Tree, step: Step) -> Tree:
+        return self._repeated({name: value.clone() for name, value in state.items()}, step)
+
+    def _repeated(self, state: Tree, step: Step) -> Tree:
+        """Records a step, which is then repeated; the state is written over."""
         given = self.minibatches.given
-        # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        state = {name: value.clone() for name, value in state.items()}
         buffers = self.buffers.clone()
         index = torch.zeros(1, dtype=torch.int64, device=buffers.device)
         self.recorder.begin(repeated=True)
@@ -111,6 +121,7 @@ class CapturedTraining:
         given: inputs of such a block, as an example.
         most_steps: local steps of the largest client.
         minibatches: makes the local steps from inputs.
+        copied: makes the copy of weights that products read, or gives None.
         pool: memory shared with other captured trainings; they never run at the same time.
     """
 
@@ -120,6 +131,7 @@ class CapturedTraining:
         given: Inputs,
         most_steps: int,
         minibatches: Callable[[Inputs], Minibatches],
+        copied: Copied,
         pool: Any,
     ) -> None:
         room = (most_steps, *given.place.shape[1:])
@@ -134,7 +146,7 @@ class CapturedTraining:
             steps := minibatches(self.given), self.given.buffers, algorithm.optimizer, self.given.lr, self.given.sizes,
             self.given.counts, self.given.own, self.given.coin,
         )  # fmt: skip
-        problem.recorder, problem.minibatches = self.recorder, steps
+        problem.recorder, problem.minibatches, problem.copied = self.recorder, steps, copied
         problem.table = torch.zeros(room[:2], dtype=self.given.lr.dtype, device=self.given.lr.device)
         self.table = problem.table
         try:

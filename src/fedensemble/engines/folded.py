@@ -140,15 +140,16 @@ class Folded(FoldedNorms):
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
         """As F.max_pool2d, which needs no weights but was slow, on a GPU in its backward pass, on a CPU before it."""
-        size = _pair(kernel_size)
-        simple = _pair(stride or size) == size and size[0] == size[1] and _pair(padding) == (0, 0) and x.dim() == 4
+        (size, wide), (step, beside) = _pair(kernel_size), _pair(stride or kernel_size)
+        simple = size == wide and step == beside and step >= size and _pair(padding) == (0, 0) and x.dim() == 4
         simple = simple and not (ceil_mode or return_indices) and _pair(dilation) == (1, 1)
+        simple = simple and size <= min(x.shape[-2:])
         if kernels.HAS_TRITON and x.is_cuda and simple:
             from .triton_pool import SquarePool
 
-            return SquarePool.apply(x, size[0])  # type: ignore[no-untyped-call]
-        if simple and not x.is_cuda and size[0] <= min(x.shape[-2:]):
-            return PlanePool.apply(x, size[0])  # type: ignore[no-untyped-call]
+            return SquarePool.apply(x, size, step)  # type: ignore[no-untyped-call]
+        if simple and not x.is_cuda and size == step:
+            return PlanePool.apply(x, size)  # type: ignore[no-untyped-call]
         usual: Any = F.max_pool2d
         return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 

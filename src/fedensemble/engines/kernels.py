@@ -62,13 +62,20 @@ def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
     return LSTMLayer.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float) -> Tensor:
-    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number."""
-    if not _streamed(theta):
-        return theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
-    from .triton_step import descend as quickly
+def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None = None) -> Tensor:
+    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number.
 
-    return quickly(theta, slope, rate, decay)
+    Args:
+        copy: where the new weights go, too, in another type; see `copy_rows`.
+    """
+    if _streamed(theta):
+        from .triton_step import descend as quickly
+
+        return quickly(theta, slope, rate, decay, copy)
+    theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
+    if copy is not None:
+        copy_rows(theta, copy)
+    return theta
 
 
 def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
@@ -84,13 +91,8 @@ def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
 
 def _streamed(theta: Tensor) -> bool:
     """Whether passes over weights [J, P] are Triton's; rows must not be shorter than a kernel's block."""
-    return (
-        HAS_TRITON
-        and theta.is_cuda
-        and theta.dtype == torch.float32
-        and theta.is_contiguous()
-        and theta.shape[1] >= STREAM
-    )
+    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.stride(1) == 1
+    return HAS_TRITON and fits and theta.stride(0) >= theta.shape[1] >= STREAM
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

@@ -6,7 +6,8 @@ know where a parameter's slope belongs write it there, so that the slope [J, P] 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Pieces:
 
     def __init__(self, learner: Learner, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
         layout = learner.theta_layout
-        self.slope = torch.empty_like(theta)
+        self.slope = torch.empty_strided(theta.shape, theta.stride(), dtype=theta.dtype, device=theta.device)
         self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
         self._places = layout.unflatten(self.slope)
         direct = theta.is_cuda
@@ -73,13 +74,47 @@ class Pieces:
 
 def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
     """The weights as products like them: in their type, each parameter beginning at a multiple of 16 bytes."""
-    each = _ALIGNED // compute.itemsize
-    firsts = [sum(layout.sizes[:n]) for n, shape in enumerate(layout.shapes) if len(shape) > 1]
-    if any(first % each for first in firsts):
+    if _apart(layout, compute):
         named = layout.unflatten(theta).items()
         return {n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format) for n, t in named}
-    visits, length = theta.shape
-    if compute == theta.dtype and length % each == 0:
-        return layout.unflatten(theta)
-    wide = theta.new_empty(visits, -(-length // each) * each, dtype=compute)
-    return layout.unflatten(copy_rows(theta, wide))
+    copy = _KEPT[theta.data_ptr()] if theta.data_ptr() in _KEPT else copy_for_products(layout, theta, compute)
+    return layout.unflatten(theta if copy is None else copy[:, : theta.shape[1]])
+
+
+def _apart(layout: Layout, compute: torch.dtype) -> bool:
+    """Whether parameters do not all begin at multiples of 16 bytes, so that each needs a copy of its own."""
+    each = _ALIGNED // compute.itemsize
+    return any(sum(layout.sizes[:n]) % each for n, shape in enumerate(layout.shapes) if len(shape) > 1)
+
+
+def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
+    """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if there is no such."""
+    each = _ALIGNED // compute.itemsize
+    if _apart(layout, compute) or (compute == theta.dtype and theta.stride(0) % each == 0):
+        return None
+    wide = theta.new_empty(len(theta), _up(theta.shape[1], each), dtype=compute)
+    copy_rows(theta, wide)
+    return wide
+
+
+def aligned(theta: Tensor) -> Tensor:
+    """A copy of weights [J, P] whose rows begin at multiples of 16 bytes, as will those of copies in smaller types."""
+    return theta.new_empty(len(theta), _up(theta.shape[1], _ALIGNED // 2))[:, : theta.shape[1]].copy_(theta)
+
+
+def _up(length: int, each: int) -> int:
+    return -(-length // each) * each
+
+
+_KEPT: dict[int, Tensor] = {}  # by the address of weights
+
+
+@contextmanager
+def kept_copy(theta: Tensor, copy: Tensor | None) -> Iterator[None]:
+    """Within it, products that need these weights read this copy, which the caller keeps up to date."""
+    if copy is not None:
+        _KEPT[theta.data_ptr()] = copy
+    try:
+        yield
+    finally:
+        _KEPT.pop(theta.data_ptr(), None)

@@ -148,8 +148,21 @@ def _along_weights(
     tl.store(place, total, mask=real[:, None] & (columns < O)[None, :])
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _total(parts, out, SPLIT, EACH, J_STRIDE, BLOCK: tl.constexpr):
+    """out[j] = sum_s parts[s, j], EACH numbers, in the order of s."""
+    j = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(SPLIT):
+        total += tl.load(parts + (s * tl.num_programs(1) + j) * EACH + at, mask=at < EACH, other=0.0)
+    tl.store(out + j * J_STRIDE + at, total, mask=at < EACH)
+
+
+_ADDED = 1024  # numbers that a program adds up
 _MANY = 16  # input channels from which filter taps are gone through one by one
 _MANY_BACK = 64  # likewise for slopes of weights
+_PROCESSORS = 132  # of an H200
 
 
 def tile(size: int, most: int) -> int:
@@ -157,13 +170,16 @@ def tile(size: int, most: int) -> int:
     return max(16, min(most, triton.next_power_of_2(size)))
 
 
-def _tiles(dtype: torch.dtype, rows: int, outputs: int, inner: int) -> tuple[int, int, int, int, int]:
+def _tiles(dtype: torch.dtype, rows: int, outputs: int, inner: int, visits: int) -> tuple[int, int, int, int, int]:
     """Rows, columns and inner numbers of a product's tile, warps and stages: the fastest of a search on an H200."""
     block_m, block_n = tile(rows, 128), tile(outputs, 128)
     if dtype == torch.float32:
         return block_m, block_n, tile(inner, 32), 8 if block_n >= 128 else 4, 3
-    if block_n >= 128:
-        return min(block_m, 64), block_n, tile(inner, 64), 4, 3
+    tall = triton.cdiv(rows, 128) * visits  # programs, where tiles have 128 rows
+    if outputs > 128 and tall * triton.cdiv(outputs, 256) >= _PROCESSORS:
+        return block_m, 256, tile(inner, 64), 8, 3
+    if outputs > 64 and (outputs > 128 or tall < 8 * _PROCESSORS):
+        return min(block_m, 64), 128, tile(inner, 64), 4, 4 if inner >= 512 else 3
     return block_m, block_n, tile(inner, 64), 4, 3
 
 
@@ -200,7 +216,7 @@ def products(
     by_tap = channels >= _MANY
     every = stride if turned and by_tap else (1, 1)
     rows = batch * triton.cdiv(out_size[0], every[0]) * triton.cdiv(out_size[1], every[1])
-    block_m, block_n, block_k, warps, stages = _tiles(x.dtype, rows, outputs, channels if by_tap else inner)
+    block_m, block_n, block_k, warps, stages = _tiles(x.dtype, rows, outputs, channels if by_tap else inner, visits)
     grid = (triton.cdiv(rows, block_m) * every[0] * every[1], triton.cdiv(outputs, block_n), visits)
     _products[grid](
         x, matrix, x if bias is None else bias, out, batch, matrix.stride(0), 0 if bias is None else bias.stride(0),
@@ -225,13 +241,13 @@ def along_weights(
     batch, inner = total // visits, size[0] * size[1] * channels
     rows = batch * out_height * out_width
     by_tap = channels >= _MANY_BACK
-    block_m = 64 if channels < _MANY_BACK and x.dtype != torch.float32 else 32
+    block_m = 64 if channels <= _MANY_BACK and x.dtype != torch.float32 else 32
     block_k = tile(channels if by_tap else inner, 128 if by_tap and x.dtype != torch.float32 else 64)
     block_n = tile(outputs, 128)
     parts = triton.cdiv(channels if by_tap else inner, block_k)
     pieces = parts * (size[0] * size[1] if by_tap else 1)
     tiles = pieces * triton.cdiv(outputs, block_n) * visits
-    split = max(1, min(1024 // tiles, rows // (4 * block_m)))  # enough programs to fill the card
+    split = max(1, min(512 // tiles, rows // (4 * block_m)))  # enough programs to fill the card
     share = triton.cdiv(triton.cdiv(rows, split), block_m) * block_m
     if place is None:
         place = torch.empty(visits, inner, outputs, dtype=torch.float32, device=x.device)
@@ -242,7 +258,11 @@ def along_weights(
         PAD_W=padding[1], PARTS=parts, KW=size[1], BY_TAP=by_tap, PRECISION=precision(), BLOCK_M=block_m,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return place if split == 1 else torch.sum(out, 0, out=place)
+    if split > 1:
+        _total[(triton.cdiv(inner * outputs, _ADDED), visits)](
+            out, place, split, inner * outputs, place.stride(0), BLOCK=_ADDED
+        )
+    return place
 
 
 class TritonConvolution(torch.autograd.Function):

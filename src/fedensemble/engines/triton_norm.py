@@ -37,7 +37,8 @@ def _sums(
     if RELU:
         times = tl.load(factor + j * C + c, mask=real, other=0.0)[None, :]
         plus = tl.load(shift + j * C + c, mask=real, other=0.0)[None, :]
-    first, second = tl.zeros((BLOCK_C,), dtype=tl.float32), tl.zeros((BLOCK_C,), dtype=tl.float32)
+    first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)  # a sum a thread: one exchange between them, at the end
+    second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     for start in range(split * SHARE, min((split + 1) * SHARE, ROWS), BLOCK_R):
         rows = start + tl.arange(0, BLOCK_R)
         inside = (rows < min((split + 1) * SHARE, ROWS))[:, None] & real[None, :]
@@ -48,14 +49,14 @@ def _sums(
             along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
             if RELU:
                 along = tl.where(times * value + plus > 0, along, 0.0)
-            first += tl.sum(along, 0)
-            second += tl.sum(along * far, 0)
+            first += along
+            second += along * far
         else:
-            first += tl.sum(far, 0)
-            second += tl.sum(far * far, 0)
+            first += far
+            second += far * far
     place = out + ((split * tl.num_programs(2) + j) * 2) * C + c
-    tl.store(place, first, mask=real)
-    tl.store(place + C, second, mask=real)
+    tl.store(place, tl.sum(first, 0), mask=real)
+    tl.store(place + C, tl.sum(second, 0), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -152,14 +153,15 @@ def _apply(
 def _shape(rows: int, channels: int, visits: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, and into how many shares rows are cut, and their length."""
     block_c = max(8, min(64, triton.next_power_of_2(channels)))
-    block_r = 4096 // block_c
+    block_r = _TILE // block_c
     blocks = triton.cdiv(rows, block_r)
     wanted = min(_SHARES, max(1, _PROGRAMS // (visits * triton.cdiv(channels, block_c))))
     each = triton.cdiv(blocks, wanted)
     return block_r, block_c, triton.cdiv(blocks, each), each * block_r
 
 
-_PROGRAMS = 2048  # fill an H200
+_TILE = 2048
+_PROGRAMS = 1024  # fill an H200
 _SHARES = 128  # which one program can still add up at once
 
 

@@ -17,14 +17,14 @@ _BLOCK = 1024
 @triton.jit  # type: ignore[untyped-decorator]
 def _largest(
     x, out, which, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest of each square, and its place in the square."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ox, rest = rest % OW, rest // OW
     oy, n = rest % OH, rest // OH
-    corner = x + ((n * H + oy * SIZE) * W + ox * SIZE) * C + c
+    corner = x + ((n * H + oy * STEP) * W + ox * STEP) * C + c
     best = tl.load(corner, mask=at < TOTAL, other=0.0)
     place = tl.zeros((BLOCK,), dtype=tl.int8)
     for step in tl.static_range(1, SIZE * SIZE):
@@ -39,33 +39,35 @@ def _largest(
 @triton.jit  # type: ignore[untyped-decorator]
 def _back(
     slope, which, out, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each pixel asks its square whether it was the largest."""
+    """Each pixel asks its square, if it is in one, whether it was the largest."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ix, rest = rest % W, rest // W
     iy, n = rest % H, rest // H
-    oy, ox = iy // SIZE, ix // SIZE
-    inside = (at < TOTAL) & (oy < OH) & (ox < OW)
+    oy, ox = iy // STEP, ix // STEP
+    inside = (at < TOTAL) & (oy < OH) & (ox < OW) & (iy % STEP < SIZE) & (ix % STEP < SIZE)
     square = ((n * OH + oy) * OW + ox) * C + c
-    mine = tl.load(which + square, mask=inside, other=-1) == (iy % SIZE) * SIZE + ix % SIZE
+    mine = tl.load(which + square, mask=inside, other=-1) == (iy % STEP) * SIZE + ix % STEP
     tl.store(out + at, tl.load(slope + square, mask=inside & mine, other=0.0), mask=at < TOTAL)
 
 
 class SquarePool(torch.autograd.Function):
-    """F.max_pool2d(x, size) with stride = size and no padding."""
+    """F.max_pool2d(x, size, step) with step >= size and no padding."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, size: int, step: int) -> Tensor:
         last = x.permute(0, 2, 3, 1).contiguous()
         n, height, width, channels = last.shape
-        out = images_like(last, (n, channels, height // size, width // size))
+        out = images_like(last, (n, channels, (height - size) // step + 1, (width - size) // step + 1))
         which = torch.empty(out.numel(), dtype=torch.int8, device=x.device)
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _largest[grid](last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], SIZE=size, BLOCK=_BLOCK)
+        _largest[grid](
+            last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], SIZE=size, STEP=step, BLOCK=_BLOCK
+        )
         ctx.save_for_backward(which)
-        ctx.shape, ctx.size = last.shape, size
+        ctx.shape, ctx.size, ctx.step = last.shape, size, step
         return out
 
     @staticmethod
@@ -74,5 +76,6 @@ class SquarePool(torch.autograd.Function):
         back = slope.permute(0, 2, 3, 1).contiguous()
         out = back.new_empty(ctx.shape)
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _back[grid](back, which, out, out.numel(), *out.shape[1:], *back.shape[1:3], SIZE=ctx.size, BLOCK=_BLOCK)
-        return out.permute(0, 3, 1, 2), None
+        sizes = {"SIZE": ctx.size, "STEP": ctx.step, "BLOCK": _BLOCK}
+        _back[grid](back, which, out, out.numel(), *out.shape[1:], *back.shape[1:3], **sizes)
+        return out.permute(0, 3, 1, 2), None, None

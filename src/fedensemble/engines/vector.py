@@ -19,6 +19,7 @@ from .fold_check import can_fold, check_vmap
 from .folded_gradient import folded_gradient
 from .memory import Placement
 from .memory_budget import visits_that_fit
+from .pieces import copy_for_products
 from .simulation import Inputs, Minibatches, Simulation, Trained
 from .threads import VisitThreads
 
@@ -78,7 +79,14 @@ class VectorEngine(Simulation):
         """The way of batching that was chosen, for a learner's module."""
         if not self.folded:
             return learner.gradient_function(batched=True)
-        return folded_gradient(learner, torch.bfloat16 if self.precision == "bf16" else None, self.rectified)
+        return folded_gradient(learner, self._compute, self.rectified)
+
+    @property
+    def _compute(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else self.learner.dtype
+
+    def _copied(self, theta: Tensor) -> Tensor | None:
+        return copy_for_products(self.learner.theta_layout, theta, self._compute) if self.folded else None
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):
@@ -125,8 +133,9 @@ class VectorEngine(Simulation):
                 self._captured.pop(next(iter(self._captured)))
             try:
                 self._captured[key] = CapturedTraining(
-                    algorithm, given, self.most_steps, lambda static: self._minibatches(static, ragged), self._pool
-                )
+                    algorithm, given, self.most_steps, lambda static: self._minibatches(static, ragged), self._copied,
+                    self._pool,
+                )  # fmt: skip
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
