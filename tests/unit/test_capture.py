@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedensemble import FederatedData, Federation
-from fedensemble.algorithms import FedAvg
+from fedensemble.algorithms import FedAvg, FedProx
 from fedensemble.core.optimizer import SGD
 from fedensemble.engines import capture
 from fedensemble.engines.together import Share
@@ -46,7 +46,15 @@ class Signs(SGD):
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedAvg(optimizer=SGD(weight_decay=0.1)), FedAvg(optimizer=Signs()), LooksBack()]
+    "method",
+    [
+        FedAvg(),
+        FedAvg(optimizer=SGD(weight_decay=0.1)),
+        FedAvg(optimizer=SGD(weight_decay=0.1, clip=0.01)),
+        FedAvg(optimizer=Signs()),
+        FedProx(mu=2.0),
+        LooksBack(),
+    ],
 )
 def test_one_recorded_step_is_one_step(monkeypatch, method):
     monkeypatch.setattr(capture, "Recorder", Silent)
@@ -59,6 +67,8 @@ def test_one_recorded_step_is_one_step(monkeypatch, method):
     engine = federation.engine
     given = Share(engine, federation.ask()).prepare(torch.arange(3)).given
     expected = engine.train_plainly(method, given, ragged=False)
-    recorded = capture.CapturedTraining(method, given, 1, lambda one: engine._minibatches(one, False), None)
+    recorded = capture.CapturedTraining(
+        method, given, 1, lambda one: engine._minibatches(one, False), engine._copied, None
+    )
     torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)
     assert not torch.allclose(expected.uploads["theta"], given.sent["theta"])
