@@ -19,7 +19,7 @@ from ..core.optimizer import SGD
 from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
 from . import kernels
-from .pieces import aligned, kept_copy
+from .pieces import kept_copy
 from .simulation import Inputs, Minibatches, Trained, tuned
 
 Copied = Callable[[Tensor], Tensor | None]
@@ -76,7 +76,7 @@ class RecordedProblem(LocalProblem):
             return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay, copy)}
 
         # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        start = aligned(start)
+        start = start.clone()
         copy = self.copied(start)
         return self._repeated({"theta": start}, step)["theta"]
 

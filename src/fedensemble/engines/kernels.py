@@ -91,8 +91,8 @@ def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
 
 def _streamed(theta: Tensor) -> bool:
     """Whether passes over weights [J, P] are Triton's; rows must not be shorter than a kernel's block."""
-    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.stride(1) == 1
-    return HAS_TRITON and fits and theta.stride(0) >= theta.shape[1] >= STREAM
+    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.is_contiguous()
+    return HAS_TRITON and fits and theta.shape[1] >= STREAM
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Pieces:
 
     def __init__(self, learner: Learner, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
         layout = learner.theta_layout
-        self.slope = torch.empty_strided(theta.shape, theta.stride(), dtype=theta.dtype, device=theta.device)
+        self.slope = torch.empty_like(theta)
         self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
         self._places = layout.unflatten(self.slope)
         direct = theta.is_cuda
@@ -89,21 +89,13 @@ def _apart(layout: Layout, compute: torch.dtype) -> bool:
 
 def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
     """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if there is no such."""
+    visits, length = theta.shape
     each = _ALIGNED // compute.itemsize
-    if _apart(layout, compute) or (compute == theta.dtype and theta.stride(0) % each == 0):
+    if _apart(layout, compute) or (compute == theta.dtype and length % each == 0):
         return None
-    wide = theta.new_empty(len(theta), _up(theta.shape[1], each), dtype=compute)
+    wide = theta.new_empty(visits, -(-length // each) * each, dtype=compute)
     copy_rows(theta, wide)
     return wide
-
-
-def aligned(theta: Tensor) -> Tensor:
-    """A copy of weights [J, P] whose rows begin at multiples of 16 bytes, as will those of copies in smaller types."""
-    return theta.new_empty(len(theta), _up(theta.shape[1], _ALIGNED // 2))[:, : theta.shape[1]].copy_(theta)
-
-
-def _up(length: int, each: int) -> int:
-    return -(-length // each) * each
 
 
 _KEPT: dict[int, Tensor] = {}  # by the address of weights
