@@ -44,8 +44,9 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
                     axis.plot(x, middle, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
                     axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0)
                     said[panel] = caption(len(rounds))
+                    several = len(result.runs.curves) > 1
                     lines += [
-                        (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}")
+                        (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}" if several else "")
                         for at, value, width in zip(rounds, mean, spread, strict=True)
                     ]
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -58,7 +59,10 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
         one_legend(figure, axes)
         figure.suptitle(headline(reproduction))
     last = {line[:2]: line[2:] for line in lines}  # lines are in order of rounds
-    ends = tuple((*names, at, f"{float(mean):.2f}", f"{float(width):.2f}") for names, (at, mean, width) in last.items())
+    ends = tuple(
+        (*names, at, f"{float(mean):.2f}", f"{float(width):.2f}" if width else "–")
+        for names, (at, mean, width) in last.items()
+    )
     header = ("data", "method", "round", "mean", "standard deviation")
     return Shown(
         TextTable(f"{headline(reproduction)}; where the curves end", header, ends),
