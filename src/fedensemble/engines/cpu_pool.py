@@ -11,35 +11,35 @@ from torch import Tensor
 class PlanePool(torch.autograd.Function):
     """F.max_pool2d(x, size) with stride = size and no padding, by whole planes of every `size`-th pixel.
 
-    The slope goes to the first of several largest, as in torch.
+    The slope goes to the first of several largest, as in torch. Who that is stands in planes of ones and zeros: torch
+    works on numbers several times as fast as on truth values.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        high = _largest([x[..., row : x.shape[-2] // size * size : size, :] for row in range(size)])
-        out = _largest([high[..., column : x.shape[-1] // size * size : size] for column in range(size)])
-        ctx.save_for_backward(x, out.clone())  # for a module may write into what it gets
-        ctx.size = size
+        high, wide = (length // size for length in x.shape[-2:])
+        squares = x[..., : high * size, : wide * size].unflatten(-1, (wide, size)).unflatten(-3, (high, size))
+        planes = squares.movedim((-3, -1), (0, 1)).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+        out = planes[0].clone()
+        for plane in planes[1:]:
+            torch.maximum(out, plane, out=out)
+        left = torch.ones_like(out)  # whose largest pixel is still to come
+        for plane in planes[:-1]:
+            left.sub_(plane.eq_(out).mul_(left))
+        planes[-1] = left
+        ctx.save_for_backward(planes)
+        ctx.shape, ctx.size = x.shape, size
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        x, out = ctx.saved_tensors
-        size, (height, width) = ctx.size, x.shape[-2:]
-        whole = height % size == width % size == 0
-        along = torch.empty_like(x) if whole else torch.zeros_like(x)
-        height, width = height // size * size, width // size * size
-        left = torch.ones_like(out, dtype=torch.bool)  # whose largest pixel is still to come
-        for place in range(size * size):
-            plane = (..., slice(place // size, height, size), slice(place % size, width, size))
-            here = left if place == size * size - 1 else (x[plane] == out).logical_and_(left)
-            torch.mul(slope, here, out=along[plane])
-            left = left ^ here
+        (planes,) = ctx.saved_tensors
+        size, (height, width) = ctx.size, ctx.shape[-2:]
+        along = slope.new_zeros(ctx.shape) if height % size or width % size else slope.new_empty(ctx.shape)
+        for place, plane in enumerate(planes):
+            rows, columns = (
+                slice(place // size, height // size * size, size),
+                slice(place % size, width // size * size, size),
+            )
+            torch.mul(plane, slope, out=along[..., rows, columns])
         return along, None
-
-
-def _largest(planes: list[Tensor]) -> Tensor:
-    best = planes[0]
-    for plane in planes[1:]:
-        best = torch.maximum(best, plane)
-    return best
