@@ -18,7 +18,7 @@ class PlanePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         high, wide = (length // size for length in x.shape[-2:])
-        squares = x[..., : high * size, : wide * size].unflatten(-1, (wide, size)).unflatten(-3, (high, size))
+        squares = x[..., : high * size, : wide * size].reshape(*x.shape[:-2], high, size, wide, size)
         planes = squares.movedim((-3, -1), (0, 1)).clone(memory_format=torch.contiguous_format).flatten(0, 1)
         out = planes[0].clone()
         for plane in planes[1:]:
@@ -34,12 +34,8 @@ class PlanePool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
         (planes,) = ctx.saved_tensors
-        size, (height, width) = ctx.size, ctx.shape[-2:]
-        along = slope.new_zeros(ctx.shape) if height % size or width % size else slope.new_empty(ctx.shape)
+        size, (high, wide) = ctx.size, (length // ctx.size * ctx.size for length in ctx.shape[-2:])
+        along = slope.new_empty(ctx.shape) if (high, wide) == ctx.shape[-2:] else slope.new_zeros(ctx.shape)
         for place, plane in enumerate(planes):
-            rows, columns = (
-                slice(place // size, height // size * size, size),
-                slice(place % size, width // size * size, size),
-            )
-            torch.mul(plane, slope, out=along[..., rows, columns])
+            torch.mul(plane, slope, out=along[..., place // size : high : size, place % size : wide : size])
         return along, None

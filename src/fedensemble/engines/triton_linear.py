@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .pieces import Piece
-from .triton_conv import precision, tile
+from .triton_tools import precision, tile
 
 _MANY = 512  # rows a visit from which torch's own product is the better one
 

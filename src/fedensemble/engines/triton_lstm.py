@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_conv import precision, tile
+from .triton_tools import precision, tile
 
 _PROGRAMS = 264  # two for each of a large card's processors
 

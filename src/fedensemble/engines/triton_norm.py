@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .pieces import Piece
-from .triton_conv import images_like
+from .triton_tools import images_like
 
 
 @triton.jit  # type: ignore[untyped-decorator]

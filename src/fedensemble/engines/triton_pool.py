@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_conv import images_like
+from .triton_tools import images_like
 
 _BLOCK = 1024
 
