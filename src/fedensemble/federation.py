@@ -11,35 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import read_checkpoint, write_checkpoint
+from . import fitting, saved
+from .checkpoint import write_checkpoint
 from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch
-from .core.engine import engines
 from .core.learner import Learner, ModelFactory
 from .core.losses import Loss
-from .core.participation import Costs, Everybody, Participation, participations
+from .core.participation import Costs, Everybody, Participation
 from .core.probe import probe
 from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule
 from .core.types import EnsembleState, Outcome, Returned, RoundReport
 from .data.federated import FederatedData
-from .data.options import check_names, whole
-from .errors import InputError, StoreError
-from .fitting import (
-    check_batch_statistics,
-    check_outputs,
-    find_device,
-    find_schedule,
-    find_work,
-    find_workshop,
-)
-from .parts import describe, revive
+from .data.options import whole
 from .predict import Combine, Ensemble
 from .vectors import Tree
-
-FILE = "federation.safetensors"
-_BY_NAME = ("algorithm", "schedule", "participation")
-_CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
 
 
 class Federation:
@@ -95,37 +81,26 @@ class Federation:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        if not isinstance(data, FederatedData):
-            raise InputError(f"data must be a FederatedData, as from_clients([...]) makes; got {type(data).__name__}.")
+        fitting.check_data(data)
+        fitting.check_seed(seed)
         self.data, self.seed, self.combine = data, seed, combine
-        if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
-            raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
-        self.algorithm = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
-        if not isinstance(self.algorithm, Algorithm):
-            raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
-        self.schedule = find_schedule(schedule, modes, strata, clients_per_round, len(data))
-        self.participation = participations[participation]() if isinstance(participation, str) else participation
-        if not isinstance(self.participation, Participation):
-            raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
-                             f"got {type(participation).__name__}.")  # fmt: skip
+        self.algorithm = fitting.find_algorithm(algorithm)
+        self.schedule = fitting.find_schedule(schedule, modes, strata, clients_per_round, len(data))
+        self.participation = fitting.find_participation(participation)
         answering = self.participation.init(len(data), seed)
         planned = self.participation.asking(self.schedule).init(len(data), seed)
-        self.learner = Learner(model, loss, data.y[:1], find_device(device), dtype)
-        check_outputs(self.learner, data)
-        self.algorithm = self.algorithm.bind(find_workshop(self.learner, data))
-        work = find_work(self.learner, epochs, steps, batch_size, last_batch)
+        self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
+        fitting.check_outputs(self.learner, data)
+        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
+        work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
-        if self.learner.has_batch_statistics:
-            check_batch_statistics(self.learner, data, self.work.batch_size)
+        fitting.check_batch_statistics(self.learner, data, self.work.batch_size)
         self._engine = (engine, dict(engine_options or {}))
-        self._loss = loss if isinstance(loss, str) else None
-        check_names(f"engine '{engine}'", engines[engine], self._engine[1], given=("learner", "data", "work", "seed"))
-        self.engine = engines[engine](self.learner, data, self.work, seed, **self._engine[1])  # type: ignore[call-arg]
+        self.engine = fitting.find_engine(*self._engine, self.learner, data, self.work, seed)
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
         probe(self.algorithm, theta[0])  # what does not return what it must is told so before training
-        self.costs = Costs(
-            self.algorithm, theta[0], buffers[0].numel() * buffers.element_size(), data.size, self.work, seed
-        )
+        carried = buffers[0].numel() * buffers.element_size()
+        self.costs = Costs(self.algorithm, theta[0], carried, data.size, self.work, seed)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned, answering)
         self._outcome: tuple[EnsembleState, Outcome] | None = None
         self.seconds = 0.0  # that its rounds have taken here; where runs advance together, its share of them
@@ -199,17 +174,14 @@ class Federation:
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Puts back what `tensors` gave after `round` rounds."""
         state, memory = EnsembleState.of(tensors, round, self.learner.device)
-        expected = {name: tuple(tensor.shape) for name, tensor in self.state.modes.items()}
-        got = {name: tuple(tensor.shape) for name, tensor in state.modes.items()}
-        if expected != got:
-            raise StoreError(f"The checkpoint does not fit: this federation has modes {expected}, the file {got}.")
+        saved.check_fit(self.state, state)
         self.engine.load_memory(memory)
         self.state = state
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""
-        path = Path(folder) / FILE
-        facts = {"round": self.round, "settings": self._settings(), "data": _size_of(self.data)}
+        path = Path(folder) / saved.FILE
+        facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
         tensors = self.tensors()
         if self.engine.writes:
             write_checkpoint(path, tensors, facts)
@@ -223,47 +195,13 @@ class Federation:
             changes: arguments that a file cannot hold (a loss or an algorithm that is not registered), or a new engine
                 or device.
         """
-        tensors, facts = read_checkpoint(Path(folder) / FILE)
-        settings = dict(facts["settings"])
-        fixed = sorted(set(changes) - set(_CHANGEABLE))
-        if fixed:
-            raise InputError(f"{', '.join(fixed)} cannot change when a federation is loaded; make a new one instead.")
-        if facts["data"] != _size_of(data):
-            raise InputError(
-                f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} examples; "
-                f"these data have {len(data)} with {len(data.x)}."
-            )
-        settings.setdefault("participation", {"name": "everybody"})  # files from before there was any other
-        for name in (*_BY_NAME, "loss"):
-            if settings[name] is None and name not in changes:
-                raise InputError(f"The {name} saved in {folder} is not a registered one: pass {name}=... to load().")
-        settings["dtype"] = getattr(torch, settings["dtype"])
-        for name in _BY_NAME:
-            if name not in changes:
-                settings[name] = revive(settings[name])
-        federation = cls(model, data, **{**settings, **changes})
-        federation.restore(tensors, facts["round"])
+        settings, tensors, round = saved.read(folder, data, changes)
+        federation = cls(model, data, **settings)
+        federation.restore(tensors, round)
         return federation
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "algorithm": describe(self.algorithm),
-            "schedule": describe(self.schedule),
-            "participation": describe(self.participation),
-            "epochs": self.work.epochs,
-            "steps": self.work.steps,
-            "batch_size": self.work.batch_size,
-            "last_batch": self.work.last_batch,
-            "loss": self._loss,
-            "engine": self._engine[0],
-            "engine_options": self._engine[1],
-            "combine": self.combine,
-            "device": str(self.learner.device),
-            "dtype": str(self.learner.dtype).removeprefix("torch."),
-            "seed": self.seed,
-        }
-
-
-def _size_of(data: FederatedData) -> list[int]:
-    """Clients and examples: enough to notice other data without reading all of them."""
-    return [len(data), len(data.x)]
+        return saved.settings_of(
+            self.algorithm, self.schedule, self.participation, self.work, self.learner, self._engine,
+            combine=self.combine, seed=self.seed,
+        )  # fmt: skip

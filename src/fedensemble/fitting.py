@@ -1,18 +1,61 @@
-"""What fits together: devices, schedules and local work by name, and a model that takes the data."""
+"""What fits together: parts by name or as they are, and a model that takes the data."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch, LocalWork
+from .core.engine import Engine, engines
 from .core.learner import Learner
 from .core.losses import check_loss
+from .core.participation import Participation, participations
 from .core.schedule import Schedule, check_number, schedules
 from .core.workshop import Workshop
 from .data.federated import FederatedData
 from .data.labels import advise_labels
+from .data.options import check_names
 from .errors import InputError
+
+
+def check_data(data: FederatedData) -> None:
+    """Raises unless these are clients' examples."""
+    if not isinstance(data, FederatedData):
+        raise InputError(f"data must be a FederatedData, as from_clients([...]) makes; got {type(data).__name__}.")
+
+
+def check_seed(seed: int) -> None:
+    """Raises unless keys can be made from it."""
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
+
+
+def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
+    """The method, by name with its defaults."""
+    found = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
+    if not isinstance(found, Algorithm):
+        raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
+    return found
+
+
+def find_participation(participation: str | Participation) -> Participation:
+    """The rule for who answers, by name with its defaults."""
+    found = participations[participation]() if isinstance(participation, str) else participation
+    if not isinstance(found, Participation):
+        raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
+                         f"got {type(participation).__name__}.")  # fmt: skip
+    return found
+
+
+def find_engine(
+    name: str, options: dict[str, Any], learner: Learner, data: FederatedData, work: LocalWork, seed: int
+) -> Engine:
+    """The engine of this name, with options that it takes."""
+    check_names(f"engine '{name}'", engines[name], options, given=("learner", "data", "work", "seed"))
+    return engines[name](learner, data, work, seed, **options)  # type: ignore[call-arg]
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -111,7 +154,9 @@ def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
 
 
 def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
-    """Raises if BatchNorm would see one value a channel."""
+    """Raises if there is BatchNorm, and it would see one value a channel."""
+    if not learner.has_batch_statistics:
+        return
     x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

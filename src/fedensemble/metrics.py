@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data.federated import as_targets
+from .data.tensors import as_targets
 from .errors import DataError, InputError
 from .predict import Prediction
 

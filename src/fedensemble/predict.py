@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from . import draws
 from .core.learner import Learner
 from .core.losses import Task
-from .data.federated import Standardise, as_tensor, first_bad_row
+from .data.examples import first_bad_row
+from .data.standardise import Standardise
+from .data.tensors import as_tensor
 from .errors import InputError
 
 Combine = Literal["probabilities", "logits", "outputs"]

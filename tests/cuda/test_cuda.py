@@ -171,7 +171,7 @@ def test_models_are_folded_in_float32(name):
 @pytest.mark.parametrize("name", ["cnn", "resnet20"])
 def test_images_kept_as_bytes(name):
     from fedensemble import FederatedData
-    from fedensemble.data.federated import Standardise
+    from fedensemble.data import Standardise
     from fedensemble.models import models
 
     x = torch.randint(0, 256, (40, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedensemble import cli
+from fedensemble.cli import app
+from fedensemble.commands.guard import guarded
 
 from .test_cli import SMALL
 
@@ -22,7 +23,7 @@ def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
     try:
         captured = CliRunner()
         with captured.isolation() as streams:
-            code = cli._guarded()
+            code = guarded(app)
             sys.stdout.flush()
             sys.stderr.flush()
             return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()

@@ -28,16 +28,18 @@ ALLOWED = {
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }
-METHODS = METHOD | set(ALLOWED) | {"fitting", "parts"}
+METHODS = METHOD | set(ALLOWED) | {"fitting", "parts", "saved"}
 ALLOWED["fitting"] = METHOD
 ALLOWED["parts"] = METHOD
+ALLOWED["saved"] = METHOD | {"checkpoint", "parts"}
 ALLOWED["federation"] = METHODS
 ALLOWED["testing"] = METHODS | {"federation", "testing"}
 ALLOWED["experiment"] = METHODS | {"federation", "experiment"}
 ALLOWED["bench"] = METHODS | {"federation", "bench"}
 ALLOWED["report"] = METHODS | {"federation", "experiment", "report"}
 ALLOWED["deploy"] = METHODS | {"federation", "experiment", "deploy"}
-ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "bench", "deploy", "cli"}
+ALLOWED["commands"] = METHODS | {"federation", "experiment", "report", "commands"}
+ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "bench", "deploy", "commands", "cli"}
 ALLOWED["__main__"] = {"cli"}
 LIGHT = {
     "core": {"torch"},

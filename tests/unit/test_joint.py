@@ -11,7 +11,7 @@ from fedensemble.core.algorithm import algorithms
 from fedensemble.core.types import Plan
 from fedensemble.engines import together
 from fedensemble.errors import DivergedError, StoreError
-from fedensemble.experiment import joint
+from fedensemble.experiment import groups
 from fedensemble.experiment.build import build_data, build_federation, resolve_device
 from fedensemble.experiment.config import resolve
 from fedensemble.experiment.joint import Task, run_all
@@ -56,7 +56,7 @@ def apart_and_together(tmp_path, configs, monkeypatch):
     apart = [tmp_path / f"apart{n}" for n in range(len(configs))]
     for folder, one in zip(apart, configs, strict=True):
         run(one, folder)
-    monkeypatch.setattr(joint, "visit_together", counted)
+    monkeypatch.setattr(groups, "visit_together", counted)
     joined = [tmp_path / f"joined{n}" for n in range(len(configs))]
     summaries = run_all([Task(c, f, Watcher()) for c, f in zip(configs, joined, strict=True)])
     for mine, other, summary in zip(joined, apart, summaries, strict=True):
@@ -149,13 +149,13 @@ def test_a_number_that_something_was_built_from(tmp_path, monkeypatch):
 
 
 def test_data_are_put_together_once(tmp_path, monkeypatch):
-    sizes, original = [], joint.visit_together
+    sizes, original = [], groups.visit_together
 
     def counted(engines, requests):
         sizes.append({len(engine.data.x) for engine in engines})
         return original(engines, requests)
 
-    monkeypatch.setattr(joint, "visit_together", counted)
+    monkeypatch.setattr(groups, "visit_together", counted)
     configs = [config(seed=seed, rounds=2 + seed) for seed in range(4)]  # one after another is done
     run_all([Task(c, tmp_path / str(c.seed), Watcher()) for c in configs])
     assert len(sizes) == 4
@@ -197,7 +197,7 @@ def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
 
 def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
-    monkeypatch.setattr(joint, "_ON_CPU", 4 * one)
+    monkeypatch.setattr(groups, "_ON_CPU", 4 * one)
     configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]  # the last one has a round more
     assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedensemble import FedAvg, Stratified, cli
+from fedensemble import FedAvg, Stratified
 from fedensemble.algorithms.fedbe import FedBE
+from fedensemble.commands import terminal
 from fedensemble.core.algorithm import algorithms
 from fedensemble.core.engine import engines
 from fedensemble.data import partitions
@@ -152,8 +153,8 @@ def test_names_that_are_not_there(tmp_path):
 def test_brackets_reach_the_terminal(monkeypatch, tmp_path):
     """rich takes [n] for markup unless told otherwise."""
     screen = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
-    monkeypatch.setattr(cli, "console", screen)
-    cli.print_table(listing_table("datasets", listing("datasets", tmp_path)))
+    monkeypatch.setattr(terminal, "console", screen)
+    terminal.print_table(listing_table("datasets", listing("datasets", tmp_path)))
     out = screen.file.getvalue()
     assert "options go into [data]" in out and "y int64 [n]" in out
     assert max(map(len, out.splitlines())) <= 100

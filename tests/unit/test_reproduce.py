@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 
 from fedensemble.errors import InputError
-from fedensemble.experiment.reproduce import (
-    NAMES,
-    experiments_folder,
-    find_experiment,
-    read_reproduction,
-    reproduce,
-    without_missing,
-)
+from fedensemble.experiment.reproduce import reproduce, without_missing
+from fedensemble.experiment.reproduction import NAMES, experiments_folder, find_experiment, read_reproduction
 from fedensemble.experiment.run import Watcher
 from fedensemble.report.grid import grid, over_seeds, paper_number
 from fedensemble.report.reproduction import REPORTS, collect, write_reproduction
-from fedensemble.report.toy import decompose, limit_variance
+from fedensemble.report.toy_numbers import decompose, limit_variance
 
 BASE = """
 name = "tiny"

@@ -8,7 +8,7 @@ from torch import nn
 from fedensemble import FederatedData, Federation, InputError
 from fedensemble.algorithms import FedBE
 from fedensemble.core.workshop import Workshop
-from fedensemble.experiment.run import remarks
+from fedensemble.experiment.records import remarks
 from fedensemble.testing.problems import numbers, small_federation, train
 
 CLOSE = 1e-12  # float64

@@ -13,9 +13,10 @@ from . import (  # noqa: F401
     synthetic,
 )
 from .download import get
-from .federated import FederatedData, Standardise
+from .federated import FederatedData
 from .partition import partition, partitions
 from .source import Source, data_folder, load, sources
+from .standardise import Standardise
 
 __all__ = [
     "FederatedData",

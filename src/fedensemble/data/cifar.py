@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .federated import Standardise
 from .options import one_of
 from .source import Source, bad_file, find_file, read_bytes, sources
+from .standardise import Standardise
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ..errors import DataError
-from .federated import Standardise
 from .options import fraction
 from .source import Rows, Source, generator, sources
+from .standardise import Standardise
 
 # Mean and standard deviation of all 1,797 x 64 pixels, whose values are 0..16. Constants, so that the numbers a
 # model sees do not depend on which images are held out.

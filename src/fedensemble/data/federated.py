@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import DataError
+from .examples import check_examples, check_lengths, check_server, check_test, describe
 from .labels import check_numbering, unseen_labels
-
-
-@dataclass(frozen=True)
-class Standardise:
-    """Turns stored inputs into what a model sees: `(x - mean) / std`, per channel, in floating point.
-
-    Images stay in memory as bytes and become numbers batch by batch.
-
-    >>> Standardise(mean=(127.5,), std=(127.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.float32)
-    tensor([[[[-1.,  1.]]]])
-    """
-
-    mean: tuple[float, ...]  # one number, or one a channel
-    std: tuple[float, ...]
-
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The standardised inputs, of the shape of `x`."""
-        mean, std = (_constant(given, dtype, x.device, x.dim() - 2) for given in (self.mean, self.std))
-        return (x.to(dtype) - mean) / std
-
-
-@cache  # for ever: graphs read them where they lie
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device, sides: int) -> Tensor:
-    """Numbers a channel, put on the device once: a CUDA graph cannot fetch them."""
-    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * sides)
+from .standardise import Standardise
+from .tensors import as_inputs, as_targets, as_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,26 +49,9 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         check_examples(self.x, self.y, "the clients' data", self.classes)
-        if (self.x_test is None) != (self.y_test is None):
-            raise DataError("There is only one of x_test and y_test; give both, or neither.")
-        if self.x_test is not None and self.y_test is not None:
-            check_examples(self.x_test, self.y_test, "the test data", self.classes)
-            if self.x_test.shape[1:] != self.x.shape[1:]:
-                raise DataError(
-                    f"Test inputs have shape {tuple(self.x_test.shape[1:])}, training inputs "
-                    f"{tuple(self.x.shape[1:])}; they must agree."
-                )
+        check_test(self.x_test, self.y_test, self.x, self.classes)
         if self.x_server is not None:
-            given = self.x_server
-            if given.dim() == 0 or not len(given) or given.shape[1:] != self.x.shape[1:]:
-                raise DataError(
-                    f"The server's inputs have shape {tuple(given.shape)}, the clients' {tuple(self.x.shape)}; "
-                    "give x_server one row or more of the same kind, or None."
-                )
-            if (row := first_bad_row(given)) is not None:
-                raise DataError(
-                    f"The server's inputs contain nan or infinity (first in row {row}). Clean or drop such rows."
-                )
+            check_server(self.x_server, self.x)
         if self.names is not None and len(self.names) != len(self.size):
             raise DataError(f"There are {len(self.size)} clients, but {len(self.names)} names; give one each.")
         empty = torch.nonzero(self.size <= 0).flatten().tolist()
@@ -192,67 +151,3 @@ class FederatedData:
         if (strange := unseen_labels(y, options.get("y_test"))) is not None:
             options["notes"] = (*options.get("notes", ()), strange)
         return cls(x=x, y=y, start=torch.cumsum(size, 0) - size, size=size, **options)
-
-
-def as_tensor(values: Any) -> Tensor:
-    """A tensor of numbers: floats as float32, labels as int64, bytes (images) as they are."""
-    try:
-        tensor = values.detach() if isinstance(values, Tensor) else torch.as_tensor(sharable(np.asarray(values)))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"Data must be numbers in arrays of one shape; got {type(values).__name__}: {error}") from None
-    if tensor.is_floating_point():
-        return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise DataError(f"Data of type {tensor.dtype} cannot be trained on; convert it to numbers first.")
-    return tensor if tensor.dtype == torch.uint8 else tensor.long()
-
-
-def as_inputs(values: Any) -> Tensor:
-    """A tensor of inputs: bytes stay bytes if they are images (three axes or more), and become tokens if not."""
-    x = as_tensor(values)
-    return x.long() if x.dtype == torch.uint8 and x.dim() < 3 else x
-
-
-def as_targets(values: Any) -> Tensor:
-    """A tensor of targets: floating-point numbers, or labels as int64."""
-    y = as_tensor(values)
-    return y if y.is_floating_point() else y.long()
-
-
-def sharable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array, or a copy of one that torch cannot share memory with: read-only, reversed or of another byte order."""
-    values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
-    return values if values.flags.writeable and min(values.strides, default=0) >= 0 else values.copy()
-
-
-def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None) -> None:
-    """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
-    check_lengths(x, y, where)
-    for what, values in (("Inputs", x), ("Targets", y)):
-        if (row := first_bad_row(values)) is not None:
-            raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
-    if len(y) and not y.is_floating_point() and int(y.min()) < 0:
-        raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
-    if len(y) and classes is not None and not y.is_floating_point() and int(y.max()) >= classes:
-        raise DataError(f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}.")
-
-
-def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
-    """Raises unless inputs and targets are of one length."""
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
-
-
-def first_bad_row(values: Tensor) -> int | None:
-    """The first row with nan or infinity, or None; found without a copy: both show in the smallest or the largest."""
-    if not values.is_floating_point() or not values.numel():
-        return None
-    if bool(torch.isfinite(torch.stack(torch.aminmax(values))).all()):
-        return None
-    return int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
-
-
-def describe(values: Tensor) -> str:
-    """Shape of one example and its type, for messages."""
-    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .federated import Standardise
 from .options import whole
 from .source import Source, bad_file, find_file, sources
+from .standardise import Standardise
 
 FOLDERS = ("openimage", "openImg", "openImage", "open_images")
 COLUMNS = ("client_id", "sample_path", "label_id")

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..errors import InputError
 from ..registry import Registry
-from .federated import FederatedData, as_tensor
+from .federated import FederatedData
 from .options import check_names, positive, whole
 from .source import Rows, Source, generator
+from .tensors import as_tensor
 
 # Each is called as f(source, clients, seed, **options) and gives back one array of rows a client; no row twice.
 partitions: Registry[Callable[..., list[Rows]]] = Registry("partition")

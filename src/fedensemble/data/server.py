@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
-from .federated import as_inputs, as_tensor, describe
+from .examples import describe
 from .npz import find_npz, read_arrays
 from .options import fraction
 from .source import Source, generator
+from .tensors import as_inputs, as_tensor
 
 
 def with_server_share(source: Source, share: float, seed: int) -> Source:

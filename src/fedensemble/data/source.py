@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ..errors import DataError, InputError
 from ..registry import Registry
-from .federated import Standardise, as_targets, as_tensor, check_examples
+from .examples import check_examples
 from .labels import advise_labels
 from .options import check_names, whole
+from .standardise import Standardise
+from .tensors import as_targets, as_tensor
 
 Array = Tensor | NDArray[Any]
 Rows = NDArray[np.int64]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .federated import Standardise
 from .options import fraction, whole
 from .shakespeare import VOCABULARY, cut_windows
 from .source import Rows, Source, bad_file, data_folder, generator, sources
+from .standardise import Standardise
 
 OPENIMAGE_SIZES = "fedscale/openimage_client_sizes.npy"
 # Of 10,000 OpenImage clients: smallest, median, and the spread of the logarithm by the 90th percentile, 1,029.

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from .digits import hold_out
-from .federated import as_tensor
 from .options import fraction, whole
 from .source import Source
+from .tensors import as_tensor
 
 SEED = 0  # the same examples for every run, so that all choices are made on one set
 

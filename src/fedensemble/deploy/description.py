@@ -13,7 +13,8 @@ import torch
 from ..checkpoint import write_bytes
 from ..core.algorithm import Algorithm
 from ..core.learner import Learner
-from ..data.federated import FederatedData, Standardise
+from ..data.federated import FederatedData
+from ..data.standardise import Standardise
 from ..errors import InputError
 from ..experiment.build import build_data, build_model, model_facts
 from ..experiment.config import Config, resolve

@@ -23,7 +23,7 @@ from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
 from ..experiment.plug_ins import build_participation
-from ..experiment.run import describe, environment
+from ..experiment.records import describe, environment
 from ..experiment.store import RunFolder, read_json
 from ..fitting import find_schedule
 from ..predict import Ensemble

@@ -19,8 +19,8 @@ from ..core.optimizer import SGD
 from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
 from . import kernels
+from .block import Inputs, Minibatches, Trained, tuned
 from .pieces import kept_copy
-from .simulation import Inputs, Minibatches, Trained, tuned
 
 Copied = Callable[[Tensor], Tensor | None]
 
@@ -76,9 +76,9 @@ class RecordedProblem(LocalProblem):
             return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay, copy)}
 
         # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        start = start.clone()
-        copy = self.copied(start)
-        return self._repeated({"theta": start}, step)["theta"]
+        theta = kernels.lined(start)
+        copy = self.copied(theta)
+        return self._repeated({"theta": theta}, step)["theta"]
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         return self._repeated({name: value.clone() for name, value in state.items()}, step)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 HAS_TRITON = find_spec("triton") is not None
 STREAM = 2048  # weights that one program of a pass over all of them takes
+LINE = 16  # rows of a multiple of so many numbers can be read as one line, 16 bytes at a time
 
 
 def conv2d(
@@ -68,10 +69,12 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
     Args:
         copy: where the new weights go, too, in another type; see `copy_rows`.
     """
-    if _streamed(theta):
+    if HAS_TRITON and theta.is_cuda and theta.dtype == torch.float32 and in_line(theta):
         from .triton_step import descend as quickly
 
-        return quickly(theta, slope, rate, decay, copy)
+        slope = slope if slope.stride() == theta.stride() and in_line(slope) else lined(slope)
+        quickly(theta, slope, rate.expand(len(theta), 1).contiguous(), decay, copy)
+        return theta
     theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
     if copy is not None:
         copy_rows(theta, copy)
@@ -81,7 +84,8 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
 def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
     """Weights [J, P] copied to the first P columns of `out`, in its type; those columns."""
     columns = out[:, : theta.shape[1]]
-    if not _streamed(theta):
+    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.is_contiguous() and theta.shape[1] >= STREAM
+    if not (HAS_TRITON and fits):
         return columns.copy_(theta)
     from .triton_step import copy_rows as quickly
 
@@ -89,10 +93,21 @@ def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
     return columns
 
 
-def _streamed(theta: Tensor) -> bool:
-    """Whether passes over weights [J, P] are Triton's; rows must not be shorter than a kernel's block."""
-    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.is_contiguous()
-    return HAS_TRITON and fits and theta.shape[1] >= STREAM
+def room_like(theta: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room for weights [J, P] in rows whose length is a multiple of 16."""
+    return theta.new_empty(len(theta), -(-theta.shape[1] // LINE) * LINE, dtype=dtype)
+
+
+def lined(theta: Tensor) -> Tensor:
+    """A copy of weights [J, P] in such rows."""
+    return room_like(theta)[:, : theta.shape[1]].copy_(theta)
+
+
+def in_line(theta: Tensor) -> bool:
+    """Whether weights [J, P] lie in such rows, each at least as long as a block of the kernel's."""
+    wide = theta.stride(0)
+    held = theta.untyped_storage().nbytes() // theta.element_size() - theta.storage_offset()
+    return theta.stride(1) == 1 and wide % LINE == 0 and wide >= STREAM and held >= len(theta) * wide
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

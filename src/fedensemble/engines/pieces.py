@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.learner import Learner
 from ..vectors import Layout, Tree
-from .kernels import copy_rows
+from .kernels import copy_rows, room_like
 
 _ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
 
@@ -50,7 +50,7 @@ class Pieces:
 
     def __init__(self, learner: Learner, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
         layout = learner.theta_layout
-        self.slope = torch.empty_like(theta)
+        self.slope = torch.empty_like(theta) if theta.is_contiguous() else room_like(theta)[:, : theta.shape[1]]
         self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
         self._places = layout.unflatten(self.slope)
         direct = theta.is_cuda
@@ -89,12 +89,9 @@ def _apart(layout: Layout, compute: torch.dtype) -> bool:
 
 def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
     """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if there is no such."""
-    visits, length = theta.shape
-    each = _ALIGNED // compute.itemsize
-    if _apart(layout, compute) or (compute == theta.dtype and length % each == 0):
+    if _apart(layout, compute) or (compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNED == 0):
         return None
-    wide = theta.new_empty(visits, -(-length // each) * each, dtype=compute)
-    copy_rows(theta, wide)
+    copy_rows(theta, wide := room_like(theta, compute))
     return wide
 
 

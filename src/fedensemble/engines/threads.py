@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.algorithm import Algorithm
 from ..vectors import Tree, rows
-from .simulation import Inputs, Simulation, Trained
+from .block import Inputs, Trained
+from .simulation import Simulation
 
 if TYPE_CHECKING:
     from .vector import VectorEngine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ from ..core.keys import shared_coin
 from ..core.round import Request
 from ..core.types import Members, Plan, Returned
 from ..vectors import Tree, rows
-from .simulation import Inputs, Simulation, Trained, judge, onto
+from .block import Inputs, Trained, judge
+from .device import onto
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
 
 # Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
 _BUFFERS = "buffers"

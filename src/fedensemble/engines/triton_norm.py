@@ -78,12 +78,12 @@ def _statistics(
 
     Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
     """
-    j = tl.program_id(1)
+    j = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
     first, second = _total(sums, SPLIT, C, c, real, SHARES)
     near = first / ROWS
-    centre = tl.load(x + j.to(tl.int64) * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
+    centre = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
     var = tl.maximum(second / ROWS - near * near, 0.0)
     scale = 1.0 / tl.sqrt(var + EPS)
     factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
@@ -104,7 +104,7 @@ def _slopes(
     SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Slopes of weight and bias, and out [3, J, C]: a, b and d of the images' slope, a slope + b x + d."""
-    j = tl.program_id(1)
+    j = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = c < C
     total, weighted = _total(sums, SPLIT, C, c, real, SHARES)

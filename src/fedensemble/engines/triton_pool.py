@@ -12,26 +12,36 @@ from torch import Tensor
 from .triton_tools import images_like
 
 _BLOCK = 1024
+_LARGE = 1 << 31  # pixels from which places need 64 bits, which are slower to work out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _larger(corner, step, best, place, real, W: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr):
+    """The best so far or the square's number at `step`, and its place."""
+    value = tl.load(corner + ((step // SIZE) * W + step % SIZE) * C, mask=real, other=0.0)
+    more = (value > best) | (value != value)  # nan is passed on, as torch does
+    return tl.where(more, value, best), tl.where(more, step, place).to(place.dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _largest(
     x, out, which, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, STEP: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest of each square, and its place in the square."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ox, rest = rest % OW, rest // OW
     oy, n = rest % OH, rest // OH
     corner = x + ((n * H + oy * STEP) * W + ox * STEP) * C + c
     best = tl.load(corner, mask=at < TOTAL, other=0.0)
-    place = tl.zeros((BLOCK,), dtype=tl.int8)
-    for step in tl.static_range(1, SIZE * SIZE):
-        value = tl.load(corner + ((step // SIZE) * W + step % SIZE) * C, mask=at < TOTAL, other=0.0)
-        more = (value > best) | (value != value)  # nan is passed on, as torch does
-        best = tl.where(more, value, best)
-        place = tl.where(more, step, place).to(tl.int8)
+    place = tl.zeros((BLOCK,), dtype=which.dtype.element_ty)
+    if SIZE <= 4:
+        for step in tl.static_range(1, SIZE * SIZE):
+            best, place = _larger(corner, step, best, place, at < TOTAL, W, C, SIZE)
+    else:  # a long program would take minutes to compile
+        for step in range(1, SIZE * SIZE):
+            best, place = _larger(corner, step, best, place, at < TOTAL, W, C, SIZE)
     tl.store(out + at, best, mask=at < TOTAL)
     tl.store(which + at, place, mask=at < TOTAL)
 
@@ -39,10 +49,10 @@ def _largest(
 @triton.jit  # type: ignore[untyped-decorator]
 def _back(
     slope, which, out, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, STEP: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each pixel asks its square, if it is in one, whether it was the largest."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     c, rest = at % C, at // C
     ix, rest = rest % W, rest // W
     iy, n = rest % H, rest // H
@@ -61,13 +71,13 @@ class SquarePool(torch.autograd.Function):
         last = x.permute(0, 2, 3, 1).contiguous()
         n, height, width, channels = last.shape
         out = images_like(last, (n, channels, (height - size) // step + 1, (width - size) // step + 1))
-        which = torch.empty(out.numel(), dtype=torch.int8, device=x.device)
-        grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _largest[grid](
-            last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], SIZE=size, STEP=step, BLOCK=_BLOCK
-        )
+        place_type = torch.int8 if size * size <= 128 else torch.int32
+        which = torch.empty(out.numel(), dtype=place_type, device=x.device)
         ctx.save_for_backward(which)
-        ctx.shape, ctx.size, ctx.step = last.shape, size, step
+        ctx.shape = last.shape
+        ctx.sizes = {"SIZE": size, "STEP": step, "LARGE": last.numel() >= _LARGE, "BLOCK": _BLOCK}
+        grid = (triton.cdiv(out.numel(), _BLOCK),)
+        _largest[grid](last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], **ctx.sizes)
         return out
 
     @staticmethod
@@ -76,6 +86,5 @@ class SquarePool(torch.autograd.Function):
         back = slope.permute(0, 2, 3, 1).contiguous()
         out = back.new_empty(ctx.shape)
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        sizes = {"SIZE": ctx.size, "STEP": ctx.step, "BLOCK": _BLOCK}
-        _back[grid](back, which, out, out.numel(), *out.shape[1:], *back.shape[1:3], **sizes)
+        _back[grid](back, which, out, out.numel(), *out.shape[1:], *back.shape[1:3], **ctx.sizes)
         return out.permute(0, 3, 1, 2), None, None

@@ -14,13 +14,14 @@ from ..core.engine import engines
 from ..core.learner import GradientFn, Learner
 from ..data.federated import FederatedData
 from ..errors import InputError
+from .block import Inputs, Minibatches, Trained
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap
 from .folded_gradient import folded_gradient
 from .memory import Placement
 from .memory_budget import visits_that_fit
 from .pieces import copy_for_products
-from .simulation import Inputs, Minibatches, Simulation, Trained
+from .simulation import Simulation
 from .threads import VisitThreads
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]

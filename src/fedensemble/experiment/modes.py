@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..checkpoint import read_checkpoint, write_checkpoint
 from ..core.learner import Learner
-from ..data.federated import Standardise
+from ..data.standardise import Standardise
 from ..errors import StoreError
 from ..predict import Ensemble
 from .build import build_model

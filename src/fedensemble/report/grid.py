@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..experiment.compare import RowResult, summarise
-from ..experiment.reproduce import CellResult, Reproduction
+from ..experiment.reproduce import CellResult
+from ..experiment.reproduction import Reproduction
 from .plots import COLOURS, STYLE, one_legend
 from .tables import PERCENT, TITLES, TextTable, show
 

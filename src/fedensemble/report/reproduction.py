@@ -14,12 +14,14 @@ import torch
 from ..checkpoint import write_bytes, write_json
 from ..errors import InputError, StoreError, unknown
 from ..experiment.config import Config
-from ..experiment.reproduce import NAMES, CellResult, Reproduction, facts
+from ..experiment.reproduce import CellResult
+from ..experiment.reproduction import NAMES, Reproduction
 from ..experiment.store import RunFolder, read_json
 from ..version import VERSION
 from .grid import Shown, grid, headline
 from .plots import save
 from .rounds import curves
+from .settings import facts
 from .surface import loss_surface
 from .tables import TextTable
 from .toy import bias_variance, toy_fit

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from ..errors import DataError
 from ..experiment.compare import RowResult
-from ..experiment.reproduce import CellResult, Reproduction
+from ..experiment.reproduce import CellResult
+from ..experiment.reproduction import Reproduction
 from .grid import Shown, headline
 from .plots import COLOURS, LINES, STYLE, explain_bands, one_legend
 from .series import averaged, caption, grouped

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoint import write_bytes
 from ..errors import InputError
-from ..experiment.run import simulated
+from ..experiment.records import simulated
 from ..experiment.store import RunFolder
 from .plots import run_figure, save
 from .tables import TextTable, run_table, time_table

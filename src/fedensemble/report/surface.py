@@ -16,7 +16,8 @@ from ..data import FederatedData
 from ..errors import DataError, InputError
 from ..experiment.build import build_data
 from ..experiment.modes import read_ensemble
-from ..experiment.reproduce import CellResult, Reproduction
+from ..experiment.reproduce import CellResult
+from ..experiment.reproduction import Reproduction
 from ..experiment.store import RunFolder
 from ..predict import Ensemble
 from .grid import Shown, headline

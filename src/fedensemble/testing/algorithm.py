@@ -1,4 +1,4 @@
-"""The contract of an algorithm."""
+"""The contract of an algorithm: its arithmetic, and what holds when it is trained on an engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
-from ..core.probe import as_pair
-from ..core.types import Cohort, Members
 from ..engines.simulation import Simulation
 from ..federation import Federation
 from ..vectors import Tree, rows
+from .arithmetic import check_arithmetic
 from .compare import remembered, require, require_close, require_equal, snapshot
 from .plain import without_ensemble
-from .problems import numbers, quadratic_problem, small_federation, train
+from .problems import small_federation, train
 
 _ROUNDS = 5  # more than an age of four modes, so that every mode is trained and most client memories are read again
 _CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")  # on each engine
@@ -51,69 +50,6 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
 def simulation_engines() -> list[str]:
     """Names of the registered engines that run on this machine alone."""
     return [name for name in engines if issubclass(engines[name], Simulation)]
-
-
-def check_arithmetic(algorithm: Algorithm) -> None:
-    """Shapes are kept, inputs are not written to, and a row's result is the same alone and among others."""
-    owner, visits, bound = type(algorithm).__name__, 5, small_federation(algorithm, "loop", modes=1, strata=1)
-    algorithm, size = bound.algorithm, bound.learner.theta_layout.total
-    modes = algorithm.init_mode(numbers(visits, size))
-    require("theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}.")
-    before = snapshot(modes)
-    sent = algorithm.broadcast(modes)
-    require_equal(snapshot(modes), before, f"{owner}.broadcast wrote into the server's state")
-    memory = algorithm.init_memory(sent["theta"] if "theta" in sent else modes["theta"])
-
-    before = snapshot(sent, memory)
-    returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
-    uploads, kept = as_pair(algorithm, returned)
-    require_equal(snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given")
-    _require_rows(uploads, visits, f"{owner}.local_training's upload")
-    _require_rows(kept, visits, f"{owner}.local_training's memory")
-    require(_forms(kept) == _forms(memory), f"{owner}.local_training changed the form of its memory: {_forms(kept)}.")
-
-    order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
-    weight, coin = 2.0 + order, torch.full_like(order, 0.3)
-    members = two_a_mode(uploads, weight) if algorithm.gathers else None
-    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members)
-    given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
-             members.uploads if members is not None else {})  # fmt: skip
-    before = snapshot(*given)
-    updated = algorithm.server_update(modes, uploads, cohort)
-    require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
-    require(_forms(updated) == _forms(modes), f"{owner}.server_update must keep the form {_forms(modes)}; it gave "
-            f"{_forms(updated)}.")  # fmt: skip
-
-    costs = {
-        "upload_bytes": algorithm.upload_bytes(uploads, coin),
-        "download_bytes": algorithm.download_bytes(sent, coin),
-    }
-    for name, cost in costs.items():
-        whole = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
-        require(whole, f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.")
-
-    for j in range(visits):
-        what = f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] (row {j})"
-        alone, own = algorithm.local_training(
-            rows(sent, j), rows(memory, j), quadratic_problem(algorithm, visits, size, only=j)
-        )
-        require_close(alone, rows(uploads, j), what.format("client"))
-        require_close(own, rows(kept, j), what.format("client's memory"))
-        place = torch.tensor([j]) if algorithm.gathers else j  # who gathers has a leading dimension of modes, always
-        part = Cohort(cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place])
-        if members is not None:
-            part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
-        single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)
-        require_close(single, rows(updated, place), what.format("mode"))
-
-
-def two_a_mode(uploads: Tree, weight: Tensor) -> Members:
-    """Two clients for each mode whose weighted mean is the upload, [K, P]; one a little to either side of it."""
-    modes, shift = len(weight), {name: 0.1 * value.roll(1, -1) for name, value in uploads.items()}
-    both = {name: torch.cat([value + shift[name], value - shift[name]]) for name, value in uploads.items()}
-    order = torch.arange(2 * modes)
-    buffers = torch.empty(2 * modes, 0, dtype=torch.float64)
-    return Members(order // modes, order % modes, weight.squeeze(-1).repeat(2) / 2, both, buffers)
 
 
 def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
@@ -202,18 +138,6 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
             costs[1] == costs[several.schedule.modes] and len(costs[1]) == 1,
             f"{_name(algorithm)}, engine '{engine}': bytes a client (up, down) depend on the number of modes: {costs}.",
         )
-
-
-def _require_rows(tree: Tree, visits: int, what: str) -> None:
-    for name, value in tree.items():
-        require(
-            value.dim() == 2 and len(value) == visits and value.dtype == torch.float64,
-            f"{what} '{name}' must be [..., P] like the input, float64; got {tuple(value.shape)} {value.dtype}.",
-        )
-
-
-def _forms(tree: Tree) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (tuple(value.shape), str(value.dtype)) for name, value in sorted(tree.items())}
 
 
 def _of_others(tree: Tree, mode: int) -> Tree:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble.data import FederatedData, Standardise, federated
+from fedensemble.data import FederatedData, Standardise, standardise
 from fedensemble.errors import DataError
 
 
@@ -96,7 +96,7 @@ def test_standardise_works_by_channel():
 
 def test_constants_stay_where_a_graph_found_them():
     def mean_of(number):
-        return federated._constant((float(number),), torch.float32, torch.device("cpu"), 0)
+        return standardise._constant((float(number),), torch.float32, torch.device("cpu"), 0)
 
     before = mean_of(0)
     for number in range(1, 200):

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("flwr")
 
 import fedensemble
-from fedensemble.cli import BAD_INPUT
+from fedensemble.commands.guard import BAD_INPUT
 from fedensemble.deploy import example_client
 from fedensemble.deploy.app import client_app, local_client, server_app
 from fedensemble.deploy.description import read_description

@@ -18,8 +18,8 @@ from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...vectors import Tree, rows
+from ..block import Inputs, Trained, judge
 from ..loop import LoopEngine
-from ..simulation import Inputs, Trained, judge
 from .memory import KeptMemory
 from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
 

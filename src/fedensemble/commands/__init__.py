@@ -1,0 +1,1 @@
+"""What the commands do; `cli` loads each of them when it is asked for."""

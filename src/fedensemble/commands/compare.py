@@ -1,0 +1,29 @@
+"""What `fedensemble compare` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..engines.job import refuse_ranks
+from ..experiment.compare import compare
+from ..report.comparison import find_comparison, write_comparison
+from ..report.page import write_page
+from ..report.progress import Live
+from .terminal import console, print_table
+
+
+def compare_rows(
+    file: Path | None, settings: Sequence[str], algorithms: str | None, modes: str | None, schedules: str | None,
+    seeds: str | None, runs: Path,
+) -> None:  # fmt: skip
+    """Trains the rows of a comparison and reports on it, and on each of its runs."""
+    refuse_ranks("compare")
+    wanted = find_comparison(file, settings, algorithms, modes, schedules, seeds)
+    with Live(console, runs=len(wanted.rows) * len(wanted.seeds)) as live:
+        results = compare(wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished)
+    folder = wanted.folder(runs)
+    print_table(write_comparison(folder, wanted, results))
+    for run in (run for result in results for run in result.folders):
+        write_page(run)  # the comparison's page links to them
+    console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)

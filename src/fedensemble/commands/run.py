@@ -1,0 +1,38 @@
+"""What `fedensemble run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from ..engines.job import job
+from ..experiment.compare import run_folder
+from ..experiment.follow import follow
+from ..experiment.profile import profiling
+from ..experiment.run import run
+from ..report.page import write_page
+from ..report.profile import profile_tables
+from ..report.progress import Live
+from ..report.run import write_report
+from .config import load_config
+from .terminal import console, print_table
+
+
+def run_config(
+    file: Path | None, settings: Sequence[str] | None, device: str | None, out: Path | None, runs: Path, *,
+    checkpoint_seconds: float, rank_timeout: float, profile: bool,
+) -> None:  # fmt: skip
+    """Trains an ensemble and reports on it; of several ranks, all train and the first one does the rest."""
+    with job(rank_timeout) as ranks:
+        config, _ = ranks.together(lambda: load_config(file, settings, device))
+        folder = out or run_folder(config, runs)
+        if ranks.rank:
+            return follow(config, ranks)
+        with profiling() if profile else nullcontext() as timed, Live(console) as live:
+            watcher = live.watcher(config.name)
+            summary = run(config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks)
+    for table in profile_tables(timed.write(folder)) if timed is not None and timed.rounds else ():
+        print_table(table)
+    print_table(write_report(folder, summary))
+    console.print(f"Run: {folder}\nReport: {write_page(folder)}", highlight=False)

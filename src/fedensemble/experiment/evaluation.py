@@ -1,0 +1,47 @@
+"""Tests a run's ensemble, and keeps what its report shows of the predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..data import FederatedData
+from ..federation import Federation
+from ..metrics import evaluate, evaluate_modes
+from ..predict import Prediction
+from .config import Config
+from .predictions import describe_predictions, write_compact
+from .store import RunFolder
+
+_ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are
+
+
+def test(config: Config, federation: Federation, data: FederatedData) -> tuple[dict[str, Any], Prediction | None]:
+    """Metrics on the test set, by the way of testing, and the prediction without dropout; empty without a test set."""
+    if data.x_test is None or data.y_test is None:
+        return {}, None
+    x, y = data.x_test, data.y_test
+    prediction = _predict(config, federation, x, y)
+    found: dict[str, Any] = {"test": evaluate(prediction, y), "modes": evaluate_modes(prediction, y)}
+    if config.evaluation.dropout:
+        found["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
+    return found, prediction
+
+
+def keep_predictions(
+    config: Config, store: RunFolder, federation: Federation, data: FederatedData, prediction: Prediction | None
+) -> None:
+    """Writes what the report shows of the predictions for the test set, so that it needs no data and no model."""
+    if data.x_test is not None and data.y_test is not None:
+        found = prediction or _predict(config, federation, data.x_test, data.y_test)
+        found = replace(found, mean=found.mean.cpu(), members=found.members.cpu())
+        write_compact(store.predictions_file, describe_predictions(found, data.y_test))
+
+
+def _predict(config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False) -> Prediction:
+    """What the modes say of the test set; left on the device where that is small."""
+    ensemble, size = federation.ensemble, config.evaluation.batch_size
+    small = len(ensemble) * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE
+    return ensemble.predict(x, batch_size=size, dropout=dropout, on_device=small)

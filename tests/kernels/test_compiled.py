@@ -1,0 +1,67 @@
+"""Kernels compile for an H200, whether there is one or not; skipped without Triton, and where it interprets kernels."""
+
+import os
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
+
+TARGET = ("cuda", 90, 32)
+
+
+def code(kernel, types, constants, aligned, **options):
+    """The PTX of a kernel: types of its arguments, values of its constants, and which arguments 16 divides."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
+    return triton.compile(source, target=GPUTarget(*TARGET), options=options).asm["ptx"]
+
+
+def test_a_step_moves_16_bytes_at_a_time():
+    from fedensemble.engines.triton_step import _descend
+
+    tensors = {"theta": "*fp32", "slope": "*fp32", "rate": "*fp32", "copy": "*bf16"}
+    types = {**tensors, "WIDE": "i32", "TOTAL": "i32", "DECAY": "fp32"}
+    ptx = code(_descend, types, {"DECAYS": True, "COPIES": True, "BLOCK": 2048}, [*tensors, "WIDE", "TOTAL"])
+    assert ptx.count("ld.global.v4.b32") == 2 * 2048 // 4 // 128
+    assert ptx.count("ld.global") - ptx.count("ld.global.v4.b32") == 2  # rates
+    assert ptx.count("st.global") == ptx.count("st.global.v4.b32") == 2048 // 4 // 128 + 2048 // 8 // 128
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_use_tensor_cores(turned):
+    from fedensemble.engines.triton_products import _products
+
+    tensors = dict.fromkeys(("x", "w", "bias", "out"), "*bf16")
+    every = 2 if turned else 1
+    constants = {
+        "K": 1152, "H": 16, "W": 16, "C": 128, "OH": 16, "OW": 16, "O": 128, "STRIDE_H": every, "STRIDE_W": every,
+        "PAD_H": 1, "PAD_W": 1, "KH": 3, "KW": 3, "BY_TAP": True, "EVERY_H": every, "EVERY_W": every, "TURNED": turned,
+        "HAS_BIAS": False, "PRECISION": "tf32", "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64,
+    }  # fmt: skip
+    types = {**tensors, "B": "i32", "W_STRIDE": "i32", "BIAS_STRIDE": "i32"}
+    ptx = code(_products, types, constants, [*tensors, "B", "W_STRIDE"], num_warps=4, num_stages=3)
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx  # loads run ahead of products
+
+
+def test_slopes_of_filters_use_tensor_cores():
+    from fedensemble.engines.triton_filters import _along_weights, _total
+
+    tensors = {"x": "*bf16", "slope": "*bf16", "out": "*fp32"}
+    constants = {
+        "K": 1152, "H": 16, "W": 16, "C": 128, "OH": 16, "OW": 16, "O": 128, "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1,
+        "PAD_W": 1, "PARTS": 1, "KW": 3, "BY_TAP": True, "PRECISION": "tf32", "BLOCK_M": 32, "BLOCK_N": 128,
+        "BLOCK_K": 128,
+    }  # fmt: skip
+    types = {**tensors, **dict.fromkeys(("B", "SPLIT", "SHARE", "J_STRIDE", "S_STRIDE"), "i32")}
+    assert "mma" in code(_along_weights, types, constants, tensors, num_warps=4, num_stages=3)
+    types = {"parts": "*fp32", "out": "*fp32", **dict.fromkeys(("SPLIT", "EACH", "J_STRIDE"), "i32")}
+    assert "ld.global.v4" in code(_total, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"])

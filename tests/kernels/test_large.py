@@ -1,0 +1,47 @@
+"""Matrices of weights may have more numbers than 32 bits can count; skipped where Triton is not there or interprets."""
+
+import os
+import re
+from importlib import import_module
+
+import pytest
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
+
+SQUARES = {
+    "K": 36, "H": 8, "W": 8, "C": 4, "OH": 8, "OW": 8, "O": 16, "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1, "PAD_W": 1,
+    "KH": 3, "KW": 3, "BY_TAP": False, "EVERY_H": 1, "EVERY_W": 1, "TURNED": False, "HAS_BIAS": True, "PARTS": 1,
+    "PRECISION": "tf32", "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16,
+}  # fmt: skip
+CASES = [  # kernel, distances between rows, constants
+    ("triton_products", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
+    ("triton_filters", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
+    ("triton_filters", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
+    ("triton_norm", "_statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_norm", "_slopes", ["WEIGHT", "ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_linear", "_outer", ["STRIDE"], {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16}),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "distances", "constants"), CASES, ids=[case[1] for case in CASES])
+def test_rows_are_found_by_64_bits(module, name, distances, constants):
+    """A visit's number times what lies between rows: 200 models of 11 million weights do not fit into 32 bits."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(import_module(f"fedensemble.engines.{module}"), name)
+    signature, values = {}, {}
+    for n, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument], values[n,] = "constexpr", constants[argument]
+        elif argument in ("EPS", "MOMENTUM"):
+            signature[argument] = "fp32"
+        else:
+            signature[argument] = "i32" if argument.isupper() else "*fp32"
+    compiled = triton.compile(ASTSource(kernel, signature, values, {}), target=GPUTarget("cuda", 90, 32))
+    body = compiled.asm["ttir"].partition("tt.func public")[2].partition("\n")[2]
+    for distance in distances:
+        uses = [line.strip() for line in body.splitlines() if re.search(rf"%{distance}\b", line)]
+        assert uses and all(f"arith.extsi %{distance} : i32 to i64" in line for line in uses), distance

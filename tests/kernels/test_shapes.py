@@ -1,0 +1,203 @@
+"""The Triton kernels against torch in float64, over random shapes; see test_kernels.py for how to run them."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from fedensemble.engines import kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="neither a GPU nor Triton's interpreter"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the interpreter's, of numpy
+]
+repeatable = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+visits = st.integers(1, 3)
+batches = st.integers(1, 4)
+channels = st.sampled_from([1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 130])
+
+
+def pairs(least, most):
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def lying_apart(values):
+    """The same numbers as a view whose rows lie apart, as parameters do in a matrix of weights."""
+    flat = values.flatten(1)
+    room = torch.full((len(flat), flat.shape[1] + 5), float("nan"), device=DEVICE)
+    room[:, 3:-2] = flat
+    return room[:, 3:-2].unflatten(1, values.shape[1:])
+
+
+def same(found, error=1e-5):
+    for name, a, b in found:
+        assert a.shape == b.shape, name
+        assert float((a.double() - b).detach().norm()) <= error * float(1e-3 + b.detach().norm()), name
+
+
+@given(
+    visits, batches, channels, channels, pairs(1, 9), pairs(1, 5), pairs(1, 4), pairs(0, 6), st.booleans(),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+@example(1, 1, 16, 16, (1, 1), (1, 1), (3, 2), (0, 0), True, True, False)
+@example(2, 1, 17, 33, (2, 7), (1, 2), (4, 3), (5, 0), True, True, False)  # strides beyond the filter, padding, too
+@example(1, 2, 3, 5, (24, 25), (3, 3), (1, 1), (1, 1), False, True, False)  # the sum over pixels is split
+@example(1, 1, 130, 130, (3, 2), (2, 2), (2, 1), (1, 1), True, True, True)  # more than 128 columns in a tile
+@example(2, 3, 65, 16, (9, 8), (2, 3), (1, 2), (1, 0), True, False, False)
+@repeatable
+def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, biased, direct, halved):
+    from fedensemble.engines import triton_products
+    from fedensemble.engines.pieces import Piece
+    from fedensemble.engines.triton_conv import TritonConvolution
+
+    assume(all(i + 2 * p >= s for i, p, s in zip(image, padding, size, strict=True)))
+    torch.set_float32_matmul_precision("highest")
+    x = numbers(j * batch, inputs, *image).requires_grad_()
+    stored = lying_apart(numbers(j, *size, inputs, outputs, seed=1))  # as filters lie in a matrix of weights
+    weight = stored.permute(0, 4, 3, 1, 2).detach().requires_grad_()
+    bias = lying_apart(numbers(j, outputs, seed=2)).requires_grad_() if biased else None
+    wanted = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    slopes = torch.full((j, stored[0].numel() + 7), 9.0, device=DEVICE)
+    place = slopes[:, 4:-3].unflatten(1, stored.shape[1:]).permute(0, 4, 3, 1, 2)
+    piece = Piece(weight.detach(), place) if direct else None
+
+    with pytest.MonkeyPatch.context() as patched:
+        if halved:  # tiles as for bf16 on a card with few processors
+            tiles = triton_products._tiles
+            patched.setattr(triton_products, "_PROCESSORS", 1)
+            patched.setattr(triton_products, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape))
+        got = TritonConvolution.apply(x, weight, bias, stride, padding, piece)
+        back = numbers(*got.shape, seed=3)
+        found = list(torch.autograd.grad(got, wanted, back, allow_unused=True))
+    exact = [tensor.detach().double().requires_grad_() for tensor in wanted]
+    expected = torch.cat([
+        F.conv2d(images, exact[1][n], exact[2][n] if biased else None, stride, padding)
+        for n, images in enumerate(exact[0].chunk(j))
+    ])  # fmt: skip
+    if direct:
+        assert found[1] is None
+        assert bool((slopes[:, :4] == 9).all()) and bool((slopes[:, -3:] == 9).all())
+        found[1] = place
+    right = torch.autograd.grad(expected, exact, back.double())
+    same([("out", got, expected), *zip(("images", "filters", "bias"), found, right, strict=False)])
+
+
+@given(
+    visits, st.integers(1, 40), channels, st.lists(st.integers(1, 6), max_size=3), st.booleans(), st.booleans(),
+    st.sampled_from([0.0, 50.0]),
+)  # fmt: skip
+@example(1, 1, 1, [2], True, True, 0.0)
+@example(1, 2, 3, [], False, True, 0.0)
+@example(1, 17, 8, [64, 63], True, True, 50.0)  # more blocks of rows than shares
+@repeatable
+def test_batch_norms(j, batch, many, image, relu, direct, far):
+    from fedensemble.engines.pieces import Piece
+    from fedensemble.engines.triton_norm import StackedBatchNorm
+
+    assume(batch * torch.Size(image).numel() >= 2)
+    x = (far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)).requires_grad_()
+    weight, bias, mean = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3, 4))
+    variance = lying_apart(numbers(j, many, seed=5).abs())
+    weight.requires_grad_()
+    bias.requires_grad_()
+    slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
+    places = slopes[:, :, 4:-3]
+    pieces = (Piece(weight, places[0]), Piece(bias, places[1])) if direct else (None, None)
+    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-2, 0.3, relu, pieces)
+    back = numbers(*got.shape, seed=6)
+    found = list(torch.autograd.grad(got, (x, weight, bias), back, allow_unused=True))
+    if direct:
+        assert found[1] is found[2] is None
+        assert bool((slopes[:, :, :4] == 9).all()) and bool((slopes[:, :, -3:] == 9).all())
+        found[1:] = places
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    means, variances = mean.double(), variance.double()
+    expected = torch.cat([
+        F.batch_norm(images, means[n], variances[n], exact[1][n], exact[2][n], True, 0.3, 1e-2)
+        for n, images in enumerate(exact[0].chunk(j))
+    ])  # fmt: skip
+    if relu:  # by our own signs: near 0, rounding decides
+        assert bool((got >= 0).all())
+        assert bool((expected[got == 0] < 1e-3).all())
+        expected = expected * (got > 0)
+    right = torch.autograd.grad(expected, exact, back.double())
+    named = [("out", got, expected), ("mean", known[4], means), ("variance", known[5], variances)]
+    same([*named, *zip(("images", "weight", "bias"), found, right, strict=True)], 1e-4 if far else 2e-5)
+
+
+@given(
+    st.integers(1, 3), channels, pairs(1, 14), st.integers(1, 14), st.integers(0, 3), st.booleans(), st.booleans()
+)  # fmt: skip
+@example(2, 3, (12, 13), 12, 0, False, False)  # places in a square beyond 127
+@example(1, 2, (5, 6), 2, 1, False, True)
+@repeatable
+def test_pooling(n, many, image, size, gap, ties, large):
+    from fedensemble.engines import triton_pool
+
+    assume(size <= min(image))
+    x = numbers(n, many, *image)
+    x = (x.round() if ties else x).requires_grad_()
+    with pytest.MonkeyPatch.context() as patched:
+        if large:  # as if there were so many pixels that places need 64 bits
+            patched.setattr(triton_pool, "_LARGE", 0)
+        got, expected = triton_pool.SquarePool.apply(x, size, size + gap), F.max_pool2d(x, size, size + gap)
+        slope = numbers(*expected.shape, seed=1)
+        assert torch.equal(got, expected)
+        assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
+
+
+def test_pooling_passes_on_what_is_no_number():
+    from fedensemble.engines.triton_pool import SquarePool
+
+    x = numbers(1, 1, 4, 4)
+    x[0, 0, 1, 0], x[0, 0, 2:, 2:] = float("nan"), float("-inf")
+    x.requires_grad_()
+    got, expected = SquarePool.apply(x, 2, 2), F.max_pool2d(x, 2, 2)
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    slope = numbers(*expected.shape, seed=1)
+    assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
+
+
+@given(visits, st.integers(2033, 6200), st.sampled_from([0.0, 0.1]), st.sampled_from([None, torch.float32]))
+@example(3, 2033, 0.1, torch.float32)  # rows as long as a block
+@repeatable
+def test_steps(j, length, decay, copied):
+    from fedensemble.engines.triton_step import descend
+
+    theta, slope = (kernels.room_like(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
+    theta.copy_(numbers(j, length))
+    slope.copy_(numbers(j, length, seed=1))
+    assert kernels.in_line(theta)
+    rate = numbers(j, 1, seed=2)
+    copy = None if copied is None else kernels.room_like(theta, copied)
+    expected = theta.double() - rate * (slope.double() + decay * theta)
+    descend(theta, slope, rate, decay, copy)
+    torch.testing.assert_close(theta, expected.float())
+    assert copy is None or torch.equal(copy[:, :length], theta)
+
+
+@given(visits, st.integers(2048, 6200), st.integers(0, 20))
+@example(3, 2048, 0)
+@repeatable
+def test_copies(j, length, wider):
+    from fedensemble.engines.triton_step import copy_rows
+
+    theta, out = numbers(j, length), torch.full((j, length + wider), 9.0, device=DEVICE)
+    copy_rows(theta, out)
+    assert torch.equal(out[:, :length], theta)
+    assert bool((out[:, length:] == 9).all())
