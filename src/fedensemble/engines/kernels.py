@@ -33,7 +33,7 @@ def conv2d(
         piece: of the filters, where they are a parameter.
     """
     plain = groups == 1 and dilation == (1, 1)
-    if plain and quick(x):
+    if plain and quick(x) and len(x) // len(weight) * _outputs(x, weight, stride, padding) < 1 << 31:
         from .triton_conv import TritonConvolution
 
         return TritonConvolution.apply(x, weight, bias, stride, padding, piece)  # type: ignore[no-any-return, no-untyped-call]
@@ -45,6 +45,12 @@ def conv2d(
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+
+
+def _outputs(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
+    """Numbers that a convolution gives for one image."""
+    tall, wide = ((x.shape[2 + n] + 2 * padding[n] - weight.shape[3 + n]) // stride[n] + 1 for n in (0, 1))
+    return weight.shape[1] * tall * wide
 
 
 def quick(x: Tensor) -> bool:
@@ -69,10 +75,12 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
     Args:
         copy: where the new weights go, too, in another type; see `copy_rows`.
     """
-    if HAS_TRITON and theta.is_cuda and theta.dtype == torch.float32 and in_line(theta):
+    alike = copy is None or copy.stride(0) == theta.stride(0)
+    if HAS_TRITON and theta.is_cuda and theta.dtype == torch.float32 and in_line(theta) and alike:
         from .triton_step import descend as quickly
 
-        slope = slope if slope.stride() == theta.stride() and in_line(slope) else lined(slope)
+        if slope.shape != theta.shape or slope.stride() != theta.stride() or not in_line(slope):
+            slope = lined(slope.expand_as(theta))
         quickly(theta, slope, rate.expand(len(theta), 1).contiguous(), decay, copy)
         return theta
     theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)

@@ -66,8 +66,9 @@ def _products(
         parts: tl.constexpr = (C + BLOCK_K - 1) // BLOCK_K
         first_y, first_x = (below + PAD_H) % EVERY_H, (beside + PAD_W) % EVERY_W
         across = (KW - first_x + EVERY_W - 1) // EVERY_W
+        some = tl.maximum(across, 1)  # there may be none, and loads run ahead of the loop
         for step in range((KH - first_y + EVERY_H - 1) // EVERY_H * across * parts):
-            ky, kx = first_y + step // parts // across * EVERY_H, first_x + step // parts % across * EVERY_W
+            ky, kx = first_y + step // parts // some * EVERY_H, first_x + step // parts % some * EVERY_W
             c = step % parts * BLOCK_K + tl.arange(0, BLOCK_K)
             place, inside = inside_image(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED)
             there = (inside & real)[:, None] & (c < C)[None, :]
