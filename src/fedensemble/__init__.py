@@ -1,5 +1,7 @@
 """Federated ensembles: K models trained at the price of one, on data that stays where it is."""
 
+from pathlib import Path as _Path
+
 from . import engines as _engines  # noqa: F401 (registers the engines)
 from .algorithms import (  # fmt: skip
     QSGD,
@@ -38,11 +40,26 @@ __version__ = VERSION
 register = algorithms.register
 """Decorator that files an algorithm under a name: `@fe.register("mine")`."""
 
+
+def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
+    """The ensemble of a finished run of the command line, ready to predict.
+
+    Its model is built from the run's config: a model of your own must be registered before, under the same name.
+
+    Args:
+        folder: of the run, such as "runs/digits/0123456789ab".
+        device: "cpu", "cuda" or "auto".
+    """
+    from .experiment.modes import load_ensemble as load  # here: training in Python needs no config
+
+    return load(folder, device)
+
+
 __all__ = [
     "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Devices", "Diana", "DivergedError",
     "Dore", "Engine", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
     "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation",
     "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
-    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate", "register",
-    "schedules",
+    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate",
+    "load_ensemble", "register", "schedules",
 ]  # fmt: skip

@@ -93,10 +93,9 @@ def reproduce_command(
     collect: Annotated[Path | None, typer.Option(help="Then put all tables so far into this Markdown page.")] = None,
 ) -> None:
     """Train the paper's tables and figures and put our numbers beside the paper's; what is finished is not repeated."""
-    from .commands.config import all_settings
     from .commands.reproduce import reproduce_names
 
-    reproduce_names(names or [], scale, all_settings(set_, device), seeds, only or [], runs, out, collect)
+    reproduce_names(names or [], scale, set_ or [], seeds, device, only or [], runs, out, collect)
 
 
 @app.command("predict")
@@ -147,9 +146,9 @@ def deploy_command(
 @app.command("show")
 def show_command(file: File = None, set_: Sets = None) -> None:
     """Print a config with its defaults filled in."""
-    from .commands.config import load_config
+    from .commands.config import read_config
 
-    typer.echo(load_config(file, set_).toml(empty=False), nl=False)
+    typer.echo(read_config(file, set_).toml(empty=False), nl=False)
 
 
 @app.command("ls")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
     """The method, by name with its defaults."""
     found = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
     if not isinstance(found, Algorithm):
-        raise InputError(f"algorithm must be an Algorithm or a registered name; got {type(algorithm).__name__}.")
+        raise InputError(f"algorithm must be an Algorithm or a registered name; got {_kind(algorithm)}.")
     return found
 
 
@@ -46,8 +47,16 @@ def find_participation(participation: str | Participation) -> Participation:
     found = participations[participation]() if isinstance(participation, str) else participation
     if not isinstance(found, Participation):
         raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
-                         f"got {type(participation).__name__}.")  # fmt: skip
+                         f"got {_kind(participation)}.")  # fmt: skip
     return found
+
+
+def _kind(given: object) -> str:
+    """What was got in place of a part; for a class, how to write one of it."""
+    if not isinstance(given, type):
+        return type(given).__name__
+    options = [field.name for field in fields(given) if field.init] if is_dataclass(given) else []
+    return f"the class {given.__name__}; write {given.__name__}({f'{options[0]}=...' if options else ''})"
 
 
 def find_engine(
@@ -88,8 +97,10 @@ def find_schedule(
     schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
 ) -> Schedule:
     """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
-    if not isinstance(schedule, str):
+    if isinstance(schedule, Schedule):
         return schedule
+    if not isinstance(schedule, str):
+        raise InputError(f"schedule must be a Schedule or a registered name; got {_kind(schedule)}.")
     for what, value in (("modes", modes), ("strata", strata), ("clients_per_round", clients_per_round)):
         if value is not None:
             check_number(schedule, what, value)

@@ -11,6 +11,11 @@ from .data.tensors import as_targets
 from .errors import DataError, InputError
 from .predict import Prediction
 
+CLASSIFICATION = (
+    "accuracy", "mode_accuracy_mean", "mode_accuracy_min", "mode_accuracy_max", "nll", "brier", "ece", "entropy",
+    "mode_entropy", "mutual_information", "disagreement",
+)  # fmt: skip
+REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance")
 _BINS = 15  # of the calibration error, as Guo et al. 2017
 _SMALLEST = 1e-12  # probabilities below this count as this, or one confident mistake would make the likelihood infinite
 

@@ -1,16 +1,21 @@
 """Bad input: one clear message, exit code 2, no traceback, nothing destroyed."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fedensemble as fe
+from fedensemble import DivergedError, Federation, InputError
 from fedensemble.cli import app
 from fedensemble.commands.guard import guarded
+from fedensemble.experiment.store import RunFolder
 
 from .test_cli import SMALL
 
@@ -120,6 +125,9 @@ def test_divergence_names_the_visit_and_keeps_the_run(folder: Path) -> None:
     assert code == 1
     assert "round 1, client" in errors and "mode" in errors and "Lower algorithm.lr" in errors
     assert (folder / "a" / "config.toml").exists() and not (folder / "a" / "summary.json").exists()
+    assert json.loads(run("ls", "runs", "--runs", ".", "--json", cwd=folder)[1])[0]["state"] == "diverged"
+    code, _, again = run("run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder)
+    assert code == 1 and again == errors
 
 
 def test_a_folder_that_belongs_to_another_run(folder: Path) -> None:
@@ -142,7 +150,7 @@ def test_two_processes_in_one_folder(folder: Path) -> None:
     (folder / "a").mkdir()
     with FileLock(str(folder / "a" / ".lock")):
         code, _, errors = run("run", "small.toml", "--out", "a", cwd=folder)
-    assert code == 2 and "Another process" in errors
+    assert code == 2 and "Another process" in errors and "(--out or --runs)" in errors
 
 
 def test_full_disk_and_missing_permission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +250,54 @@ def test_predict_takes_whole_numbers_for_a_model_of_numbers(folder: Path) -> Non
         assert code == 0, errors
     with np.load(folder / "int64.npz") as whole, np.load(folder / "float32.npz") as floats:
         np.testing.assert_array_equal(whole["mean"], floats["mean"])
+
+
+def test_a_run_that_diverged_is_unfinished_once_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(Federation, "rounds", lambda self, count: iter(bursting()))
+        assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 1
+    assert RunFolder(folder / "a").state == "diverged"
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    assert RunFolder(folder / "a").state == "done" and not (folder / "a" / "diverged.json").exists()
+
+
+def bursting() -> Iterator[None]:
+    raise DivergedError("loss became nan")
+    yield
+
+
+def test_a_finished_run_is_served_in_python(folder: Path) -> None:
+    with pytest.raises(InputError, match="is not a run"):
+        fe.load_ensemble(folder / "a")
+    RunFolder(folder / "b").path.mkdir()
+    (folder / "b" / "config.toml").write_text(run("show", "small.toml", cwd=folder)[1])
+    with pytest.raises(InputError, match="is not finished"):
+        fe.load_ensemble(folder / "b")
+    settings = ["--set", "data.source=digits", "--set", "ensemble.combine=logits"]  # digits are standardised
+    code, _, errors = run("run", "small.toml", *settings, "--out", "a", cwd=folder)
+    assert code == 0, errors
+    x = np.random.default_rng(0).integers(0, 17, size=(5, 1, 8, 8)).astype(np.uint8)
+    np.savez(folder / "in.npz", x=x)
+    assert run("predict", "a", "in.npz", "-o", "out.npz", "--device", "cpu", cwd=folder)[0] == 0
+    ensemble = fe.load_ensemble(str(folder / "a"))
+    assert ensemble.standardise is not None and ensemble.combine == "logits" and len(ensemble) == 3
+    np.testing.assert_array_equal(ensemble.predict(x).mean.numpy(), np.load(folder / "out.npz")["mean"])
+    with pytest.raises(InputError, match="trained on"):
+        ensemble.predict(x[:, 0])
+    (folder / "a" / "modes.safetensors").write_bytes(b"gone")
+    with pytest.raises(fe.StoreError, match="start the run's command again"):
+        fe.load_ensemble(folder / "a")
+
+
+def test_a_shown_config_is_for_any_machine(folder: Path) -> None:
+    code, shown, _ = run("show", cwd=folder)
+    assert code == 0 and 'device = "auto"' in shown
+    (folder / "shown.toml").write_text(shown)
+    code, _, errors = run("run", "shown.toml", "--set", "rounds=1", "--out", "a", cwd=folder)
+    assert code == 0, errors
+    assert 'device = "c' in (folder / "a" / "config.toml").read_text()  # cpu or cuda
+    code, shown, _ = run("show", "--set", "engine.device=cuda", cwd=folder)
+    assert code == 0 and 'device = "cuda"' in shown
 
 
 def test_predict_writes_uncertainty(folder: Path) -> None:

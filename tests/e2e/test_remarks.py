@@ -44,6 +44,30 @@ def test_a_comparison_says_it_once_a_method(folder: Path) -> None:
     assert "fedavg assumes" not in out
 
 
+def test_fedprox_that_is_fedavg(folder: Path) -> None:
+    said = "With one local step FedProx is FedAvg"
+    one = ["--set", "training.steps=1"]
+    for told, settings in [
+        (1, ["--set", "algorithm.name=fedprox", *one]),
+        (0, ["--set", "algorithm.name=fedprox", "--set", "training.steps=2"]),
+        (0, ["--set", "algorithm.name=fedprox", "--set", "algorithm.mu=0.0", *one]),
+        (0, one),
+    ]:
+        code, out, errors = run("run", "small.toml", *settings, cwd=folder)
+        assert code == 0, errors
+        assert lines(out).count(said) == told, settings
+
+
+def test_a_test_of_an_earlier_round_is_told_as_such(folder: Path) -> None:
+    (folder / "small.toml").write_text(SMALL.format(rounds=14))  # lines at 2, 4, ..., tests at 5, 10 and 14
+    code, out, errors = run("run", "small.toml", cwd=folder)
+    assert code == 0, errors
+    ends = {line.split("/14")[0].split()[-1]: line.rstrip() for line in out.splitlines() if "/14 " in line}
+    assert not any("ensemble" in ends[n] or "(round" in ends[n] for n in ("2", "4"))
+    assert all(ends[n].endswith("%  (round 5)") for n in ("6", "8"))
+    assert ends["10"].endswith("%") and ends["12"].endswith("%  (round 10)") and ends["14"].endswith("%")
+
+
 def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def problems(values) -> list[str]:
     [
         ("algorithm.name=fedavg", "algorithm", {"name", "lr", "optimizer"}),
         ("model.name=cnn", "model", {"name", "dropout"}),
+        ("model.name=lstm", "model", {"name", "dropout"}),  # its `hidden` is a number
         ("data.partition=iid", "data", {"source", "partition", "clients", "test_fraction"}),
         ("data.source=mnist", "data", {"source", "partition", "clients", "classes_per_client"}),
         ("participation.name=everybody", "participation", {"name"}),

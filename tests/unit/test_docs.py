@@ -3,6 +3,8 @@
 import doctest
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,11 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE)
 
 
-def test_examples_of_the_python_page():
+def test_examples_of_the_python_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in blocks(PYTHON_PAGE, "console"):  # the run that is served
+        command = shlex.split(line.removeprefix("$ fedensemble "))
+        subprocess.run([sys.executable, "-m", "fedensemble", *command], check=True, capture_output=True)
     source = "\n".join(blocks(PYTHON_PAGE, "pycon"))
     test = doctest.DocTestParser().get_doctest(source, {}, PYTHON_PAGE.name, str(PYTHON_PAGE), 0)
     said: list[str] = []

@@ -5,7 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import DataError, FedAvg, FederatedData, Federation, InputError
+from fedensemble import (  # fmt: skip
+    Balanced,
+    DataError,
+    Devices,
+    Everybody,
+    FedAvg,
+    FederatedData,
+    Federation,
+    FedProx,
+    InputError,
+)
 from fedensemble.metrics import evaluate, evaluate_modes
 from fedensemble.testing import check_algorithm
 
@@ -121,6 +131,22 @@ def test_other_arguments_of_a_wrong_kind():
         FederatedData.from_clients([1, 2])
     with pytest.raises(InputError, match="nan"):
         Federation(linear, DATA).ensemble.predict(torch.full((1, 4), torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "got"),
+    [
+        ("algorithm", FedProx, r"the class FedProx; write FedProx\(lr=\.\.\.\)"),
+        ("algorithm", 3, "int"),
+        ("schedule", Balanced, r"the class Balanced; write Balanced\(modes=\.\.\.\)"),
+        ("schedule", 3, "int"),
+        ("participation", Devices, r"the class Devices; write Devices\(\w+=\.\.\.\)"),
+        ("participation", Everybody, r"the class Everybody; write Everybody\(\)"),
+    ],
+)
+def test_classes_in_place_of_objects(name, given, got):
+    with pytest.raises(InputError, match=f"{name} must be .* got {got}\\."):
+        Federation(linear, DATA, **{name: given})
 
 
 def test_reprs_are_short():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedensemble import FedAvg, Federation, InputError, Prediction, evaluate
-from fedensemble.metrics import disagreement
+from fedensemble.metrics import CLASSIFICATION, REGRESSION, disagreement
 from fedensemble.testing.problems import SIZES, classification, labels, numbers, ragged, small_model, train
 
 DATA = classification()
@@ -119,6 +119,13 @@ def test_classification_metrics():
     assert metrics["entropy"] == pytest.approx(float(prediction.entropy.mean()))
     assert metrics["mutual_information"] == pytest.approx(metrics["entropy"] - metrics["mode_entropy"], abs=1e-12)
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_metrics_are_known_by_name_before_there_are_any():
+    members, target = probabilities(), labels(50)
+    assert tuple(evaluate(Prediction(members.mean(0), members), target)) == CLASSIFICATION
+    values = members[..., 0]
+    assert tuple(evaluate(Prediction(values.mean(0), values, "regression"), values[0])) == REGRESSION
 
 
 def _calibration_error(mean, target, bins=15):

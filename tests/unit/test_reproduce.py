@@ -10,8 +10,9 @@ from fedensemble.errors import InputError
 from fedensemble.experiment.reproduce import reproduce, without_missing
 from fedensemble.experiment.reproduction import NAMES, experiments_folder, find_experiment, read_reproduction
 from fedensemble.experiment.run import Watcher
+from fedensemble.report.collection import BEGIN, END, collect
 from fedensemble.report.grid import grid, over_seeds, paper_number
-from fedensemble.report.reproduction import REPORTS, collect, write_reproduction
+from fedensemble.report.reproduction import REPORTS, write_reproduction
 from fedensemble.report.toy_numbers import decompose, limit_variance
 
 BASE = """
@@ -69,7 +70,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def carry_out(reproduction, root, only=()):
-    return reproduce(reproduction, root, lambda label, seed: Watcher(), lambda: None, lambda text: None, only)
+    return reproduce(reproduction, root, lambda label, seed: Watcher(), lambda: None, only)
 
 
 @pytest.mark.parametrize("path", sorted(experiments_folder().glob("*.toml")), ids=lambda path: path.stem)
@@ -163,19 +164,25 @@ def test_what_is_missing_is_said_and_the_rest_runs(file, tmp_path, monkeypatch):
     write_reproduction(tmp_path / "out", checked, results, tmp_path / "runs", 1.0, [])
     page = (tmp_path / "out" / "table.md").read_text()
     assert "the data are not here" in page
-    assert str(tmp_path) not in page
+    assert str(tmp_path / "empty") not in page
 
 
 def test_a_cell_that_diverges_does_not_keep_the_others(file, tmp_path):
     text = TABLE.replace('label = "two"\n', 'label = "two"\nset = { "algorithm.lr" = 1e30 }\n', 1)
     file.write_text(text)
-    said = []
     reproduction = read_reproduction(file, "full", ["engine.device=cpu"])
-    results = reproduce(
-        reproduction, tmp_path / "runs", lambda label, seed: Watcher(), lambda: None, said.append, ["easy"]
-    )
+    results = carry_out(reproduction, tmp_path / "runs", ["easy"])
     assert [result.runs is None for result in results] == [False, True, True]
-    assert said[0].startswith("easy / two: loss became")
+    assert list(results[1].failed) == [0, 1] and not results[2].failed
+    assert results[1].failed[0].startswith("loss became")
+    write_reproduction(tmp_path / "out", reproduction, results, tmp_path / "runs", 1.0, [])
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "Without numbers (diverged: seed 0: loss became" in page and "): easy / two." in page
+    assert "Without numbers (not run yet): hard / one." in page
+    told = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(told["cells"][1]["diverged"]) == ["0", "1"]
+    later = carry_out(reproduction, tmp_path / "runs", ["hard"])  # the reason is kept where it is not tried again
+    assert later[1].failed == results[1].failed
 
 
 def test_collect_replaces_what_stands_between_the_marks(file, tmp_path):
@@ -194,6 +201,42 @@ def test_collect_replaces_what_stands_between_the_marks(file, tmp_path):
     assert page.read_text() == once
     with pytest.raises(InputError, match="no tables"):
         collect(tmp_path / "empty", page)
+
+
+def table(folder: Path, name: str, number: int, title: str = "", scale: str = "") -> str:
+    """Writes a table as `reproduce` does, and returns its section of a page."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    text = f"## {title or name.capitalize()}\n\n| a |\n| --- |\n| {number} |\n\n`fedensemble reproduce {name}{scale}`\n"
+    (folder / name / "table.md").write_text(text)
+    (folder / name / "results.json").write_text('{"sittings": []}')
+    return f"{text}\nThe runs are those of other tables.\n"
+
+
+def test_collect_leaves_other_tables_as_they_are(tmp_path):
+    page, by_hand = tmp_path / "page.md", "## By hand\n\nMine.\n"
+    names = ["table1", "table4", "figure-toy", "a-search"]
+    first = [table(tmp_path / "all", name, 1) for name in names]
+    assert collect(tmp_path / "all", page) == names
+    assert page.read_text() == "\n".join([f"# Results\n\n{BEGIN}\n", *first, f"{END}\n"])
+    page.write_text(page.read_text().replace(END, f"{by_hand}\n{END}") + "After.\n")
+    new = [table(tmp_path / "some", name, 2) for name in ("table3", "table4", "b-search")]
+    collect(tmp_path / "some", page)
+    parts = [first[0], *new[:2], *first[2:], by_hand, new[2]]
+    assert page.read_text() == "\n".join([f"# Results\n\n{BEGIN}\n", *parts, f"{END}\nAfter.\n"])
+
+
+def test_collect_mixes_neither_scales_nor_titles(tmp_path):
+    page = tmp_path / "page.md"
+    table(tmp_path / "smoke", "table1", 1, scale=" --scale smoke")
+    table(tmp_path / "full", "table1", 2)
+    collect(tmp_path / "smoke", page)  # it has none of another scale
+    before = page.read_text()
+    with pytest.raises(InputError, match=r"tables of scale smoke.*another page"):
+        collect(tmp_path / "full", page)
+    table(tmp_path / "smoke", "mine", 3, title="Table1", scale=" --scale smoke")
+    with pytest.raises(InputError, match="have the same title"):
+        collect(tmp_path / "smoke", page)
+    assert page.read_text() == before
 
 
 def test_bias_and_variance_of_averages():

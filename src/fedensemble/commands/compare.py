@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..engines.job import refuse_ranks
+from ..errors import DivergedError
 from ..experiment.compare import compare
 from ..report.comparison import find_comparison, write_comparison
 from ..report.page import write_page
@@ -22,8 +23,12 @@ def compare_rows(
     wanted = find_comparison(file, settings, algorithms, modes, schedules, seeds)
     with Live(console, runs=len(wanted.rows) * len(wanted.seeds)) as live:
         results = compare(wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished)
-    folder = wanted.folder(runs)
-    print_table(write_comparison(folder, wanted, results))
-    for run in (run for result in results for run in result.folders):
-        write_page(run)  # the comparison's page links to them
-    console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)
+    failed = [f"{result.label}, seed {seed}" for result in results for seed in result.failed]
+    if not all(result.failed for result in results):
+        folder = wanted.folder(runs)
+        print_table(write_comparison(folder, wanted, results))
+        for run in (run for result in results for run in result.folders):
+            write_page(run)  # the comparison's page links to them
+        console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)
+    if failed:
+        raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")

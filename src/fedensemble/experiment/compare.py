@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, ValidationError
 
-from ..errors import InputError, unknown
+from ..errors import DivergedError, InputError, unknown
+from ..metrics import CLASSIFICATION, REGRESSION
 from .build import resolve_device
 from .config import Config, check, listed
 from .files import Values, lay, merge, parse_setting, read_toml, with_settings
 from .joint import Task, run_all
 from .run import Watcher
 from .sections import Table
+from .shelf import Shelf
 from .store import RunFolder
 from .wording import NAME, sentence
 
@@ -65,12 +67,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row's runs: their folders and summaries, one a seed."""
+    """A row's runs: their folders and summaries, one a seed; none of them where a run has diverged."""
 
     label: str
     folders: tuple[Path, ...]
     summaries: tuple[Mapping[str, Any], ...]
     curves: tuple[list[dict[str, Any]], ...] = field(default=())
+    failed: Mapping[int, str] = field(default_factory=dict)  # why, by seed
 
     def values(self, metric: str) -> list[float]:
         """A metric of the last round, one a seed; empty where the runs have none."""
@@ -122,31 +125,58 @@ def compare(
 ) -> list[RowResult]:
     """Runs everything that is not finished yet; what was finished before costs nothing.
 
+    A run that diverges keeps nothing from the others.
+
     Args:
         watch: given a row's label and a seed, who watches that run.
         finished: called after each run.
     """
+    shelf = Shelf()
+    _check_tests(comparison, root, shelf)
     tasks = [
         Task(config, run_folder(config, root), watch(row.label, config.seed))
         for row in comparison.rows
         for config in row.configs
     ]
-    summaries = run_all(tasks, lambda place: finished())
+    outcomes = iter(zip(tasks, run_all(tasks, lambda place: finished(), shelf), strict=True))
     results = []
-    after = 0
     for row in comparison.rows:
-        places = range(after, after + len(row.configs))  # rows may have numbers of seeds of their own
-        after = places.stop
-        for place in places:
-            known = summaries[place].get("test", {})
-            if not known:
-                raise InputError("There is no test set to compare on: give the data x_test and y_test.")
-            if comparison.metric not in known:
-                raise InputError(unknown("metric", comparison.metric, known))
-        folders = tuple(tasks[place].folder for place in places)
-        curves = tuple(RunFolder(folder).metrics() for folder in folders)
-        results.append(RowResult(row.label, folders, tuple(summaries[place] for place in places), curves))
+        mine = [next(outcomes) for _ in row.configs]  # rows may have numbers of seeds of their own
+        failed = {task.config.seed: str(end) for task, end in mine if isinstance(end, DivergedError)}
+        if failed:
+            results.append(RowResult(row.label, (), (), failed=failed))
+            continue
+        folders = tuple(task.folder for task, _ in mine)
+        summaries = tuple(end for _, end in mine if not isinstance(end, DivergedError))
+        results.append(RowResult(row.label, folders, summaries, tuple(RunFolder(path).metrics() for path in folders)))
     return results
+
+
+def _check_tests(comparison: Comparison, root: Path, shelf: Shelf) -> None:
+    """Raises before anything is trained if runs will not have, or finished ones do not have, what is compared."""
+    configs = [config for row in comparison.rows for config in row.configs]
+    for config in configs:
+        known = REGRESSION if config.training.loss == "mse" else CLASSIFICATION
+        if comparison.metric not in known:
+            raise InputError(unknown("metric", comparison.metric, known))
+    tested: dict[str, bool] = {}
+    for config in configs:
+        store = RunFolder(run_folder(config, root))
+        data = store.path.name if store.done else same_data(config)
+        if data not in tested:
+            tested[data] = "test" in store.summary() if store.done else shelf.build_data(config).x_test is not None
+        if not tested[data]:
+            raise InputError("There is no test set to compare on: give the data x_test and y_test.")
+
+
+def same_data(config: Config) -> str:
+    """What runs on the same data have in common, whatever their seeds."""
+    return repr({name: value for name, value in config.data.items() if name != "seed"})
+
+
+def failures(results: Sequence[RowResult]) -> list[str]:
+    """Which runs have diverged, and how, a line each."""
+    return [f"{row.label}, seed {seed}: {reason}" for row in results for seed, reason in row.failed.items()]
 
 
 def run_folder(config: Config, root: Path) -> Path:

@@ -86,6 +86,10 @@ class Config(Table):
             del values["engine"]["options"]
         return tomli_w.dumps(values)
 
+    def last_test(self, round: int) -> int:
+        """The latest round, this one or one before, after which there is a test; 0 before the first."""
+        return round if round == self.rounds else round - round % self.evaluation.every
+
     def hash(self) -> str:
         """Twelve letters that tell two configs apart; what changes no result does not count."""
         values = {key: value for key, value in self.values().items() if key not in NOT_HASHED}

@@ -1,7 +1,7 @@
 """Several runs at once: those whose visits fit into one program advance together, round by round.
 
 Each run keeps its folder, records, checkpoints and seed, and gives the results it gives alone (up to the rounding of
-sums). A run that fails keeps nothing from the others: they go on to their end, then its error is raised.
+sums). A run that fails keeps nothing from the others: they go on to their end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.types import RoundReport
-from ..errors import FedEnsembleError
+from ..errors import DivergedError, FedEnsembleError
 from ..federation import Federation
 from .config import Config
 from .groups import Groups, kind
@@ -22,6 +22,8 @@ from .run import Watcher, Work, carry_out
 from .shelf import Shelf
 
 MOST = 48  # runs at a time: each holds its own modes, and data where nobody has the same
+
+Outcome = dict[str, Any] | DivergedError  # a summary, or what went wrong
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,18 @@ class Task:
     watcher: Watcher
 
 
-def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda place: None) -> list[dict[str, Any]]:
-    """The summaries of some runs, in their order.
+def run_all(
+    tasks: Sequence[Task], finished: Callable[[int], None] = lambda place: None, shelf: Shelf | None = None
+) -> list[Outcome]:
+    """The summaries of some runs, in their order; in place of a summary, why a run has diverged.
+
+    Any other failure is raised once the others are at their end.
 
     Args:
-        finished: called with a run's place as soon as it is done.
+        finished: called with a run's place as soon as it is done, or has diverged.
+        shelf: where the runs' data are read.
     """
-    summaries: dict[int, dict[str, Any]] = {}
+    outcomes: dict[int, Outcome] = {}
     failures: list[Exception] = []
     twins: dict[tuple[Path, str], list[int]] = {}  # rows of a table may be the same run: it is carried out once
     for place, task in enumerate(tasks):
@@ -48,20 +55,20 @@ def run_all(tasks: Sequence[Task], finished: Callable[[int], None] = lambda plac
 
     def done(first: int) -> None:
         for place in twins[tasks[first].folder, tasks[first].config.hash()]:
-            summaries[place] = summaries[first]
+            outcomes[place] = outcomes[first]
             finished(place)
 
     say = tasks[0].watcher.say if tasks else print
-    shelf = Shelf()
+    shelf = shelf or Shelf()
     with interruptible(say) as interruption:
         for _, group in groupby(order, key=lambda place: _alike(tasks[place].config)):
             places = list(group)
             for first in range(0, len(places), MOST):
                 chosen = places[first : first + MOST]
-                failures += _carry_out({place: tasks[place] for place in chosen}, shelf, interruption, summaries, done)
+                failures += _carry_out({place: tasks[place] for place in chosen}, shelf, interruption, outcomes, done)
     if failures:
         raise failures[0]
-    return [summaries[place] for place in range(len(tasks))]
+    return [outcomes[place] for place in range(len(tasks))]
 
 
 def _alike(config: Config) -> str:
@@ -70,10 +77,10 @@ def _alike(config: Config) -> str:
 
 
 def _carry_out(
-    tasks: dict[int, Task], shelf: Shelf, interruption: Interruption, summaries: dict[int, dict[str, Any]],
+    tasks: dict[int, Task], shelf: Shelf, interruption: Interruption, outcomes: dict[int, Outcome],
     finished: Callable[[int], None],
 ) -> list[Exception]:  # fmt: skip
-    """Carries out some runs together, from opening their folders to their summaries; what went wrong is returned."""
+    """Carries out some runs together, from opening their folders to their ends; what else went wrong is returned."""
     failures: list[Exception] = []
     works: dict[int, Work] = {}
     waiting: dict[int, Federation] = {}
@@ -82,7 +89,7 @@ def _carry_out(
         try:
             waiting[place] = next(works[place]) if report is None else works[place].send(report)
         except StopIteration as end:
-            summaries[place] = dict(end.value)
+            outcomes[place] = dict(end.value)
             works.pop(place)
             waiting.pop(place, None)
             finished(place)
@@ -94,14 +101,18 @@ def _carry_out(
         for place, outcome in groups.advance(runs):
             try:
                 if isinstance(outcome, Exception):
-                    raise outcome
-                go_on(place, outcome)
+                    works[place].throw(outcome)  # and it comes back: the run must know
+                else:
+                    go_on(place, outcome)
             except FedEnsembleError as error:
-                failures.append(error)
                 waiting.pop(place)
                 works.pop(place).close()
-                if len(tasks) > 1:
-                    tasks[place].watcher.say(f"{error} ({tasks[place].folder}; the other runs go on)")
+                tasks[place].watcher.failed(error)
+                if isinstance(error, DivergedError):
+                    outcomes[place] = error
+                    finished(place)
+                else:
+                    failures.append(error)
             except KeyboardInterrupt:  # each run saves its round before it stops
                 waiting.pop(place)
                 stopped = True

@@ -12,9 +12,11 @@ from ..checkpoint import read_checkpoint, write_checkpoint
 from ..core.learner import Learner
 from ..data.standardise import Standardise
 from ..errors import StoreError
+from ..fitting import find_device
 from ..predict import Ensemble
 from .build import build_model
-from .config import Config
+from .config import Config, resolve
+from .store import RunFolder
 
 _PREDICTORS = "predictors"
 
@@ -37,8 +39,20 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     write_checkpoint(path, tensors, {**facts, **held})
 
 
+def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ensemble:
+    """The ensemble of a finished run's folder, ready for inputs as they were given in training."""
+    store = RunFolder(Path(folder))
+    config = resolve(store.read_config(), str(store.config_file))
+    store.summary()  # says so if the run is not finished
+    place = find_device(device)
+    try:
+        return read_ensemble(store.modes_file, config, place)
+    except StoreError as error:
+        raise store.modes_lost(error) from None
+
+
 def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
-    """The ensemble of a finished run."""
+    """The ensemble of a file of modes and the config they were trained with."""
     tensors, facts = read_checkpoint(path)
     model = build_model(config.model, facts["model"])
     classes = config.training.loss == "cross_entropy"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from ..core.algorithm import Algorithm, algorithms
 from ..core.engine import engines
@@ -55,6 +55,18 @@ class Section(NamedTuple):
         """The table with these names."""
         return schema(self.path[-1], self.options(names))
 
+    def knows(self, names: Sequence[Any]) -> bool:
+        """Whether there is something of each name."""
+        return all(isinstance(n, str) and n in c.registry for c, n in zip(self.choices, names, strict=True))
+
+    def fits(self, names: Sequence[Any], key: str, value: Any) -> bool:
+        """Whether the table with these names takes this option with this value."""
+        taken = self.options(names) if self.knows(names) else {}
+        try:
+            return key in taken and bool(schema(key, {key: taken[key]}).model_validate({key: value}))
+        except ValidationError:
+            return False
+
     def has(self, key: str) -> bool:
         """Whether any plug-in takes this option."""
         return any(key in choice.options(name) for choice in self.choices for name in choice.registry)
@@ -85,6 +97,7 @@ SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, ENGINE)
 def without_leftovers(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`under` without the options that belonged to a name which `over` replaces and that the new one does not take.
 
+    Nor does one stay that the new one takes as something else: `hidden` is a list for "mlp", a number for "lstm".
     An option nobody takes stays, so that a slip of the pen is not swallowed.
     """
     kept = dict(under)
@@ -93,12 +106,19 @@ def without_leftovers(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict
         before = [here.get(choice.key, choice.default) for choice in section.choices]
         after = [there.get(choice.key, name) for choice, name in zip(section.choices, before, strict=True)]
         options = _table(kept, section.path)
-        known = all(isinstance(n, str) and n in c.registry for c, n in zip(section.choices, after, strict=True))
-        if before != after and options and known:
-            taken = section.options(after)
-            left = {key: value for key, value in options.items() if key in taken or not section.has(key)}
+        if before != after and options and section.knows(after):
+            left = {key: value for key, value in options.items() if _stays(section, key, value, before, after)}
             kept = _with_table(kept, section.path, left)
     return kept
+
+
+def _stays(section: Section, key: str, value: Any, before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether an option outlives the names it was given with."""
+    if key not in section.options(after):
+        return not section.has(key)
+    if isinstance(value, Mapping):
+        return True  # a table of its own
+    return section.fits(after, key, value) or not section.fits(before, key, value)
 
 
 def as_table(key: str, value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..algorithms import FedProx
 from ..core.algorithm import algorithms
 from ..core.types import RoundReport
 from ..federation import Federation
@@ -22,6 +23,13 @@ def remarks(federation: Federation) -> list[str]:
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
     name, own = algorithms.name_of(type(algorithm)) or type(algorithm).__name__, federation.data.x_server
     said = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
+    steps = int(federation.work.count(federation.data.size).max())
+    if type(algorithm) is FedProx and algorithm.mu > 0 and steps == 1:
+        said.insert(
+            0,
+            "With one local step FedProx is FedAvg: where a client starts, mu pulls nowhere. For more steps raise "
+            "training.epochs or training.steps, or lower training.batch_size.",
+        )
     if own is not None and not algorithm.distils:
         said.insert(0, f"{name} makes no use of the {len(own)} inputs that the server holds.")
     if algorithm.full_participation and schedule.clients_per_round < clients:

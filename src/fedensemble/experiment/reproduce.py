@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import DataError, DivergedError, InputError
-from .compare import Comparison, Row, RowResult, compare, run_folder
+from ..errors import DataError, InputError
+from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
 from .config import Config
 from .reproduction import Cell, Reproduction
 from .run import Watcher
 from .shelf import Shelf
-from .store import RunFolder, Say
+from .store import RunFolder, read_json
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class CellResult:
 
     cell: Cell
     runs: RowResult | None
+    failed: Mapping[int, str] = field(default_factory=dict)  # how its runs have diverged, by seed
 
 
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
@@ -31,7 +32,7 @@ def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
     for cell in reproduction.cells:
         unfinished = [config for config in cell.configs if not RunFolder(run_folder(config, root)).done]
         if unfinished:
-            key = repr({name: value for name, value in unfinished[0].data.items() if name != "seed"})
+            key = same_data(unfinished[0])
             if key not in reasons:
                 reasons[key] = _missing(unfinished[0], shelf)
             if reasons[key]:
@@ -51,47 +52,46 @@ def _missing(config: Config, shelf: Shelf) -> str:
 
 def reproduce(
     reproduction: Reproduction, root: Path, watch: Callable[[str, int], Watcher], finished: Callable[[], None],
-    say: Say, only: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> list[CellResult]:  # fmt: skip
     """Trains the chosen cells as far as they are not finished, and collects all that are.
+
+    A cell that diverges keeps nothing from the others.
 
     Args:
         only: parts of labels; cells with none of them are left for another time.
     """
     cells = [cell for cell in reproduction.cells if cell.configs]
-    chosen = [cell for cell in cells if not only or any(part.lower() in cell.label.lower() for part in only)]
+    chosen = [cell for cell in cells if is_chosen(cell, only)]
     if only and not chosen:
         labels = "; ".join(cell.label for cell in cells)
         raise InputError(f"--only {' '.join(only)} fits none of the cells that can run: {labels}.")
-    trained: dict[str, RowResult] = {}
-    try:
-        trained = _compare(reproduction, chosen, root, watch, finished)
-    except DivergedError:  # the others are to have their numbers all the same
-        for cell in chosen:
-            try:
-                trained |= _compare(reproduction, [cell], root, watch, finished)
-            except DivergedError as error:
-                say(f"{cell.label}: {error}")
+    rows = tuple(Row(cell.label, cell.configs) for cell in chosen)
+    seeds = tuple(sorted({config.seed for cell in chosen for config in cell.configs}))
+    comparison = Comparison(reproduction.name, reproduction.table.metric, rows, seeds)
+    trained = {result.label: result for result in compare(comparison, root, watch, finished)}
     results = []
     for cell in reproduction.cells:
         runs = trained.get(cell.label) or _finished(cell, root)
-        results.append(CellResult(cell, runs))
+        results.append(CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs))
     return results
 
 
-def _compare(
-    reproduction: Reproduction, cells: Sequence[Cell], root: Path, watch: Callable[[str, int], Watcher],
-    finished: Callable[[], None],
-) -> dict[str, RowResult]:  # fmt: skip
-    rows = tuple(Row(cell.label, cell.configs) for cell in cells)
-    seeds = tuple(sorted({config.seed for cell in cells for config in cell.configs}))
-    comparison = Comparison(reproduction.name, reproduction.table.metric, rows, seeds)
-    return {result.label: result for result in compare(comparison, root, watch, finished)} if rows else {}
+def is_chosen(cell: Cell, only: Sequence[str]) -> bool:
+    """Whether a cell has one of these parts in its label, or there are none."""
+    return not only or any(part.lower() in cell.label.lower() for part in only)
 
 
 def _finished(cell: Cell, root: Path) -> RowResult | None:
-    """A cell's runs where all of them are done."""
+    """A cell's runs where all of them are done, or how they have diverged."""
     stores = [RunFolder(run_folder(config, root)) for config in cell.configs]
+    failed = {
+        config.seed: str(read_json(store.diverged_file)["error"])
+        for config, store in zip(cell.configs, stores, strict=True)
+        if store.diverged_file.is_file()
+    }
+    if failed:
+        return RowResult(cell.label, (), (), failed=failed)
     if not stores or not all(store.done for store in stores):
         return None
     folders, summaries = tuple(s.path for s in stores), tuple(s.summary() for s in stores)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError
@@ -83,17 +85,30 @@ class Cell:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table or figure at a scale."""
+    """A table or figure at a scale, perhaps with changes: what `--set` and `--seeds` say."""
 
     table: ReproductionTable
     scale: str
     note: str
     cells: tuple[Cell, ...]
+    given: str = ""
+    changes: str = ""
 
     @property
     def name(self) -> str:
         """The name of its file."""
         return self.table.name
+
+    @property
+    def folder(self) -> str:
+        """Where it goes: by its name and, lest it takes the place of the table without changes, a hash of them."""
+        return f"{self.name}-{sha256(self.changes.encode()).hexdigest()[:8]}" if self.changes else self.name
+
+    @property
+    def command(self) -> str:
+        """What makes it."""
+        scale = [] if self.scale == "full" else ["--scale", self.scale]
+        return f"{join(['fedensemble', 'reproduce', self.given or self.name, *scale])} {self.changes}".rstrip()
 
 
 def experiments_folder() -> Path:
@@ -113,8 +128,9 @@ def find_experiment(name: str) -> Path:
 
 
 def read_reproduction(
-    path: Path, scale: str = "full", settings: Sequence[str] = (), seeds: Sequence[int] | None = None
-) -> Reproduction:
+    path: Path, scale: str = "full", settings: Sequence[str] = (), seeds: Sequence[int] | None = None,
+    device: str | None = None,
+) -> Reproduction:  # fmt: skip
     """The table or figure a file describes, at a scale.
 
     A cell's settings are the base's, then the scale's, then `settings`, then the row's, then the column's.
@@ -127,11 +143,14 @@ def read_reproduction(
         raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
     size = table.scale[scale]
     if table.of:
-        cells = _cells_of_others(path, table, size, scale, settings, seeds)
+        cells = _cells_of_others(path, table, size, scale, settings, seeds, device)
     else:
-        base = merge(read_toml(path.parent / table.base), changes_of(size.set))
-        cells = _cells(table, size, with_settings(base, settings), seeds)
-    return Reproduction(table, scale, size.note, tuple(cells))
+        base = with_settings(merge(read_toml(path.parent / table.base), changes_of(size.set)), settings)
+        cells = _cells(table, size, with_settings(base, [f"engine.device={device}"] if device else []), seeds)
+    given = path.stem if path.parent == experiments_folder() else str(path)
+    said = [word for setting in settings for word in ("--set", setting)]
+    said += ["--seeds", ",".join(map(str, seeds))] if seeds else []
+    return Reproduction(table, scale, size.note, tuple(cells), given, join(said))
 
 
 def _cells(table: ReproductionTable, size: ScaleTable, base: Values, seeds: Sequence[int] | None) -> list[Cell]:
@@ -156,12 +175,12 @@ def _cell(row: str, column: str, values: Values, seeds: Sequence[int]) -> Cell:
 
 def _cells_of_others(
     path: Path, table: ReproductionTable, size: ScaleTable, scale: str, settings: Sequence[str],
-    seeds: Sequence[int] | None,
+    seeds: Sequence[int] | None, device: str | None,
 ) -> list[Cell]:  # fmt: skip
     cells = [
         cell
         for name in table.of
-        for cell in read_reproduction(path.parent / f"{name}.toml", scale, settings, seeds).cells
+        for cell in read_reproduction(path.parent / f"{name}.toml", scale, settings, seeds, device).cells
     ]
     rows, columns = size.rows, size.columns or table.columns
     return [c for c in cells if (rows is None or c.row in rows) and (columns is None or c.column in columns)]

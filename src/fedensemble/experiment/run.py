@@ -12,7 +12,7 @@ from ..checkpoint import write_json
 from ..core.types import RoundReport
 from ..data import FederatedData
 from ..engines.ranks import Ranks
-from ..errors import RankError, StoreError
+from ..errors import DivergedError, RankError, StoreError
 from ..federation import Federation
 from ..predict import Prediction
 from .assemble import Read, assemble, end_round, fingerprint, meet, resume
@@ -37,6 +37,7 @@ class Watcher:
     say: Say = lambda text: None
     started: Callable[[Config, int], None] = lambda config, round: None
     advanced: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
+    failed: Callable[[Exception], None] = lambda error: None  # of several runs, of which the others go on
 
 
 def run(
@@ -87,6 +88,7 @@ def carry_out(
         facts_of_engine = {"precision": federation.engine.precision, "ranks": ranks.size}
         write_json(folder / "env.json", {**environment(config), **facts_of_engine})
         write_compact(store.clients_file, describe_clients(data))
+        store.diverged_file.unlink(missing_ok=True)
         watcher.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
@@ -98,6 +100,9 @@ def carry_out(
         keep_predictions(config, store, federation, data, prediction)
         store.finish({**sum_up(config, store, federation), **facts})
         return store.summary()
+    except DivergedError as error:
+        store.diverge(error)
+        raise
     except RankError as error:
         raise RankError(f"{error} {store.kept()}") from None
     finally:
@@ -110,7 +115,7 @@ def _unchanged(config: Config, store: RunFolder, read: Read) -> dict[str, Any]:
     store.check_modes()
     if config.data["source"] == "npz" and fingerprint(read(config)) != summary.get("data"):
         raise StoreError(
-            f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out."
+            f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out or --runs."
         )
     return summary
 
@@ -130,7 +135,7 @@ def _train(
     while federation.round < config.rounds:
         report = yield federation
         record = describe(report)
-        if report.round % config.evaluation.every == 0 or report.round == config.rounds:
+        if report.round == config.last_test(report.round):
             tested, found = test(config, federation, data)
             prediction = found if report.round == config.rounds else None
             record |= tested

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ..checkpoint import check_start, read_checkpoint, write_bytes, write_checkpoint, write_json
-from ..errors import InputError, StoreError
+from ..errors import DivergedError, InputError, StoreError
 from .config import NOT_HASHED, Config
 
 KEPT = 2  # checkpoints: should the newest be damaged, the one before it is still good
@@ -32,6 +32,7 @@ class RunFolder:
         self.path = path
         self.config_file, self.metrics_file = path / "config.toml", path / "metrics.jsonl"
         self.modes_file, self.summary_file = path / "modes.safetensors", path / "summary.json"
+        self.diverged_file = path / "diverged.json"
         self.clients_file, self.predictions_file = path / "clients.json", path / "predictions.json"
         self._lock = FileLock(str(path / ".lock"))
 
@@ -42,7 +43,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise StoreError(f"Another process trains in {self.path}; wait for it, or use another --out.") from None
+            raise StoreError(
+                f"Another process trains in {self.path}; wait for it, or use another folder (--out or --runs)."
+            ) from None
         except OSError as error:
             raise StoreError(
                 f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out or --runs."
@@ -56,16 +59,18 @@ class RunFolder:
 
     def _refuse_strangers(self, config: Config) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise StoreError(f"{self.path} is a file; a run needs a folder. Choose another --out.")
+            raise StoreError(f"{self.path} is a file; a run needs a folder. Choose another --out or --runs.")
         if not self.config_file.exists():
             if self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
-                raise StoreError(f"{self.path} holds other files and no run of ours. Choose another --out.")
+                raise StoreError(f"{self.path} holds other files and no run of ours. Choose another --out or --runs.")
             return
         theirs = self.read_config()
         ours = tomllib.loads(config.toml())
         keys = ", ".join(sorted(_differences(theirs, ours))[:5])
         if keys:
-            raise StoreError(f"{self.path} belongs to a run with other settings ({keys}). Choose another --out.")
+            raise StoreError(
+                f"{self.path} belongs to a run with other settings ({keys}). Choose another --out or --runs."
+            )
 
     def read_config(self) -> dict[str, Any]:
         """The settings the folder was made with."""
@@ -80,6 +85,11 @@ class RunFolder:
     def done(self) -> bool:
         """Whether the run is finished."""
         return self.summary_file.exists()
+
+    @property
+    def state(self) -> str:
+        """How far the run is, in a word."""
+        return "done" if self.done else "diverged" if self.diverged_file.exists() else "unfinished"
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
@@ -152,7 +162,7 @@ class RunFolder:
             if changed:
                 raise StoreError(
                     f"{self.path} was trained on other data; they have changed since. "
-                    "Choose another --out, or delete the folder."
+                    "Choose another --out or --runs, or delete the folder."
                 )
             metrics = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
             kept = metrics[: held["metrics_bytes"]]
@@ -177,6 +187,10 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Marks the run as done."""
         write_json(self.summary_file, summary)
+
+    def diverge(self, error: DivergedError) -> None:
+        """Notes why the run cannot go on, until it is tried again."""
+        write_json(self.diverged_file, {"error": str(error)})
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoint" / f"round-{round:08d}.safetensors"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..checkpoint import write_bytes
 from ..errors import InputError
-from ..experiment.compare import Comparison, RowResult, make_comparison, read_comparison
+from ..experiment.compare import Comparison, RowResult, failures, make_comparison, read_comparison
 from ..experiment.files import Values, default_file, merge, read_toml, with_settings
 from .plots import comparison_figure, save
 from .tables import TextTable, comparison_table
@@ -68,7 +68,9 @@ def write_comparison(folder: Path, comparison: Comparison, results: Sequence[Row
     write_bytes(folder / "table.csv", table.csv().encode())
     listed = {result.label: [str(path) for path in result.folders] for result in results}
     write_bytes(folder / "runs.json", (json.dumps(listed, indent=2) + "\n").encode())
-    text = f"# {comparison.name}\n\n{table.title}.\n\n{table.markdown()}\n![curves](curves.png)\n"
+    text = f"# {comparison.name}\n\n{table.title}.\n\n{table.markdown()}\n"
+    text += "".join(f"- {line}\n" for line in failures(results)) + "\n" * any(result.failed for result in results)
+    text += "![curves](curves.png)\n"
     if all(has_clock(records) for result in results for records in result.curves):
         save(comparison_figure(results, comparison.metric, hours=True), folder / "time.png")
         text += "\n![curves over simulated time](time.png)\n"

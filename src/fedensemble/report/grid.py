@@ -14,10 +14,10 @@ from ..experiment.compare import RowResult, summarise
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
 from .plots import COLOURS, STYLE, one_legend
-from .tables import PERCENT, TITLES, TextTable, show
+from .tables import NONE, PERCENT, TITLES, TextTable, show
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
-PAPER, NONE, GAP, FULL = "paper", "–", "gap", "full"
+PAPER, GAP, FULL = "paper", "gap", "full"
 LONG = 6  # letters of a label that still fits below its dot
 HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")
 

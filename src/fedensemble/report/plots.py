@@ -99,6 +99,8 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
         axes = figure.subplots()
         finals, most_tests = [], 0
         for index, result in enumerate(results):
+            if result.failed:
+                continue
             tested = [[record for record in curve if "test" in record] for curve in result.curves]
             most_tests = max(most_tests, len(tested[0]))
             rounds = [group[-1]["round"] for group in grouped(tested[0])]

@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 
 from ..checkpoint import write_bytes
 from ..data.npz import open_archive, read_array
-from ..errors import DataError, InputError, StoreError
-from ..experiment.config import resolve
-from ..experiment.modes import read_ensemble
-from ..experiment.store import RunFolder
-from ..fitting import find_device
+from ..errors import DataError, InputError
+from ..experiment.modes import load_ensemble
 
 
 def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:
@@ -24,15 +21,8 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
         raise InputError(f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz.")
     if not output.parent.is_dir():
         raise InputError(f"There is no folder {output.parent} to write {output.name} to. Make it, or change -o.")
-    store = RunFolder(run)
-    config = resolve(store.read_config(), str(store.config_file))
-    store.summary()  # says so if the run is not finished
+    ensemble = load_ensemble(run, device)
     x = read_inputs(inputs)
-    place = find_device(device)
-    try:
-        ensemble = read_ensemble(store.modes_file, config, place)
-    except StoreError as error:
-        raise store.modes_lost(error) from None
     prediction = ensemble.predict(x)
     arrays = {"mean": prediction.mean}
     if prediction.task == "classification":

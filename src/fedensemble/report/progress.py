@@ -43,25 +43,29 @@ class Live:
     def watcher(self, label: str) -> Watcher:
         """Who watches a run of this label."""
         task = self.bar.add_task(label, total=None, note="", visible=False)
-        rounds = 0
+        run = Config()  # until it starts
 
         def started(config: Config, done: int) -> None:
-            nonlocal rounds
-            rounds = config.rounds
-            self.bar.update(task, total=rounds, completed=done, visible=True)
+            nonlocal run
+            run = config
+            self.bar.update(task, total=run.rounds, completed=done, visible=True)
 
         def advanced(report: RoundReport, metrics: dict[str, float]) -> None:
-            text = note(report, metrics)
-            left = report.round < rounds or self.runs == 1
+            text = note(report, metrics, run.last_test(report.round))
+            left = report.round < run.rounds or self.runs == 1
             self.bar.update(task, completed=report.round, note=text, visible=left)
             lines = 1 if self.runs >= MANY else PLAIN_LINES
-            if not self.console.is_terminal and report.round % max(1, rounds // lines) == 0:
-                self.console.print(f"{label}: round {report.round}/{rounds}  {text}", highlight=False)
+            if not self.console.is_terminal and report.round % max(1, run.rounds // lines) == 0:
+                self.console.print(f"{label}: round {report.round}/{run.rounds}  {text}", highlight=False)
 
-        return Watcher(say=self.say, started=started, advanced=advanced)
+        def failed(error: Exception) -> None:
+            self.bar.update(task, visible=False)
+            self.say(f"{label}: {error}")
+
+        return Watcher(say=self.say, started=started, advanced=advanced, failed=failed)
 
     def finished(self) -> None:
-        """Counts one run as done."""
+        """Counts one run as done, or as failed."""
         self.bar.advance(self.total)
 
     def say(self, text: str) -> None:
@@ -72,8 +76,8 @@ class Live:
         self.bar.console.print(text, highlight=False, soft_wrap=True)
 
 
-def note(report: RoundReport, metrics: dict[str, float]) -> str:
-    """The loss of a round and the latest test of the ensemble and its modes."""
+def note(report: RoundReport, metrics: dict[str, float], tested: int) -> str:
+    """The loss of a round and the latest test of the ensemble and its modes; which round's, if not of this one."""
     text = "nobody answered" if report.loss is None else f"loss {report.loss:.3f}"
     if report.turnout is not None:
         text += f"  clock {hours(report.turnout.clock)} h"
@@ -82,4 +86,4 @@ def note(report: RoundReport, metrics: dict[str, float]) -> str:
         text += f"  ensemble {show('accuracy', metrics['accuracy'])} %  modes {low}-{high} %"
     elif "mse" in metrics:
         text += f"  ensemble MSE {show('mse', metrics['mse'])}  modes {show('mse', metrics['mode_mse_mean'])}"
-    return text
+    return text if tested == report.round or not metrics else f"{text}  (round {tested})"

@@ -1,21 +1,20 @@
-"""Writes a reproduced table or figure, and gathers all of them into one page."""
+"""Writes a reproduced table or figure."""
 
 from __future__ import annotations
 
 import json
 import platform
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..checkpoint import write_bytes, write_json
-from ..errors import InputError, StoreError, unknown
+from ..errors import InputError, unknown
 from ..experiment.config import Config
 from ..experiment.reproduce import CellResult
-from ..experiment.reproduction import NAMES, Reproduction
+from ..experiment.reproduction import Reproduction
 from ..experiment.store import RunFolder, read_json
 from ..version import VERSION
 from .grid import Shown, grid, headline
@@ -30,7 +29,6 @@ Report = Callable[[Reproduction, Sequence[CellResult]], Shown]
 REPORTS: dict[str, Report] = {
     "grid": grid, "bias-variance": bias_variance, "toy-fit": toy_fit, "loss-surface": loss_surface, "curves": curves,
 }  # fmt: skip
-BEGIN, END = "<!-- reproduced: begin -->", "<!-- reproduced: end -->"
 
 
 def write_reproduction(
@@ -67,15 +65,15 @@ def _relative(path: Path, root: Path) -> str:
 def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
     """The table with its pictures and everything a reader must know; no times and no paths, so that it regenerates."""
     table = reproduction.table
-    text = [f"## {headline(reproduction)}", shown.table.markdown()]
+    changed = f", with {reproduction.changes}" if reproduction.changes else ""
+    text = [f"## {headline(reproduction)}{changed}", shown.table.markdown()]
     text += [f"![{Path(name).stem}]({name})" for name in shown.figures]
     text += [" ".join(part.split()) for part in (reproduction.note, table.note) if part.strip()]
     text += list(shown.remarks)
     text.append(_settings(results))
     missing = _missing(results)
     text += [missing] if missing else []
-    scale = "" if reproduction.scale == "full" else f" --scale {reproduction.scale}"
-    text.append(f"`fedensemble reproduce {reproduction.name}{scale}`")
+    text.append(f"`{reproduction.command}`")
     return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
@@ -100,7 +98,10 @@ def _missing(results: Sequence[CellResult]) -> str:
     for result in results:
         if result.runs is None:
             why = "not run yet"
-            if result.cell.skipped:
+            if result.failed:
+                seed, said = next(iter(result.failed.items()))
+                why = f"diverged: seed {seed}: {said.partition('. ')[0]}"
+            elif result.cell.skipped:
                 why = (
                     "no such algorithm yet" if result.cell.skipped.startswith("algorithm") else "the data are not here"
                 )
@@ -118,6 +119,8 @@ def _results(
     new_samples = 0
     for result in results:
         cell: dict[str, Any] = {"row": result.cell.row, "column": result.cell.column, "skipped": result.cell.skipped}
+        if result.failed:
+            cell["diverged"] = {str(seed): said for seed, said in result.failed.items()}
         if result.runs is not None:
             config = result.cell.configs[0]
             samples = [_samples(config, path) for path in result.runs.folders]
@@ -158,49 +161,3 @@ def _versions(reproduction: Reproduction) -> dict[str, str]:
         "fedensemble": VERSION, "torch": torch.__version__, "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
     }  # fmt: skip
-
-
-def collect(folder: Path, page: Path) -> list[str]:
-    """Puts every table in a folder into a page, between its two marks, and the pictures into images/ beside it.
-
-    Returns:
-        the names that were found.
-    """
-    names = [name for name in NAMES if (folder / name / "table.md").is_file()]
-    names += sorted({path.parent.name for path in folder.glob("*/table.md")} - set(names))
-    if not names:
-        raise InputError(f"There are no tables in {folder}: run `fedensemble reproduce all` first.")
-    parts = []
-    for name in names:
-        text = (folder / name / "table.md").read_text(encoding="utf-8")
-        for picture in sorted((folder / name).glob("*.png")):
-            kept = page.parent / "images" / f"{name}-{picture.name}"
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(picture, kept)
-            text = text.replace(f"]({picture.name})", f"](images/{kept.name})")
-        parts.append(f"{text}\n{_cost(read_json(folder / name / 'results.json'))}")
-    old = page.read_text(encoding="utf-8") if page.is_file() else f"# Results\n\n{BEGIN}\n{END}\n"
-    if BEGIN not in old:
-        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n"
-    before, _, rest = old.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise StoreError(f"{page} has the mark {BEGIN} but not {END} after it.")
-    body = "\n".join(parts)
-    write_bytes(page, f"{before}{BEGIN}\n\n{body}\n{END}{after}".encode())
-    return names
-
-
-def _cost(results: Mapping[str, Any]) -> str:
-    """Where and how long it was trained."""
-    sittings = results["sittings"]
-    if not sittings:
-        return "The runs are those of other tables.\n"
-    last = sittings[-1]
-    samples = sum(sitting["samples"] for sitting in sittings)
-    seconds = sum(sitting["seconds"] for sitting in sittings)
-    return (
-        f"Trained in {results['minutes']} minutes on {last['device']}: {samples:,} examples, "
-        f"{samples / max(seconds, 1e-9):,.0f} a second, building and testing included; "
-        f"torch {last['torch']}, Python {last['python']}.\n"
-    )

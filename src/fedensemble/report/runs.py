@@ -36,7 +36,7 @@ def run_record(store: RunFolder) -> dict[str, Any]:
         "schedule": values["ensemble"]["schedule"],
         "seed": values["seed"],
         "rounds": f"{len(records)}/{values['rounds']}",
-        "state": "done" if store.done else "unfinished",
+        "state": store.state,
         "result": f"{metric} {show(metric, tested[metric])}" if metric else "",
     }
 

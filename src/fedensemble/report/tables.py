@@ -11,6 +11,7 @@ from typing import Any
 from ..experiment.compare import RowResult, summarise
 from .timing import Records, common_target, has_clock, hours, reached, seconds_to
 
+NONE = "–"
 PERCENT = {"accuracy", "mode_accuracy_min", "mode_accuracy_max", "mode_accuracy_mean", "ece", "disagreement"}
 TITLES = {
     "accuracy": "accuracy %",
@@ -62,8 +63,9 @@ class TextTable:
 
 
 def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
-    """One line a row: mean and standard deviation over seeds, and what was sent."""
-    known = results[0].summaries[0].get("test", {})
+    """One line a row: mean and standard deviation over seeds, and what was sent; dashes where a run has diverged."""
+    first = next(result for result in results if not result.failed)
+    known = first.summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in known and name != metric]
     header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", "time, s")
     curves = [records for result in results for records in result.curves]
@@ -71,6 +73,9 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     header += ("simulated time, h",) * clock + ((f"to {100 * target:.0f} %, h",) if target else ())
     rows = []
     for result in results:
+        if result.failed:
+            rows.append((result.label, *[NONE] * (len(header) - 1)))
+            continue
         cells = [_over_seeds(name, result.values(name)) for name in shown]
         sent, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
@@ -78,7 +83,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         times += [seconds_to(result.curves, target)] if target else []
         simulated = [hours(summarise(values)[0]) for values in times]
         rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}", *simulated))
-    seeds = len(results[0].summaries)
+    seeds = len(first.summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
     return TextTable(title, header, tuple(rows))

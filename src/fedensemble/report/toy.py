@@ -12,9 +12,9 @@ from ..errors import DataError
 from ..experiment.build import build_data
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
-from .grid import NONE, PAPER, Shown, beside_paper, headline, paper_number
+from .grid import PAPER, Shown, beside_paper, headline, paper_number
 from .plots import COLOURS, STYLE
-from .tables import TextTable
+from .tables import NONE, TextTable
 from .toy_numbers import Split, decompose, features, finite_variance, limit_variance, predictions
 
 BAND = (5, 95)  # percent of the modes that the band leaves out on either side

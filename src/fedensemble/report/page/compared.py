@@ -136,7 +136,7 @@ def _ledger(found: ComparisonData) -> Section:
 def _runs(found: ComparisonData, out: Path) -> Section:
     """The runs by row, linked to their own pages where they have one."""
     links = []
-    for row in found.rows:
+    for row in (row for row in found.rows if row.listed):
         held: list[tuple[str, str | None]] = []
         for run in row.runs:
             state = "" if run.done else " (not finished)"

@@ -60,7 +60,7 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     paper = _paper(numbers or table) if scale == FULL else {}  # beside a small trial they only squeeze the picture
     name = folder.resolve().name if text else folder.resolve().parent.name
     return ComparisonData(
-        name, heading, _metric(numbers or table, runs), table, tuple(rows), paper, _notes(text),
+        name, heading, _metric(numbers or table, runs), table, tuple(rows), paper, _notes(text or _failed(folder)),
         _pictures(folder, text),
     )  # fmt: skip
 
@@ -138,6 +138,11 @@ def _notes(text: str) -> list[str]:
     """The paragraphs of a Markdown text that are neither table, heading nor picture."""
     lines = [line.strip() for line in text.splitlines()]
     return [line.lstrip("- ").strip("`") for line in lines if line and not line.startswith(("|", "#", "!["))]
+
+
+def _failed(folder: Path) -> str:
+    """The lines of a comparison's report.md that say which runs have diverged."""
+    return "\n".join(line for line in _read(folder / "report.md").splitlines() if line.startswith("- "))
 
 
 def _pictures(folder: Path, text: str) -> list[tuple[str, str]]:
