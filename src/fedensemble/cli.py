@@ -67,7 +67,9 @@ def compare_command(
     file: Annotated[Path | None, typer.Argument(help="A comparison or config file; without one, the default.")] = None,
     set_: Sets = None,
     algorithms: Annotated[str | None, typer.Option(help="Rows: algorithms, separated by commas.")] = None,
-    modes: Annotated[str | None, typer.Option(help="Rows: numbers of modes K, separated by commas.")] = None,
+    modes: Annotated[
+        str | None, typer.Option(help="Rows: numbers of modes K, separated by commas; K = 1 has one stratum.")
+    ] = None,
     schedules: Annotated[str | None, typer.Option(help="Rows: schedules, separated by commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
     device: Device = None,

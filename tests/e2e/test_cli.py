@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +177,13 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     assert f"Picture: {(folder / 'curves.png').relative_to(tmp_path)}" in done.stdout
     rows = (folder / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]
-    assert sum(len(runs) for runs in json.loads((folder / "runs.json").read_text()).values()) == 4
+    made = json.loads((folder / "runs.json").read_text())
+    assert sum(map(len, made.values())) == 4
+    strata = {
+        label: tomllib.loads((tmp_path / runs[0] / "config.toml").read_text())["ensemble"]["strata"]
+        for label, runs in made.items()
+    }
+    assert strata["K = 1"] == 1 < strata["K = 3"]  # one mode is the method itself
     page = (folder / "report.html").read_text()
     assert page.count('/report.html">seed') == 4  # links to the runs' own pages
     again = fedensemble("report", folder, cwd=tmp_path)

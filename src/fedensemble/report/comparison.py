@@ -41,7 +41,9 @@ def find_comparison(
             changes = merge(changes, {"ensemble": {"schedule": schedule}})
             label.append(schedule)
         if mode:
-            changes = merge(changes, {"ensemble": {"modes": int_(mode, "--modes")}})
+            number = int_(mode, "--modes")
+            alone = {"strata": 1} if number == 1 else {}  # one mode and one stratum are the method itself
+            changes = merge(changes, {"ensemble": {"modes": number, **alone}})
             label.append(f"K = {mode}")
         rows.append((", ".join(label), changes))
     metric = "mse" if base.get("training", {}).get("loss") == "mse" else "accuracy"
