@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble.core.learner import Learner
-from fedensemble.engines import kernels
+from fedensemble.engines import kernels, lines
 from fedensemble.engines.fold_check import can_fold
 from fedensemble.engines.folded_gradient import folded_gradient
 
@@ -225,18 +225,18 @@ def test_step_kernels(length, decay):
     from fedensemble.engines.triton_step import copy_rows, descend
 
     torch.manual_seed(0)
-    theta, slope = (kernels.lined(torch.randn(3, length, device=DEVICE)) for _ in range(2))
+    theta, slope = (lines.lined(torch.randn(3, length, device=DEVICE)) for _ in range(2))
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
-    assert kernels.in_line(theta)
+    assert lines.in_line(theta)
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
         before = theta.clone()
-        copy, again = (kernels.room_like(theta, dtype) for _ in range(2))
+        copy, again = (lines.room_like(theta, dtype) for _ in range(2))
         descend(theta, slope, rate, decay, copy)
         torch.testing.assert_close(theta, before - rate * (slope + decay * before))
         assert torch.equal(theta[1], before[1])
         copy_rows(theta.contiguous(), again)
         for made in (copy, again):
             torch.testing.assert_close(made[:, :length].float(), theta, rtol=error, atol=0)
-    without = kernels.lined(before)
+    without = lines.lined(before)
     descend(without, slope, rate, decay, None)
     assert torch.equal(without, theta)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.engines import kernels
+from fedensemble.engines import lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -179,12 +179,12 @@ def test_pooling_passes_on_what_is_no_number():
 def test_steps(j, length, decay, copied):
     from fedensemble.engines.triton_step import descend
 
-    theta, slope = (kernels.room_like(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
+    theta, slope = (lines.room_like(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
     theta.copy_(numbers(j, length))
     slope.copy_(numbers(j, length, seed=1))
-    assert kernels.in_line(theta)
+    assert lines.in_line(theta)
     rate = numbers(j, 1, seed=2)
-    copy = None if copied is None else kernels.room_like(theta, copied)
+    copy = None if copied is None else lines.room_like(theta, copied)
     expected = theta.double() - rate * (slope.double() + decay * theta)
     descend(theta, slope, rate, decay, copy)
     torch.testing.assert_close(theta, expected.float())

@@ -101,9 +101,9 @@ def test_without_triton_both_engines_train_and_nothing_asks_for_it():
     code = (
         "import sys; sys.modules['triton'] = None  # as if it were not installed\n"
         "from fedensemble.algorithms import FedAvg\n"
-        "from fedensemble.engines import kernels\n"
+        "from fedensemble.engines import lines\n"
         "from fedensemble.testing.problems import small_federation, train\n"
-        "assert not kernels.HAS_TRITON\n"
+        "assert not lines.HAS_TRITON\n"
         "for engine in ('loop', 'vector'): train(small_federation(FedAvg(), engine, 2, 2), 1)\n"
         "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.triton_')]"
     )

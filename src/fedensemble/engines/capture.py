@@ -20,6 +20,7 @@ from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
 from . import kernels
 from .block import Inputs, Minibatches, Trained, tuned
+from .lines import descend, lined
 from .pieces import kept_copy
 
 Copied = Callable[[Tensor], Tensor | None]
@@ -73,10 +74,10 @@ class RecordedProblem(LocalProblem):
             if self.optimizer.clip > 0:
                 value, decay = self.optimizer.prepare(theta, value), 0.0
             rate = self.lr if self.active is None else self.lr * self.active
-            return {"theta": kernels.descend(theta, value, torch.as_tensor(rate), decay, copy)}
+            return {"theta": descend(theta, value, torch.as_tensor(rate), decay, copy)}
 
         # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        theta = kernels.lined(start)
+        theta = lined(start)
         copy = self.copied(theta)
         return self._repeated({"theta": theta}, step)["theta"]
 

@@ -21,6 +21,7 @@ from ..core.recurrent import RECURRENT
 from . import kernels
 from .cpu_pool import PlanePool
 from .folded_norms import FoldedNorms, NotFoldable
+from .lines import HAS_TRITON
 from .pieces import Piece
 from .rectified import RELUS, Watch
 
@@ -144,7 +145,7 @@ class Folded(FoldedNorms):
         simple = size == wide and step == beside and step >= size and _pair(padding) == (0, 0) and x.dim() == 4
         simple = simple and not (ceil_mode or return_indices) and _pair(dilation) == (1, 1)
         simple = simple and size <= min(x.shape[-2:])
-        if kernels.HAS_TRITON and x.is_cuda and simple:
+        if HAS_TRITON and x.is_cuda and simple:
             from .triton_pool import SquarePool
 
             return SquarePool.apply(x, size, step)  # type: ignore[no-untyped-call]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import draws
-
-if TYPE_CHECKING:
-    from .pieces import Piece
+from .lines import HAS_TRITON
+from .pieces import Piece
 
 Pair = tuple[int, int]
-HAS_TRITON = find_spec("triton") is not None
-STREAM = 2048  # weights that one program of a pass over all of them takes
-LINE = 16  # rows of a multiple of so many numbers can be read as one line, 16 bytes at a time
 
 
 def conv2d(
@@ -67,55 +62,6 @@ def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
     from .fused_lstm import LSTMLayer
 
     return LSTMLayer.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None = None) -> Tensor:
-    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number.
-
-    Args:
-        copy: where the new weights go, too, in another type; see `copy_rows`.
-    """
-    alike = copy is None or copy.stride(0) == theta.stride(0)
-    if HAS_TRITON and theta.is_cuda and theta.dtype == torch.float32 and in_line(theta) and alike:
-        from .triton_step import descend as quickly
-
-        if slope.shape != theta.shape or slope.stride() != theta.stride() or not in_line(slope):
-            slope = lined(slope.expand_as(theta))
-        quickly(theta, slope, rate.expand(len(theta), 1).contiguous(), decay, copy)
-        return theta
-    theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
-    if copy is not None:
-        copy_rows(theta, copy)
-    return theta
-
-
-def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
-    """Weights [J, P] copied to the first P columns of `out`, in its type; those columns."""
-    columns = out[:, : theta.shape[1]]
-    fits = theta.is_cuda and theta.dtype == torch.float32 and theta.is_contiguous() and theta.shape[1] >= STREAM
-    if not (HAS_TRITON and fits):
-        return columns.copy_(theta)
-    from .triton_step import copy_rows as quickly
-
-    quickly(theta, out)
-    return columns
-
-
-def room_like(theta: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Room for weights [J, P] in rows whose length is a multiple of 16."""
-    return theta.new_empty(len(theta), -(-theta.shape[1] // LINE) * LINE, dtype=dtype)
-
-
-def lined(theta: Tensor) -> Tensor:
-    """A copy of weights [J, P] in such rows."""
-    return room_like(theta)[:, : theta.shape[1]].copy_(theta)
-
-
-def in_line(theta: Tensor) -> bool:
-    """Whether weights [J, P] lie in such rows, each at least as long as a block of the kernel's."""
-    wide = theta.stride(0)
-    held = theta.untyped_storage().nbytes() // theta.element_size() - theta.storage_offset()
-    return theta.stride(1) == 1 and wide % LINE == 0 and wide >= STREAM and held >= len(theta) * wide
 
 
 def fold(keys: Tensor, word: int | Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.learner import Learner
 from ..vectors import Layout, Tree
-from .kernels import copy_rows, room_like
+from .lines import copy_rows, room_like
 
 _ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
 

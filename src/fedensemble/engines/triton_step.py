@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernels import STREAM
+from .lines import STREAM
 
 
 @triton.jit  # type: ignore[untyped-decorator]
