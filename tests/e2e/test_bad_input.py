@@ -1,7 +1,6 @@
 """Bad input: one clear message, exit code 2, no traceback, nothing destroyed."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,42 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-import fedensemble as fe
-from fedensemble import DivergedError, Federation, InputError
-from fedensemble.cli import app
-from fedensemble.commands.guard import guarded
+from fedensemble import DivergedError, Federation
 from fedensemble.experiment.store import RunFolder
 
-from .test_cli import SMALL
-
-
-def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
-    """The command line in this process (a new one would cost seconds each): exit code, output, errors."""
-    before, argv = os.getcwd(), sys.argv
-    os.chdir(cwd)
-    sys.argv = ["fedensemble", *map(str, arguments)]
-    try:
-        captured = CliRunner()
-        with captured.isolation() as streams:
-            code = guarded(app)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()
-    finally:
-        os.chdir(before)
-        sys.argv = argv
-
-
-FEATURES = 8  # of SMALL's data
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "small.toml").write_text(SMALL.format(rounds=3))
-    return tmp_path
-
+from .command_line import run
 
 BAD_SETTINGS = [
     (["ensemble.mode=3"], "ensemble.mode: unknown key 'mode': did you mean 'modes'?"),
@@ -215,43 +183,6 @@ def test_clients_with_one_class_are_fine(folder: Path) -> None:
     assert code == 0, errors
 
 
-def test_predict_checks_its_input(folder: Path) -> None:
-    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
-    (folder / "no.npz").write_text("not a zip")
-    np.savez(folder / "shape.npz", x=np.zeros((2, 99), np.float32))
-    np.savez(folder / "nan.npz", inputs=np.stack([np.zeros(FEATURES, np.float32), np.full(FEATURES, np.nan)]))
-    np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
-    np.savez(folder / "pickle.npz", x=np.array([object()]))
-    for name, message in (
-        ("missing.npz", "There is no file"),
-        ("no.npz", "it is no .npz file"),
-        ("small.toml", "it is no .npz file"),
-        ("nan.npz", "(first in row 1)"),
-        ("shape.npz", "trained on"),
-        ("names.npz", "needs an array named x"),
-        ("pickle.npz", "would have to be unpickled"),
-    ):
-        code, _, errors = run("predict", "a", name, "-o", "out.npz", cwd=folder)
-        assert code == 2 and message in errors, errors
-        assert not (folder / "out.npz").exists()
-    code, _, errors = run("predict", "nowhere", "shape.npz", "-o", "out.npz", cwd=folder)
-    assert code == 2 and "is not a run" in errors
-    np.savez(folder / "one.npz", inputs=np.zeros((2, FEATURES), np.float32))
-    code, _, errors = run("predict", "a", "one.npz", "-o", "nowhere/out.npz", cwd=folder)
-    assert code == 2 and "There is no folder nowhere" in errors and not (folder / "nowhere").exists()
-    assert run("predict", "a", "one.npz", "-o", "out.npz", cwd=folder)[0] == 0  # the only array needs no name
-
-
-def test_predict_takes_whole_numbers_for_a_model_of_numbers(folder: Path) -> None:
-    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
-    for kind in (np.int64, np.float32):
-        np.savez(folder / "in.npz", x=np.arange(2 * FEATURES).reshape(2, FEATURES).astype(kind))
-        code, _, errors = run("predict", "a", "in.npz", "-o", f"{kind.__name__}.npz", cwd=folder)
-        assert code == 0, errors
-    with np.load(folder / "int64.npz") as whole, np.load(folder / "float32.npz") as floats:
-        np.testing.assert_array_equal(whole["mean"], floats["mean"])
-
-
 def test_a_run_that_diverged_is_unfinished_once_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as changed:
         changed.setattr(Federation, "rounds", lambda self, count: iter(bursting()))
@@ -266,29 +197,6 @@ def bursting() -> Iterator[None]:
     yield
 
 
-def test_a_finished_run_is_served_in_python(folder: Path) -> None:
-    with pytest.raises(InputError, match="is not a run"):
-        fe.load_ensemble(folder / "a")
-    RunFolder(folder / "b").path.mkdir()
-    (folder / "b" / "config.toml").write_text(run("show", "small.toml", cwd=folder)[1])
-    with pytest.raises(InputError, match="is not finished"):
-        fe.load_ensemble(folder / "b")
-    settings = ["--set", "data.source=digits", "--set", "ensemble.combine=logits"]  # digits are standardised
-    code, _, errors = run("run", "small.toml", *settings, "--out", "a", cwd=folder)
-    assert code == 0, errors
-    x = np.random.default_rng(0).integers(0, 17, size=(5, 1, 8, 8)).astype(np.uint8)
-    np.savez(folder / "in.npz", x=x)
-    assert run("predict", "a", "in.npz", "-o", "out.npz", "--device", "cpu", cwd=folder)[0] == 0
-    ensemble = fe.load_ensemble(str(folder / "a"))
-    assert ensemble.standardise is not None and ensemble.combine == "logits" and len(ensemble) == 3
-    np.testing.assert_array_equal(ensemble.predict(x).mean.numpy(), np.load(folder / "out.npz")["mean"])
-    with pytest.raises(InputError, match="trained on"):
-        ensemble.predict(x[:, 0])
-    (folder / "a" / "modes.safetensors").write_bytes(b"gone")
-    with pytest.raises(fe.StoreError, match="start the run's command again"):
-        fe.load_ensemble(folder / "a")
-
-
 def test_a_shown_config_is_for_any_machine(folder: Path) -> None:
     code, shown, _ = run("show", cwd=folder)
     assert code == 0 and 'device = "auto"' in shown
@@ -298,22 +206,6 @@ def test_a_shown_config_is_for_any_machine(folder: Path) -> None:
     assert 'device = "c' in (folder / "a" / "config.toml").read_text()  # cpu or cuda
     code, shown, _ = run("show", "--set", "engine.device=cuda", cwd=folder)
     assert code == 0 and 'device = "cuda"' in shown
-
-
-def test_predict_writes_uncertainty(folder: Path) -> None:
-    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
-    from fedensemble.data import load
-
-    x = load("gaussians", n=400, classes=4).x_test
-    np.savez(folder / "in.npz", x=np.asarray(x))
-    code, _, errors = run("predict", "a", "in.npz", "-o", "out.npz", "--members", cwd=folder)
-    assert code == 0, errors
-    with np.load(folder / "out.npz") as out:
-        assert set(out.files) == {"mean", "label", "entropy", "mutual_information", "members"}
-        assert out["members"].shape == (3, len(x), 4)
-        np.testing.assert_allclose(out["mean"], out["members"].mean(0), atol=1e-6)
-        np.testing.assert_array_equal(out["label"], out["mean"].argmax(1))
-        assert (out["mutual_information"] >= 0).all() and (out["entropy"] >= out["mutual_information"] - 1e-6).all()
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["run", "--frob"], ["ls"], ["ls", "things"], ["predict", "a"]])
@@ -383,11 +275,6 @@ def test_seeds_count_once_and_version_is_said(folder: Path) -> None:
     assert code == 2 and "Each seed counts once" in errors
     code, output, _ = run("--version", cwd=folder)
     assert code == 0 and output.strip() == "0.1.0"
-
-
-def test_predictions_go_to_npz(folder: Path) -> None:
-    code, _, errors = run("predict", "a", "in.npz", "-o", "p.csv", cwd=folder)
-    assert code == 2 and ".npz" in errors
 
 
 def test_a_comparison_file_is_no_config(folder: Path) -> None:

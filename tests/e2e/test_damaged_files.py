@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .test_bad_input import FEATURES, run
+from .command_line import run
 from .test_cli import SMALL
+from .test_predict import FEATURES
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .test_bad_input import run
+from .command_line import run
 from .test_cli import SMALL
 
 ROWS = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .test_bad_input import run
+from .command_line import run
 
 OWN = """
 rounds = 1

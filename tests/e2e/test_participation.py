@@ -10,7 +10,7 @@ from fedensemble.experiment.config import resolve
 from fedensemble.experiment.files import read_toml
 from fedensemble.experiment.run import Watcher, run
 
-from .test_bad_input import run as fedensemble
+from .command_line import run as fedensemble
 from .test_cli import SMALL, trained_bytes
 
 DEVICES = """

@@ -6,7 +6,7 @@ import pytest
 
 from fedensemble.engines.vector import VectorEngine
 
-from .test_bad_input import run
+from .command_line import run
 from .test_cli import SMALL
 
 WARNING = (

@@ -8,7 +8,7 @@ import pytest
 
 from fedensemble.data import load
 
-from .test_bad_input import run
+from .command_line import run
 from .test_cli import SMALL
 
 
