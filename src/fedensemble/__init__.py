@@ -2,6 +2,7 @@
 
 from pathlib import Path as _Path
 
+from . import _start as _start
 from . import engines as _engines  # noqa: F401 (registers the engines)
 from .algorithms import (  # fmt: skip
     QSGD,

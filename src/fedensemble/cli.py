@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -218,7 +219,10 @@ def show_data_command(
 
 def main() -> None:
     """Runs the command line; errors a user can cause are one message, without a traceback."""
-    sys.exit(guarded(app))
+    gc.freeze()  # what was imported stays: not looking through it for cycles,
+    code = guarded(app)
+    gc.freeze()  # and not at the end either, saves a third of a second
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def conv2d(
     if plain and x.is_cuda:
         out: Tensor = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     elif not x.is_cuda:
-        out = one_by_one(x, weight, stride, padding, dilation, groups)
+        return one_by_one(x, weight, bias, stride, padding, dilation, groups)
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
@@ -91,10 +91,13 @@ def grouped(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pa
     return out.reshape(batch, visits, outputs, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
-def one_by_one(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
+def one_by_one(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> Tensor:
     """A convolution a visit; on a CPU faster than grouped ones and than patches (docs/performance.md)."""
-    parts = zip(x.chunk(len(weight)), weight, strict=True)
-    return torch.cat([F.conv2d(images, filters, None, stride, padding, dilation, groups) for images, filters in parts])
+    plus = [None] * len(weight) if bias is None else bias
+    parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
+    return torch.cat([F.conv2d(images, w, b, stride, padding, dilation, groups) for images, w, b in parts])
 
 
 def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:

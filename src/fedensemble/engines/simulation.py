@@ -20,6 +20,7 @@ from ..data.federated import FederatedData
 from ..vectors import Tree
 from .block import Inputs, Minibatches, Tables, Trained, single, tuned
 from .device import moved, onto
+from .heap import keep_freed_memory
 from .memory import ClientMemory, Placement
 from .together import visit_together
 
@@ -49,6 +50,8 @@ class Simulation(Engine):
         self._foreseen: tuple[int, Plan, Tables] | None = None
         self.memory = ClientMemory(learner.device, client_memory)
         self.gradient = learner.gradient_function(self.batched)
+        if learner.device.type == "cpu":
+            keep_freed_memory()
 
     def use(self, data: FederatedData) -> None:
         """Takes the same examples from where they lie now; what was prepared for the old place is forgotten."""
