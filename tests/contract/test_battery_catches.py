@@ -311,8 +311,8 @@ class SharesMemoryBetweenModes(LoopEngine):
 
 
 class AnotherOrderOfBatches(LoopEngine):
-    def prepare(self, algorithm, sent, buffers, plan, round):
-        return super().prepare(algorithm, sent, buffers, plan, round + 1)
+    def prepare(self, algorithm, sent, mode, buffers, plan, round):
+        return super().prepare(algorithm, sent, mode, buffers, plan, round + 1)
 
 
 class SkipsTheLastStep(LoopEngine):

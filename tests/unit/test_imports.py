@@ -15,6 +15,7 @@ DATA = {"data"} | GROUND
 CORE = {"core"} | GROUND
 METHOD = CORE | DATA
 ALLOWED = {
+    "_start": set(),
     **dict.fromkeys(GROUND, GROUND),
     "data": DATA,
     "models": {"models"} | GROUND,

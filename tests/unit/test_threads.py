@@ -7,6 +7,7 @@ from torch import nn
 from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines import threads
+from fedensemble.engines.block import received
 from fedensemble.errors import DivergedError
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import AGREEMENT
@@ -126,12 +127,11 @@ def test_shares_are_whole(count):
     made = federation()
     request = made.ask()
     plan = request.plan
-    given = made.engine.prepare(
-        made.algorithm, {"theta": request.sent["theta"][plan.mode]}, request.buffers[plan.mode], plan, 0
-    )
+    given = made.engine.prepare(made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0)
     parts = threads.shares(given, count)
     assert torch.equal(torch.cat([part.noise for part in parts]), given.noise)
-    assert torch.equal(torch.cat([part.sent["theta"] for part in parts]), given.sent["theta"])
+    sent = torch.cat([received(part)["theta"] for part in parts])
+    assert torch.equal(sent, request.sent["theta"][plan.mode])
     for part in parts:
         assert len(part.place) == len(part.weight) == int(part.counts.max())
 

@@ -14,12 +14,14 @@ from ..core.algorithm import Algorithm
 from ..core.learner import GradientFn
 from ..data.federated import FederatedData
 from ..vectors import Tree, rows
+from .lines import chosen
 
 
 class Inputs(NamedTuple):
     """What local training of a block of J visits needs; tensors only."""
 
-    sent: Tree  # [J, P]
+    sent: Tree  # [K, P], a row a mode
+    mode: Tensor  # [J] each visit's row of what is sent
     memory: Tree  # [J, P]
     buffers: Tensor  # [J, R]
     place: Tensor  # [S, J, B] rows of the data in each local step
@@ -79,12 +81,17 @@ class Minibatches:
         return self._gradient(at, buffers, x, y, weight, key)
 
 
+def received(given: Inputs) -> Tree:
+    """What each visit was sent, [J, P]."""
+    return {name: chosen(value, given.mode) for name, value in given.sent.items()}
+
+
 def single(given: Inputs) -> Inputs:
     """A block of one visit without its leading dimension."""
     values = given._asdict()
-    for name in ("sent", "memory", "hyper"):
+    for name in ("memory", "hyper"):
         values[name] = rows(values[name], 0)
-    for name in ("buffers", "noise", "own", "coin", "sizes", "counts", "lr"):
+    for name in ("mode", "buffers", "noise", "own", "coin", "sizes", "counts", "lr"):
         values[name] = values[name][0]
     return Inputs(**{**values, "place": given.place[:, 0], "weight": given.weight[:, 0]})
 

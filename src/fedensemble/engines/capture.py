@@ -19,7 +19,7 @@ from ..core.optimizer import SGD
 from ..core.problem import Adjust, Gradient, LocalProblem, Step
 from ..vectors import Tree
 from . import kernels
-from .block import Inputs, Minibatches, Trained, tuned
+from .block import Inputs, Minibatches, Trained, received, tuned
 from .lines import descend, lined
 from .pieces import kept_copy
 
@@ -153,7 +153,7 @@ class CapturedTraining:
         try:
             self.recorder.begin(repeated=False)
             method = tuned(algorithm, self.given.hyper)
-            uploads, memory = method.local_training(self.given.sent, self.given.memory, problem)
+            uploads, memory = method.local_training(received(self.given), self.given.memory, problem)
             self.uploads, self.memory, self.buffers = uploads, memory, problem.buffers
         finally:
             self.recorder.end()

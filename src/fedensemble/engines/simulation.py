@@ -17,8 +17,8 @@ from ..core.problem import LocalProblem
 from ..core.round import Request
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
-from ..vectors import Tree
-from .block import Inputs, Minibatches, Tables, Trained, single, tuned
+from ..vectors import Tree, rows
+from .block import Inputs, Minibatches, Tables, Trained, received, single, tuned
 from .device import moved, onto
 from .heap import keep_freed_memory
 from .memory import ClientMemory, Placement
@@ -65,13 +65,16 @@ class Simulation(Engine):
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
         return visit_together([self], [Request(algorithm, sent, buffers, plan, round)])[0]
 
-    def prepare(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Inputs:
-        """Everything a block of visits needs for local training."""
+    def prepare(
+        self, algorithm: Algorithm, sent: Tree, mode: Tensor, buffers: Tensor, plan: Plan, round: int
+    ) -> Inputs:
+        """Everything a block of visits needs for local training; visits are sent the rows `mode`."""
         tables = self.tables(plan, round)
         rate = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64).to(self.learner.dtype)
         return Inputs(
             sent=sent,
-            memory=self.memory.read(plan, algorithm.init_memory(sent["theta"])),
+            mode=mode,
+            memory=self.memory.read(plan, rows(algorithm.init_memory(sent["theta"]), mode)),
             buffers=buffers,
             place=tables.place,
             weight=tables.weight,
@@ -127,13 +130,14 @@ class Simulation(Engine):
     def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training step by step; without batching the block is one visit and has no leading dimension."""
         visits = len(given.noise)
+        sent = received(given)
         if not self.batched:
-            given = single(given)
+            given, sent = single(given), rows(sent, 0)
         steps = Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
         problem = LocalProblem(
             steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin
         )
-        uploads, memory = tuned(algorithm, given.hyper).local_training(given.sent, given.memory, problem)
+        uploads, memory = tuned(algorithm, given.hyper).local_training(sent, given.memory, problem)
         losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
         return Trained(
             {name: value.reshape(visits, -1) for name, value in uploads.items()},

@@ -130,7 +130,8 @@ def _share(given: Inputs, visits: Tensor) -> Inputs:
     values: dict[str, Any] = given._asdict()
     values = {name: rows(v, place) if isinstance(v, dict) else v[place] for name, v in values.items()}
     steps = int(values["counts"].max())
-    return Inputs(**{**values, "place": given.place[:steps, place], "weight": given.weight[:steps, place]})
+    tables = {"place": given.place[:steps, place], "weight": given.weight[:steps, place]}
+    return Inputs(**{**values, **tables, "sent": given.sent})
 
 
 def together(parts: list[Trained], steps: int) -> Trained:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -61,8 +62,10 @@ class Share:
         """What some of its visits need; all that goes to the device goes there before they are trained."""
         algorithm, sent, buffers, plan, round = self.request
         part = Plan(plan.client[places], plan.mode[places])
-        modes = onto(part.mode, buffers.device)
-        given = self.engine.prepare(algorithm, rows(sent, modes), buffers[modes], part, round)
+        modes = row = onto(part.mode, buffers.device)
+        if len(buffers) > len(modes):  # more modes than visits: some are not needed
+            sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
+        given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
         if self.hyper:
             given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
         return Block(self, part, modes, onto(places, buffers.device), given)
@@ -167,12 +170,15 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
     if len(parts) == 1:
         return parts[0]
     steps = max(len(part.place) for part in parts)
+    starts = accumulate([len(part.sent["theta"]) for part in parts[:-1]], initial=0)
 
     def padded(table: Tensor) -> Tensor:
         return torch.cat([table, table.new_zeros(steps - len(table), *table.shape[1:])])
 
     def cat(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
+        if name == "mode":
+            values = [value + start for value, start in zip(values, starts, strict=True)]
         if isinstance(values[0], dict):
             return {key: torch.cat([value[key] for value in values]) for key in values[0]}
         if name in ("place", "weight"):

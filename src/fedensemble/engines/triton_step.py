@@ -51,6 +51,25 @@ def _copy(source, out, P, WIDE, TOTAL, BLOCK: tl.constexpr):
     tl.store(out + at + row * (WIDE - P), value.to(out.dtype.element_ty), mask=at < TOTAL)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _chosen(source, index, out, P, WIDE, VISITS, BLOCK: tl.constexpr):
+    """out[j, :P] = source[index[j]]; rows of `out` are WIDE long, a multiple of 16.
+
+    Programs of the same columns are neighbours: they find in the cache what another visit has read.
+    """
+    j = tl.program_id(0) % VISITS
+    at = (tl.program_id(0) // VISITS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + tl.load(index + j) * P + at, mask=at < P, other=0.0)
+    tl.store(out + j.to(tl.int64) * WIDE + at, value, mask=at < WIDE)
+
+
+def chosen(source: Tensor, index: Tensor, out: Tensor) -> None:
+    """The rows of [K, P] at `index` [J] into the first P columns of `out`; the others become 0."""
+    visits, wide = out.shape
+    grid = (visits * triton.cdiv(wide, STREAM),)
+    _chosen[grid](source, index, out, source.shape[1], wide, visits, BLOCK=STREAM)
+
+
 def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None) -> None:
     """A step of SGD in place, with rates [J, 1]; the new weights also go to `copy`. Rows are alike, see `_descend`."""
     wide = theta.stride(0)

@@ -124,7 +124,7 @@ class VectorEngine(Simulation):
             return None
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
-        key = (algorithm, len(given.noise), ragged, tuple(given.hyper))
+        key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))
         self.most_steps = max(self.most_steps, len(given.place))  # another run's clients may have more than ours
         if key in self._captured and len(self._captured[key].given.place) < len(given.place):
             self._captured.pop(key)

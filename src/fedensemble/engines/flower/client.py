@@ -78,7 +78,8 @@ class LocalClient:
         engine = LoopEngine(self.learner, alike, work, self.seed)
         plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
         one = {name: value.unsqueeze(0) for name, value in sent.items()}
-        given = engine.prepare(self.algorithm, one, buffers.unsqueeze(0), plan, visit.round)
+        only = torch.tensor([0], device=buffers.device)
+        given = engine.prepare(self.algorithm, one, only, buffers.unsqueeze(0), plan, visit.round)
         if memory is not None:
             given = given._replace(memory={n: value.to(self.learner.device)[None] for n, value in memory.items()})
         trained = engine.train(self.algorithm, given, ragged=False)
