@@ -201,3 +201,16 @@ def test_copies(j, length, wider):
     copy_rows(theta, out)
     assert torch.equal(out[:, :length], theta)
     assert bool((out[:, length:] == 9).all())
+
+
+@given(visits, st.integers(1, 4), st.integers(2048, 6200))
+@example(3, 2, 4096)  # a multiple of a block
+@repeatable
+def test_rows_of_modes(j, modes, length):
+    from fedensemble.engines.triton_step import chosen
+
+    source, index = numbers(modes, length), torch.randint(0, modes, (j,), device=DEVICE)
+    out = lines.room_like(numbers(j, length)).fill_(9)
+    chosen(source, index, out)
+    assert torch.equal(out[:, :length], source[index])
+    assert bool((out[:, length:] == 0).all())
