@@ -73,9 +73,9 @@ def test_convolution_kernels(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("fate", ["", "relu", "sum"])
 @pytest.mark.parametrize("shape", [(3, 4, 5, 6), (2, 12, 64, 16), (60, 2, 70, 4), (2, 50, 6, 1)])
-def test_batch_norm_kernels(shape, relu, dtype):
+def test_batch_norm_kernels(shape, fate, dtype):
     import torch.nn.functional as F
 
     from fedensemble.engines.pieces import Piece
@@ -93,23 +93,28 @@ def test_batch_norm_kernels(shape, relu, dtype):
     )
     x = x.to(dtype).requires_grad_()
     pieces = Piece(weight, slopes[:, first]), Piece(bias, slopes[:, last])
-    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, 0.1, relu, pieces)
+    more = torch.randn_like(x).requires_grad_()
+    added = more if fate == "sum" else None
+    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, 0.1, fate != "", pieces, added)
     slope = torch.randn_like(got)
-    along = torch.autograd.grad(got, (x, weight, bias), slope, allow_unused=True)
+    along = torch.autograd.grad(got, (x, weight, bias, more), slope, allow_unused=True)
     assert along[1] is along[2] is None
 
-    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
     means, variances = mean.double(), variance.double()
     one_by_one = [
         F.batch_norm(images, means[j], variances[j], exact[1][j], exact[2][j], True, 0.1, 1e-5)
         for j, images in enumerate(exact[0].chunk(visits))
     ]
     expected = torch.cat(one_by_one)
-    if relu:  # by our own signs: near 0, rounding decides
+    if fate == "sum":
+        expected = expected + exact[3]
+    if fate:  # by our own signs: near 0, rounding decides
         expected = expected * (got > 0)
     pairs = [(got, expected), (known[4], means), (known[5], variances)]
-    slopes_found = (along[0], slopes[:, first], slopes[:, last])
-    pairs += zip(slopes_found, torch.autograd.grad(expected, exact, slope.double()), strict=True)
+    slopes_found = (along[0], slopes[:, first], slopes[:, last], along[3])
+    right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], slope.double())
+    pairs += zip(slopes_found, right, strict=False)
     for a, b in pairs:
         assert apart(a, b) < (1e-2 if dtype == torch.bfloat16 else 1e-4)
 
@@ -209,10 +214,10 @@ def test_layers_may_be_written_into(monkeypatch):
     x, y = torch.randn(visits, batch, 2, 8, 8, device=DEVICE), torch.randint(0, 3, (visits, batch), device=DEVICE)
     more = torch.ones(visits, batch, dtype=torch.bool, device=DEVICE), torch.arange(visits, device=DEVICE)
     exact, quick = (Learner(InPlace, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32))
-    assert can_fold(quick, x[0], y[0]) == (None, (True, False, False, False))
+    assert can_fold(quick, x[0], y[0]) == (None, ("relu", "", "", ""))
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
-    got = folded_gradient(quick, rectified=(True, False, False, False))(theta.float(), buffers.float(), x, y, *more)
+    got = folded_gradient(quick, rectified=("relu", "", "", ""))(theta.float(), buffers.float(), x, y, *more)
     expected = folded_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
         assert apart(a, b) < 1e-4
@@ -227,12 +232,13 @@ def test_step_kernels(length, decay):
     torch.manual_seed(0)
     theta, slope = (lines.lined(torch.randn(3, length, device=DEVICE)) for _ in range(2))
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
+    slope[1, 7] = torch.nan  # of a visit that stands still
     assert lines.in_line(theta)
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
         before = theta.clone()
         copy, again = (lines.room_like(theta, dtype) for _ in range(2))
         descend(theta, slope, rate, decay, copy)
-        torch.testing.assert_close(theta, before - rate * (slope + decay * before))
+        torch.testing.assert_close(theta, before - rate * (slope.nan_to_num() + decay * before))
         assert torch.equal(theta[1], before[1])
         copy_rows(theta.contiguous(), again)
         for made in (copy, again):

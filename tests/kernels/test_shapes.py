@@ -96,14 +96,15 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
 
 
 @given(
-    visits, st.integers(1, 40), channels, st.lists(st.integers(1, 6), max_size=3), st.booleans(), st.booleans(),
-    st.sampled_from([0.0, 50.0]),
+    visits, st.integers(1, 40), channels, st.lists(st.integers(1, 6), max_size=3), st.sampled_from(["", "relu", "sum"]),
+    st.booleans(), st.sampled_from([0.0, 50.0]),
 )  # fmt: skip
-@example(1, 1, 1, [2], True, True, 0.0)
-@example(1, 2, 3, [], False, True, 0.0)
-@example(1, 17, 8, [64, 63], True, True, 50.0)  # more blocks of rows than shares
+@example(1, 1, 1, [2], "relu", True, 0.0)
+@example(1, 2, 3, [], "", True, 0.0)
+@example(1, 17, 8, [64, 63], "relu", True, 50.0)  # more blocks of rows than shares
+@example(2, 9, 5, [7], "sum", False, 0.0)
 @repeatable
-def test_batch_norms(j, batch, many, image, relu, direct, far):
+def test_batch_norms(j, batch, many, image, fate, direct, far):
     from fedensemble.engines.pieces import Piece
     from fedensemble.engines.triton_norm import StackedBatchNorm
 
@@ -116,27 +117,31 @@ def test_batch_norms(j, batch, many, image, relu, direct, far):
     slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
     places = slopes[:, :, 4:-3]
     pieces = (Piece(weight, places[0]), Piece(bias, places[1])) if direct else (None, None)
-    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-2, 0.3, relu, pieces)
+    more = numbers(*x.shape, seed=7).requires_grad_()
+    added = more if fate == "sum" else None
+    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-2, 0.3, fate != "", pieces, added)
     back = numbers(*got.shape, seed=6)
-    found = list(torch.autograd.grad(got, (x, weight, bias), back, allow_unused=True))
+    found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
     if direct:
         assert found[1] is found[2] is None
         assert bool((slopes[:, :, :4] == 9).all()) and bool((slopes[:, :, -3:] == 9).all())
-        found[1:] = places
+        found[1:3] = places
 
-    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
     means, variances = mean.double(), variance.double()
     expected = torch.cat([
         F.batch_norm(images, means[n], variances[n], exact[1][n], exact[2][n], True, 0.3, 1e-2)
         for n, images in enumerate(exact[0].chunk(j))
     ])  # fmt: skip
-    if relu:  # by our own signs: near 0, rounding decides
+    if fate == "sum":
+        expected = expected + exact[3]
+    if fate:  # by our own signs: near 0, rounding decides
         assert bool((got >= 0).all())
         assert bool((expected[got == 0] < 1e-3).all())
         expected = expected * (got > 0)
-    right = torch.autograd.grad(expected, exact, back.double())
+    right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], back.double())
     named = [("out", got, expected), ("mean", known[4], means), ("variance", known[5], variances)]
-    same([*named, *zip(("images", "weight", "bias"), found, right, strict=True)], 1e-4 if far else 2e-5)
+    same([*named, *zip(("images", "weight", "bias", "summand"), found, right, strict=False)], 1e-4 if far else 2e-5)
 
 
 @given(

@@ -12,7 +12,7 @@ from ..core.learner import Learner, Recipe
 from ..errors import InputError
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
-from .rectified import Watch
+from .rectified import Fate, Watch
 
 _KNOWN: dict[Hashable, Finding] = {}
 _CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
@@ -29,13 +29,13 @@ def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may apply the ReLU after them.
+    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may do what comes after them.
 
     The second is empty if none may, otherwise it says so of each BatchNorm of a pass.
     """
 
     reason: str | None
-    rectified: tuple[bool, ...] = ()
+    rectified: tuple[Fate, ...] = ()
 
 
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
@@ -57,22 +57,25 @@ def _tried(learner: Learner, x: Tensor, y: Tensor) -> Finding:
     x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
     try:
         got = folded_gradient(learner, watch=(watch := Watch()))(*_few(learner, x, y))
-        alone = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
+        single = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
     except NotFoldable as reason:
         return Finding(str(reason))
     except torch.OutOfMemoryError:  # says nothing of the model
         raise
     except RuntimeError as error:
         return Finding(str(error).splitlines()[0])
-    expected = [torch.stack(v) for v in zip(*((slope, *rest) for slope, rest in alone), strict=True)]
+    expected = [torch.stack(v) for v in zip(*((slope, *rest) for slope, rest in single), strict=True)]
     if not _near(got, expected):
         return Finding("its forward pass mixes the examples of a batch")
-    rectified = watch.found()
-    try:
-        fused = any(rectified) and _near(folded_gradient(learner, rectified=rectified)(*_few(learner, x, y)), expected)
-    except (InputError, NotFoldable):
-        fused = False
-    return Finding(None, rectified if fused else ())
+    found = watch.found()
+    alone: tuple[Fate, ...] = tuple("relu" if fate == "relu" else "" for fate in found)
+    for rectified in dict.fromkeys((found, alone)):
+        try:
+            if any(rectified) and _near(folded_gradient(learner, rectified=rectified)(*_few(learner, x, y)), expected):
+                return Finding(None, rectified)
+        except (InputError, NotFoldable):
+            continue
+    return Finding(None)
 
 
 def _near(got: tuple[Tensor, tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> bool:

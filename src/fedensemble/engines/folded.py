@@ -18,12 +18,13 @@ from torch import Tensor
 
 from .. import draws
 from ..core.recurrent import RECURRENT
+from ..errors import InputError
 from . import kernels
 from .cpu_pool import PlanePool
 from .folded_norms import FoldedNorms, NotFoldable
 from .lines import HAS_TRITON
 from .pieces import Piece
-from .rectified import RELUS, Watch
+from .rectified import OTHER_WAYS, RELUS, SUMS, Fate, Watch
 
 _ASKED = {
     "data_ptr",
@@ -44,13 +45,14 @@ class Folded(FoldedNorms):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
-        rectified: for each BatchNorm of the pass, whether it applies the ReLU after it, too; empty if none does.
+        rectified: for each BatchNorm of the pass, whether it applies the ReLU after it, too, or adds what is added to
+            it and then does; empty if none does.
         watch: looks which ones could.
     """
 
     def __init__(
         self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, Piece] | None = None, rectified: Sequence[bool] = (), watch: Watch | None = None,
+        pieces: Mapping[int, Piece] | None = None, rectified: Sequence[Fate] = (), watch: Watch | None = None,
     ) -> None:  # fmt: skip
         super().__init__(key, pieces or {}, rectified, watch)
         self.stacks = {id(tensor) for tensor in stacked.values()}
@@ -61,9 +63,13 @@ class Folded(FoldedNorms):
         if self.watch is not None:
             self.watch.used(func, args, kwargs)
         if self.awaited and func in RELUS:
-            done = self.awaited.pop(id(args[0] if args else kwargs.get("input")), None)
-            if done is not None:
-                return done
+            held = self.awaited.pop(id(args[0] if args else kwargs.get("input")), None)
+            if held is not None:
+                return held[1]
+        if self.waiting and func in SUMS:
+            out = self.add(func, args, kwargs)
+            if out is not None:
+                return out
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
@@ -73,7 +79,12 @@ class Folded(FoldedNorms):
             asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
             if asked not in _ASKED:
                 raise NotFoldable(f"the module uses a parameter in {asked}")
-        return super().__torch_function__(func, types, args, kwargs)
+        if self.waiting and any(id(value) in self.waiting for value in (*args, *kwargs.values())):
+            raise InputError(OTHER_WAYS)
+        out = super().__torch_function__(func, types, args, kwargs)
+        if self.watch is not None and func in SUMS:
+            self.watch.summed(func, args, kwargs, out)
+        return out
 
     def _drop(self, x: Tensor, shape: Any, p: float, training: bool) -> Tensor:
         """Dropout with a mask for each visit; as without folding, numbers run over a visit's own tensor."""

@@ -14,16 +14,16 @@ from ..errors import InputError
 from .folded import Folded
 from .folded_norms import NotFoldable
 from .pieces import Pieces
-from .rectified import Watch
+from .rectified import OTHER_WAYS, Fate, Watch
 
 
 def folded_gradient(
-    learner: Learner, compute: torch.dtype | None = None, rectified: Sequence[bool] = (), watch: Watch | None = None
+    learner: Learner, compute: torch.dtype | None = None, rectified: Sequence[Fate] = (), watch: Watch | None = None
 ) -> GradientFn:  # fmt: skip
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
 
     Args:
-        rectified: for each BatchNorm of a pass, whether its only use is a ReLU, which it then applies, too.
+        rectified: for each BatchNorm of a pass, what is done with it and nothing else, which it then does itself.
         watch: finds those.
     """
     working = compute or learner.dtype
@@ -44,10 +44,8 @@ def folded_gradient(
                 outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
-            if mode.awaited or (rectified and mode.norms != len(rectified)):
-                raise InputError(
-                    "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
-                )
+            if mode.awaited or mode.waiting or (rectified and mode.norms != len(rectified)):
+                raise InputError(OTHER_WAYS)
             if watch is not None:
                 watch.used(None, (outputs,), {})
             losses = learner.loss(outputs.to(learner.dtype), y.flatten(0, 1)).reshape(visits, batch)

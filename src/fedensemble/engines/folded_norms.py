@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ..core.randomness import KeyedRandomness
 from ..errors import InputError
 from . import kernels
 from .pieces import Piece
-from .rectified import Watch
+from .rectified import Fate, Watch, summands
 
 
 class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
@@ -28,13 +28,15 @@ class FoldedNorms(KeyedRandomness):
     """
 
     def __init__(
-        self, key: Tensor, pieces: Mapping[int, Piece], rectified: Sequence[bool], watch: Watch | None
+        self, key: Tensor, pieces: Mapping[int, Piece], rectified: Sequence[Fate], watch: Watch | None
     ) -> None:
         super().__init__(key)
         self.visits, self.pieces = len(key), pieces
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
         self.rectified, self.watch, self.norms = rectified, watch, 0
-        self.awaited: dict[int, Tensor] = {}  # images that have had their ReLU before the module asks for it
+        # By the identity of what the module holds, and that itself, so that nothing else gets its identity:
+        self.awaited: dict[int, tuple[Tensor, Tensor]] = {}  # images that have had the ReLU which it will ask for
+        self.waiting: dict[int, tuple[Tensor, Callable[[Tensor], Tensor]]] = {}  # norms that wait for their summand
 
     def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Images [J * B, C, ...] times and plus [J, C]."""
@@ -56,23 +58,42 @@ class FoldedNorms(KeyedRandomness):
             raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
         if not training and (mean is None or variance is None):
             raise NotFoldable("BatchNorm without statistics in evaluation")
-        fused = self.norms < len(self.rectified) and self.rectified[self.norms]
-        if training and weight is not None and bias is not None and kernels.quick(x):
-            out = self._quick_norm(x, mean, variance, weight, bias, momentum, eps, fused)
-        else:
+        fate = self.rectified[self.norms] if self.norms < len(self.rectified) else ""
+        self.norms += 1
+
+        def done(more: Tensor | None = None) -> Tensor:
+            if training and weight is not None and bias is not None and kernels.quick(x):
+                return self._quick_norm(x, mean, variance, weight, bias, momentum, eps, fate != "", more)
             out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
             if training and mean is not None and variance is not None:
                 unbiased = var * count / (count - 1)
                 for kept, new in ((mean, centre), (variance, unbiased)):
                     moved = (1 - momentum) * self._latest(kept) + momentum * new.detach().reshape(kept.shape)
                     self.statistics[id(kept)] = moved
-            out = F.relu(out) if fused else out
-        if fused:
-            self.awaited[id(out)] = out
+            out = out if more is None else out + more
+            return F.relu(out) if fate else out
+
+        if fate == "sum":
+            stands_in = x.detach()
+            self.waiting[id(stands_in)] = (stands_in, done)
+            return stands_in
+        out = done()
+        if fate == "relu":
+            self.awaited[id(out)] = (out, out)
         if self.watch is not None:
             self.watch.made(out)
-        self.norms += 1
         return out
+
+    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """A sum, and the ReLU after it, with a norm that waits for it; None if there is no such in it."""
+        pair = summands(args, kwargs)
+        if pair is None or not any(id(value) in self.waiting for value in pair):
+            return None
+        norm, more = pair if id(pair[0]) in self.waiting else (pair[1], pair[0])
+        out = self.waiting.pop(id(norm))[1](more)
+        held = norm if func is Tensor.add_ else out  # what was written into goes on under its own name
+        self.awaited[id(held)] = (held, out)
+        return held
 
     def _latest(self, kept: Tensor) -> Tensor:
         """Running statistics as they are now: a layer may be used twice."""
@@ -80,16 +101,19 @@ class FoldedNorms(KeyedRandomness):
 
     def _quick_norm(
         self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor, bias: Tensor, momentum: float,
-        eps: float, relu: bool,
+        eps: float, relu: bool, more: Tensor | None,
     ) -> Tensor:  # fmt: skip
         from .triton_norm import StackedBatchNorm
 
         old = [torch.zeros_like(weight) if kept is None else self._latest(kept) for kept in (mean, variance)]
         pieces = self.pieces.get(id(weight)), self.pieces.get(id(bias))
-        out, known = StackedBatchNorm.apply(x, weight, bias, *old, eps, momentum, relu, pieces)  # type: ignore[no-untyped-call]
+        alike = more is None or (more.shape == x.shape and more.dtype == x.dtype)
+        out, known = StackedBatchNorm.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, *old, eps, momentum, relu and alike, pieces, more if alike else None
+        )
         if mean is not None and variance is not None:
             self.statistics[id(mean)], self.statistics[id(variance)] = known[4], known[5]
-        return out  # type: ignore[no-any-return]
+        return out if more is None or alike else F.relu(out + more)
 
     def _normalised(
         self,

@@ -15,6 +15,8 @@ LINE = 16  # rows of a multiple of so many numbers can be read as one line, 16 b
 def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None = None) -> Tensor:
     """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number.
 
+    Where the rate is 0 they stand still, whatever the slope: visits that are done may bring one that is no number.
+
     Args:
         copy: where the new weights go, too, in another type; see `copy_rows`.
     """
@@ -26,7 +28,8 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
             slope = lined(slope.expand_as(theta))
         quickly(theta, slope, rate.expand(len(theta), 1).contiguous(), decay, copy)
         return theta
-    theta.addcmul_(slope + decay * theta if decay > 0 else slope, rate, value=-1)
+    slope = slope + decay * theta if decay > 0 else slope
+    theta.addcmul_(torch.where(rate != 0, slope, 0), rate, value=-1)
     if copy is not None:
         copy_rows(theta, copy)
     return theta

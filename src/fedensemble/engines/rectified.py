@@ -1,9 +1,9 @@
-"""BatchNorms whose only use is a ReLU: found by watching one pass of a module, so that one kernel can do both."""
+"""BatchNorms whose only use is a ReLU, or a sum that goes to one, found by watching a pass: one kernel can do it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +12,59 @@ from torch.utils._pytree import tree_leaves
 
 _IN_PLACE = {torch.relu_, Tensor.relu_}
 RELUS = {F.relu, torch.relu, Tensor.relu, *_IN_PLACE}
+SUMS = {torch.add, Tensor.add, Tensor.add_}
+OTHER_WAYS = "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
+Fate = Literal["", "relu", "sum"]  # of a BatchNorm's output: anything, one ReLU, or one sum that goes to one ReLU
 
 
 class Watch:
     """Looks at what becomes of the outputs of a module's BatchNorms."""
 
     def __init__(self) -> None:
-        self._uses: list[list[bool]] = []  # of each output: whether they were a ReLU
-        self._watched: dict[int, tuple[Tensor, list[bool]]] = {}  # by identity, which nobody else has while it is held
+        self._norms: list[list[Any]] = []  # of each output: what was made of it, "relu", a sum's list or None
+        self._watched: dict[int, tuple[Tensor, list[Any]]] = {}  # by identity, which nobody else has while it is held
 
     def made(self, out: Tensor) -> None:
         """The next BatchNorm gave this."""
-        self._uses.append([])
-        self._watched[id(out)] = (out, self._uses[-1])
+        self._norms.append([])
+        self._watched[id(out)] = (out, self._norms[-1])
 
     def used(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A function of torch was called with these, or the module returned them."""
         for value in tree_leaves((args, kwargs)):
             if id(value) in self._watched:
-                self._watched[id(value)][1].append(func in RELUS)
+                self._watched[id(value)][1].append("relu" if func in RELUS else None)
                 if func in _IN_PLACE or (func in RELUS and (kwargs.get("inplace") or True in args[1:])):
                     del self._watched[id(value)]  # from here on it is the ReLU's output
 
-    def found(self) -> tuple[bool, ...]:
-        """For each BatchNorm of the pass, whether it was given to one ReLU and to nobody else."""
-        return tuple(uses == [True] for uses in self._uses)
+    def summed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> None:
+        """A sum, of which `used` has heard, gave this."""
+        pair = summands(args, kwargs)
+        if pair is None or pair[0].shape != pair[1].shape:
+            return
+        uses: list[Any] = []
+        for value in pair[:1] if func is Tensor.add_ else pair:  # what is written into must be the norm's own output
+            if id(value) in self._watched:
+                self._watched[id(value)][1][-1] = uses
+        self._watched[id(out)] = (out, uses)
+
+    def found(self) -> tuple[Fate, ...]:
+        """What each BatchNorm of the pass was given to, and to nothing else; of two in one sum, the first has it."""
+        taken: list[list[Any]] = []
+        fates: list[Fate] = []
+        for uses in self._norms:
+            if uses == ["relu"]:
+                fates.append("relu")
+            elif uses == [["relu"]] and not any(uses[0] is other for other in taken):
+                taken.append(uses[0])
+                fates.append("sum")
+            else:
+                fates.append("")
+        return tuple(fates)
+
+
+def summands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """The two tensors that a function of `SUMS` adds; None if it does anything else."""
+    given = (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))
+    plain = len(given) == 2 and not set(kwargs) - {"input", "other"}
+    return (given[0], given[1]) if plain and all(isinstance(value, Tensor) for value in given) else None

@@ -1,6 +1,5 @@
-"""BatchNorm with J sets of statistics, channels last, and a ReLU after it: two passes over the images each way.
+"""BatchNorm with J sets of statistics, and the sum and the ReLU after it: two passes over the images each way.
 
-y = (x - mean_jc) / sqrt(var_jc + eps) * weight_jc + bias_jc, mean and variance over a visit's own batch and pixels.
 Between the passes one small launch makes all numbers by visit and channel.
 """
 
@@ -10,144 +9,11 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from .pieces import Piece
+from .triton_norm_passes import apply, slopes, statistics, sums
 from .triton_tools import images_like
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sums(
-    x, slope, mean, factor, shift, out, ROWS, C, SHARE, BACK: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Sums by channel over a share of a visit's rows: of x - x_0 and its square, or of slope and slope * (x - mean).
-
-    About the visit's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the slope counts where
-    factor x + shift, which the ReLU was given, is positive.
-    """
-    j = tl.program_id(2).to(tl.int64)
-    split = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    x += j * ROWS * C
-    slope += j * ROWS * C
-    about = tl.load((mean + j * C + c) if BACK else (x + c), mask=real, other=0.0).to(tl.float32)[None, :]
-    if RELU:
-        times = tl.load(factor + j * C + c, mask=real, other=0.0)[None, :]
-        plus = tl.load(shift + j * C + c, mask=real, other=0.0)[None, :]
-    first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)  # a sum a thread: one exchange between them, at the end
-    second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for start in range(split * SHARE, min((split + 1) * SHARE, ROWS), BLOCK_R):
-        rows = start + tl.arange(0, BLOCK_R)
-        inside = (rows < min((split + 1) * SHARE, ROWS))[:, None] & real[None, :]
-        at = rows[:, None] * C + c[None, :]
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        far = tl.where(inside, value - about, 0.0)
-        if BACK:
-            along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
-            if RELU:
-                along = tl.where(times * value + plus > 0, along, 0.0)
-            first += along
-            second += along * far
-        else:
-            first += far
-            second += far * far
-    place = out + ((split * tl.num_programs(2) + j) * 2) * C + c
-    tl.store(place, tl.sum(first, 0), mask=real)
-    tl.store(place + C, tl.sum(second, 0), mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _total(sums, SPLIT, C, c, real, SHARES: tl.constexpr):
-    """The two sums of a visit over all shares, of which there may be SHARES."""
-    split = tl.arange(0, SHARES)[:, None]
-    place = sums + (split * tl.num_programs(1) + tl.program_id(1)) * 2 * C + c[None, :]
-    there = (split < SPLIT) & real[None, :]
-    first, second = tl.load(place, mask=there, other=0.0), tl.load(place + C, mask=there, other=0.0)
-    return tl.sum(first, 0), tl.sum(second, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _statistics(
-    sums, x, mean, variance, weight, bias, out, ROWS, C, SPLIT, MEAN, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
-
-    Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
-    """
-    j = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    first, second = _total(sums, SPLIT, C, c, real, SHARES)
-    near = first / ROWS
-    centre = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
-    var = tl.maximum(second / ROWS - near * near, 0.0)
-    scale = 1.0 / tl.sqrt(var + EPS)
-    factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
-    place, each = out + j * C + c, tl.num_programs(1) * C
-    tl.store(place, centre, mask=real)
-    tl.store(place + each, scale, mask=real)
-    tl.store(place + 2 * each, factor, mask=real)
-    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor, mask=real)
-    old = tl.load(mean + j * MEAN + c, mask=real, other=0.0)
-    spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
-    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * centre, mask=real)
-    tl.store(place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _slopes(
-    sums, weight, known, out, along_weight, along_bias, ROWS, C, SPLIT, WEIGHT, ALONG_WEIGHT, ALONG_BIAS,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Slopes of weight and bias, and out [3, J, C]: a, b and d of the images' slope, a slope + b x + d."""
-    j = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    total, weighted = _total(sums, SPLIT, C, c, real, SHARES)
-    place, each = out + j * C + c, tl.num_programs(1) * C
-    mean = tl.load(known + j * C + c, mask=real, other=0.0)
-    scale = tl.load(known + each + j * C + c, mask=real, other=0.0)
-    a = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
-    b = -a * scale * scale * weighted / ROWS
-    tl.store(along_weight + j * ALONG_WEIGHT + c, weighted * scale, mask=real)
-    tl.store(along_bias + j * ALONG_BIAS + c, total, mask=real)
-    tl.store(place, a, mask=real)
-    tl.store(place + each, b, mask=real)
-    tl.store(place + 2 * each, -a * total / ROWS - b * mean, mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _apply(
-    x, slope, factor, shift, a, b, d, out, ROWS, C, BACK: tl.constexpr, RELU: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Out = factor x + shift, or out = a slope + b x + d, with numbers by visit and channel."""
-    j = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    inside = (rows < ROWS)[:, None] & real[None, :]
-    at = j * ROWS * C + rows[:, None] * C + c[None, :]
-    number = j * C + c
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if RELU or not BACK:
-        times = tl.load(factor + number, mask=real, other=0.0)[None, :]
-        made = times * value + tl.load(shift + number, mask=real, other=0.0)[None, :]
-    if BACK:
-        along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
-        if RELU:
-            along = tl.where(made > 0, along, 0.0)
-        value = tl.load(a + number, mask=real, other=0.0)[None, :] * along + (
-            tl.load(b + number, mask=real, other=0.0)[None, :] * value
-            + tl.load(d + number, mask=real, other=0.0)[None, :]
-        )
-    else:
-        value = tl.where(made < 0, 0.0, made) if RELU else made  # keeps what is not a number
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def _shape(rows: int, channels: int, visits: int) -> tuple[int, int, int, int]:
@@ -174,35 +40,38 @@ class StackedBatchNorm(torch.autograd.Function):
         mean, variance: running statistics, [J, C].
         relu: whether a ReLU is part of it.
         pieces: of weight and bias.
+        more: what is added before the ReLU, shaped like x, or None.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, momentum: float,
-        relu: bool, pieces: tuple[Piece | None, Piece | None],
+        relu: bool, pieces: tuple[Piece | None, Piece | None], more: Tensor | None = None,
     ) -> Any:  # fmt: skip
         visits, channels = weight.shape
-        last = x.movedim(1, -1).contiguous()
+        last = _lasting(x)
         flat = last.reshape(visits, -1, channels)
         rows = flat.shape[1]
         block_r, block_c, split, share = _shape(rows, channels, visits)
-        sums = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
+        found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
         known = torch.empty(6, visits, channels, dtype=torch.float32, device=x.device)
         out = images_like(x, x.shape)
         parts = triton.cdiv(channels, block_c)
         blocks = {"BLOCK_R": block_r, "BLOCK_C": block_c}
-        _sums[(split, parts, visits)](
-            flat, flat, known, known, known, sums, rows, channels, share, BACK=False, RELU=False, **blocks
-        )
-        _statistics[(parts, visits)](
-            sums, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
+        sums[(split, parts, visits)](
+            flat, flat, known, known, known, flat, flat, found, rows, channels, share, BACK=False, RELU=False,
+            ADDED=False, **blocks,
+        )  # fmt: skip
+        statistics[(parts, visits)](
+            found, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
             weight.stride(0), bias.stride(0), eps, momentum,
             SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
         )  # fmt: skip
-        _apply[(triton.cdiv(rows, block_r), parts, visits)](
-            flat, flat, known[2], known[3], known, known, known, out, rows, channels, BACK=False, RELU=relu, **blocks
-        )
-        ctx.save_for_backward(flat, weight, known)
+        apply[(triton.cdiv(rows, block_r), parts, visits)](
+            flat, flat, known[2], known[3], known, known, known, flat if more is None else _lasting(more), out, rows,
+            channels, BACK=False, RELU=relu, ADDED=more is not None, **blocks,
+        )  # fmt: skip
+        ctx.save_for_backward(flat, weight, known, None if more is None else out)
         ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
         ctx.mark_non_differentiable(known)
         ctx.set_materialize_grads(False)  # no zeros for a slope that there is not
@@ -210,29 +79,37 @@ class StackedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        flat, weight, known = ctx.saved_tensors
+        flat, weight, known, done = ctx.saved_tensors
         visits, rows, channels = flat.shape
         block_r, block_c, split, share = _shape(rows, channels, visits)
-        along = slope.movedim(1, -1).contiguous()
-        sums = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=flat.device)
+        added, relu = done is not None, ctx.relu and done is None
+        along = _lasting(slope)
+        kept = torch.empty_like(along) if added else along  # where the ReLU let something through
+        found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=flat.device)
         numbers = torch.empty(3, visits, channels, dtype=torch.float32, device=flat.device)
         out = torch.empty_like(flat)
         parts = triton.cdiv(channels, block_c)
-        blocks = {"RELU": ctx.relu, "BLOCK_R": block_r, "BLOCK_C": block_c}
-        _sums[(split, parts, visits)](
-            flat, along, known, known[2], known[3], sums, rows, channels, share, BACK=True, **blocks
-        )
+        blocks = {"RELU": relu, "BLOCK_R": block_r, "BLOCK_C": block_c}
+        sums[(split, parts, visits)](
+            flat, along, known, known[2], known[3], _lasting(done) if added else flat, kept, found, rows, channels,
+            share, BACK=True, ADDED=added, **blocks,
+        )  # fmt: skip
         written = [
             piece.place() if piece is not None and needed else None
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[1:3], strict=True)
         ]
         places = [torch.empty(weight.shape, device=weight.device) if place is None else place for place in written]
-        _slopes[(parts, visits)](
-            sums, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
+        slopes[(parts, visits)](
+            found, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
             places[1].stride(0), SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
         )  # fmt: skip
-        _apply[(triton.cdiv(rows, block_r), parts, visits)](
-            flat, along, known[2], known[3], *numbers, out, rows, channels, BACK=True, **blocks
+        apply[(triton.cdiv(rows, block_r), parts, visits)](
+            flat, kept, known[2], known[3], *numbers, flat, out, rows, channels, BACK=True, ADDED=False, **blocks
         )
-        slopes = [place if before is None else None for place, before in zip(places, written, strict=True)]
-        return out.reshape(ctx.shape).movedim(-1, 1), *slopes, *[None] * 6
+        brought = [place if before is None else None for place, before in zip(places, written, strict=True)]
+        return out.reshape(ctx.shape).movedim(-1, 1), *brought, *[None] * 6, kept.movedim(-1, 1) if added else None
+
+
+def _lasting(images: Tensor) -> Tensor:
+    """Images [N, C, ...] with their channels last."""
+    return images.movedim(1, -1).contiguous()

@@ -22,7 +22,7 @@ def _rates(rate, first, at, WIDE, TOTAL):
 def _descend(
     theta, slope, rate, copy, WIDE, TOTAL, DECAY, DECAYS: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """theta[j] -= rate[j] (slope[j] + DECAY theta[j]); COPIES, copy[j] = theta[j].
+    """theta[j] -= rate[j] (slope[j] + DECAY theta[j]) unless rate[j] is 0; COPIES, copy[j] = theta[j].
 
     Rows of all three are WIDE long, a multiple of 16, and gone through as one line of TOTAL numbers, so that Triton
     reads and writes 16 bytes at a time.
@@ -34,7 +34,8 @@ def _descend(
     along = tl.load(slope + at, mask=inside, other=0.0)
     if DECAYS:
         along += DECAY * value
-    value -= _rates(rate, first, at, WIDE, TOTAL) * along
+    step = _rates(rate, first, at, WIDE, TOTAL)
+    value = tl.where(step == 0, value, value - step * along)
     tl.store(theta + at, value, mask=inside)
     if COPIES:
         tl.store(copy + at, value.to(copy.dtype.element_ty), mask=inside)
