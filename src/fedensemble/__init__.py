@@ -28,7 +28,7 @@ from .core.problem import LocalProblem
 from .core.schedule import Schedule, schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
 from .data import FederatedData
-from .errors import DataError, DivergedError, FedEnsembleError, InputError, StoreError
+from .errors import DataError, DivergedError, EngineWarning, FedEnsembleError, InputError, StoreError
 from .federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
@@ -58,9 +58,9 @@ def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
 
 __all__ = [
     "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Devices", "Diana", "DivergedError",
-    "Dore", "Engine", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
-    "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation",
-    "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
+    "Dore", "Engine", "EngineWarning", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData",
+    "Federation", "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
     "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate",
     "load_ensemble", "register", "schedules",
 ]  # fmt: skip

@@ -36,6 +36,10 @@ class RankError(FedEnsembleError, RuntimeError):
         self.heard = heard
 
 
+class EngineWarning(UserWarning):
+    """An engine trains a model more slowly, or less precisely, than it could train another."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """A sentence that says `name` is no `kind` and names the nearest ones.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,10 @@ from .core.participation import Costs, Everybody, Participation
 from .core.probe import probe
 from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule
-from .core.types import EnsembleState, Outcome, Returned, RoundReport
+from .core.types import EnsembleState, Outcome, Plan, Returned, RoundReport
 from .data.federated import FederatedData
 from .data.options import whole
+from .errors import EngineWarning
 from .predict import Combine, Ensemble
 from .vectors import Tree
 
@@ -94,15 +96,18 @@ class Federation:
         self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
-        fitting.check_batch_statistics(self.learner, data, self.work.batch_size)
+        fitting.check_training(self.learner, data, self.work.batch_size)
         self._engine = (engine, dict(engine_options or {}))
         self.engine = fitting.find_engine(*self._engine, self.learner, data, self.work, seed)
+        for note in self.engine.notes:
+            warnings.warn(note, EngineWarning, stacklevel=2)
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
         probe(self.algorithm, theta[0])  # what does not return what it must is told so before training
         carried = buffers[0].numel() * buffers.element_size()
         self.costs = Costs(self.algorithm, theta[0], carried, data.size, self.work, seed)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned, answering)
         self._outcome: tuple[EnsembleState, Outcome] | None = None
+        self._foreseen: tuple[Tree, int, Plan] | None = None
         self.seconds = 0.0  # that its rounds have taken here; where runs advance together, its share of them
         _ = self.ensemble  # a wrong `combine` is said before training, not after
 
@@ -137,7 +142,9 @@ class Federation:
     def foresee(self) -> None:
         """Lets the engine prepare the round after the one it is in, where everybody who is asked answers."""
         if self.learner.device.type == "cuda" and isinstance(self.participation, Everybody):
-            self.engine.foresee(self.schedule.plan(self.state.schedule, self.round + 1), self.round + 1)
+            plan = self.schedule.plan(self.state.schedule, self.round + 1)
+            self._foreseen = (self.state.schedule, self.round + 1, plan)
+            self.engine.foresee(plan, self.round + 1)
 
     def conclude(self, request: Request, returned: Returned) -> RoundReport:
         """Ends the round that `ask` began."""
@@ -149,11 +156,14 @@ class Federation:
 
     def outcome(self) -> Outcome:
         """Whose answers will count in the next round: a function of the state, and kept until that changes."""
-        state = self.state
+        state, foreseen = self.state, self._foreseen
         if self._outcome is None or self._outcome[0] is not state:
-            found = self.participation.outcome(
-                state.participation, self.schedule, state.schedule, state.round, self.costs
-            )
+            if foreseen is not None and foreseen[0] is state.schedule and foreseen[1] == state.round:
+                found = Outcome(foreseen[2], state.participation)  # the schedule has learnt nothing since
+            else:
+                found = self.participation.outcome(
+                    state.participation, self.schedule, state.schedule, state.round, self.costs
+                )
             self._outcome = (state, found)
         return self._outcome[1]
 

@@ -15,6 +15,8 @@ from .core.learner import Learner
 from .core.losses import check_loss
 from .core.participation import Participation, participations
 from .core.schedule import Schedule, check_number, schedules
+from .core.shortage import SMALLER_VISIT, lack, out_of_memory, room_for
+from .core.trial import try_training
 from .core.workshop import Workshop
 from .data.federated import FederatedData
 from .data.labels import advise_labels
@@ -111,8 +113,7 @@ def find_schedule(
 
 def check_outputs(learner: Learner, data: FederatedData) -> None:
     """Runs a few examples through the model, so that what does not fit is said before training."""
-    x = data.inputs(data.x[:8].clone(), learner.dtype).to(learner.device)  # a copy: a model may write into its inputs
-    y = data.y[:8].to(learner.device)
+    x, y = _few(learner, data, 8)
     model = learner.build(0).to(learner.device).eval()
     try:
         with torch.no_grad():
@@ -139,20 +140,32 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
             raise InputError(
                 f"Labels go up to {highest}, but the model has {classes} outputs; it needs at least {highest + 1}."
             )
-    else:
-        y = y.to(learner.dtype)
-    learner.loss(outputs, y)
-    check_loss(learner.loss_given, learner.loss, outputs, y)
+    try:
+        learner.loss(outputs, y)
+        check_loss(learner.loss_given, learner.loss, outputs, y)
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"The loss cannot take outputs of shape {tuple(outputs.shape)} {outputs.dtype} and targets of shape "
+            f"{tuple(y.shape)} {y.dtype}: {_first_line(error)}"
+        ) from error
 
 
 def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
-    """Why a model failed on inputs: their type where that is it, otherwise what torch says."""
+    """Why a model failed on inputs: memory or their type where that is it, otherwise what torch says."""
+    if out_of_memory(error):
+        return f"there is not enough memory{lack(error, x.device)}. Use a smaller model or a larger card or machine."
     embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
     if embeds and x.is_floating_point():
         return "it embeds tokens, which are whole numbers. Give x as integers, or use a model for numbers."
     if not embeds and not x.is_floating_point():
         return "integers stay integers (tokens), and this model calculates with floats. Give x as floats, x.float()."
-    return str(error).splitlines()[0]
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
@@ -164,13 +177,25 @@ def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
     return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
 
 
-def check_batch_statistics(learner: Learner, data: FederatedData, batch_size: int) -> None:
-    """Raises if there is BatchNorm, and it would see one value a channel."""
-    if not learner.has_batch_statistics:
-        return
-    x = data.inputs(data.x[:batch_size].clone(), learner.dtype).to(learner.device)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            learner.build(0).to(learner.device).train()(x)
-    except ValueError as error:
-        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {error} Raise batch_size.") from None
+def check_training(learner: Learner, data: FederatedData, batch_size: int) -> None:
+    """Takes a step with two examples, so that what cannot be trained is said before; if it fails, with a batch."""
+    for count in sorted({min(2, batch_size), batch_size}):
+        x, y = _few(learner, data, count)
+        try:
+            with room_for(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
+                return try_training(learner, x, y)
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            failed = error
+    if learner.has_batch_statistics and isinstance(failed, ValueError):
+        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {failed} Raise batch_size.") from None
+    raise InputError(
+        f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: {_first_line(failed)}"
+    ) from failed
+
+
+def _few(learner: Learner, data: FederatedData, count: int) -> tuple[Tensor, Tensor]:
+    """The first examples, in copies: a model may write into its inputs."""
+    x, y = data.inputs(data.x[:count].clone(), learner.dtype), data.y[:count].clone()
+    return x.to(learner.device), y.to(learner.device, learner.dtype if learner.task == "regression" else None)

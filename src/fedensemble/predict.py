@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from . import draws
 from .core.learner import Learner
 from .core.losses import Task
+from .core.shortage import room_for
 from .data.examples import first_bad_row
 from .data.standardise import Standardise
 from .data.tensors import as_tensor
 from .errors import InputError
 
 Combine = Literal["probabilities", "logits", "outputs"]
+_SMALLER = "lower batch_size (in a config, evaluation.batch_size), or predict fewer inputs at a time"
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,13 @@ class Ensemble:
             raise InputError(f"The modes were trained on whole numbers (tokens); got inputs of type {inputs.dtype}.")
         if self.tokens is False and self.standardise is None:
             inputs = inputs.to(self.learner.dtype)
-        parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
-        raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
+        # No smaller batches by itself: the same call must give the same numbers, whatever else takes memory.
+        with room_for(f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER):
+            parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
+            raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
+            return self._combined(raw)
+
+    def _combined(self, raw: Tensor) -> Prediction:
         if self.learner.task == "regression":
             return Prediction(_mean(raw).mean(0), _mean(raw), "regression", "outputs")
         if self.combine == "logits":

@@ -82,4 +82,6 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     assert "| local training |" in said
     assert (tmp_path / "run" / FILE).exists()
     app(["run", *settings, "--out", str(tmp_path / "run"), "--device", "cpu", "--profile"], standalone_mode=False)
-    assert "| local training |" not in capsys.readouterr().out  # a finished run has no rounds to look at
+    said = capsys.readouterr().out
+    assert "| local training |" not in said  # a finished run has no rounds to look at
+    assert "There was nothing to profile: this run is finished. To train it anew, give another --out." in said

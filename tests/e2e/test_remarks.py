@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedensemble.engines.fold_check import Finding
 from fedensemble.engines.vector import VectorEngine
 
 from .command_line import run
@@ -88,3 +89,11 @@ def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
     assert code == 0, errors
     assert out.count("Known from the start.") == out.count("Found on the way.") == 1
     assert out.index("Known from the start.") < out.index("round 1/2") < out.index("Found on the way.")
+
+
+def test_vmap_is_mentioned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedensemble.engines.vector.can_fold", lambda *given: Finding("it is round"))
+    code, out, errors = run("run", "small.toml", cwd=folder)
+    assert code == 0, errors
+    said = "The model cannot be batched layer by layer (it is round); using vmap, which is slower."
+    assert lines(out).count(said) == 1 and said not in errors

@@ -214,7 +214,7 @@ def test_layers_may_be_written_into(monkeypatch):
     x, y = torch.randn(visits, batch, 2, 8, 8, device=DEVICE), torch.randint(0, 3, (visits, batch), device=DEVICE)
     more = torch.ones(visits, batch, dtype=torch.bool, device=DEVICE), torch.arange(visits, device=DEVICE)
     exact, quick = (Learner(InPlace, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32))
-    assert can_fold(quick, x[0], y[0]) == (None, ("relu", "", "", ""))
+    assert can_fold(quick, x, y) == (None, ("relu", "", "", ""))
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
     got = folded_gradient(quick, rectified=("relu", "", "", ""))(theta.float(), buffers.float(), x, y, *more)

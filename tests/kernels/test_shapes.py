@@ -208,6 +208,19 @@ def test_copies(j, length, wider):
     assert bool((out[:, length:] == 9).all())
 
 
+@given(visits, st.integers(2033, 6200))
+@example(3, 4096)
+@repeatable
+def test_copies_of_lines(j, length):
+    from fedensemble.engines.triton_step import copy_line
+
+    theta = lines.lined(numbers(j, length))
+    out = torch.full((j + 1, theta.stride(0)), 9.0, device=DEVICE)
+    copy_line(theta, out[:j])
+    assert torch.equal(out[:j, :length], theta)
+    assert bool((out[j] == 9).all())
+
+
 @given(visits, st.integers(1, 4), st.integers(2048, 6200))
 @example(3, 2, 4096)  # a multiple of a block
 @repeatable

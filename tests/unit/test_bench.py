@@ -47,6 +47,7 @@ def test_growth(said, tmp_path):
     clients = tables[0]
     assert [row[0] for row in clients.rows] == ["2 clients", "20 clients", "200 clients", "2,000 clients"]
     assert clients.rows[0][2] == "1.00"
+    assert [row[0] for row in tables[1].rows] == ["1 mode"]
     assert len(json.loads((tmp_path / "out.json").read_text())["tables"]) == len(tables)
 
 

@@ -1,5 +1,6 @@
 """A model whose forward pass decides by its data is refused by `vector`, whatever the first examples are."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,12 @@ DECISIONS = {
     "float": lambda x: float(x.max()) > 1e9,
     "int": lambda x: int(x.max()) > 1e9,
     "list": lambda x: max(x[0].tolist()) > 1e9,
+    "numpy": lambda x: x.detach().numpy().max() > 1e9,
+    "array": lambda x: np.asarray(x.detach()).max() > 1e9,
+    "equal": lambda x: torch.equal(x, x + 1e9),
+    "allclose": lambda x: torch.allclose(x, x + 1e9),
+    "non-zero": lambda x: torch.is_nonzero(x.max() > 1e9),
+    "methods": lambda x: x.equal(x + 1e9) or x.allclose(x + 1e9) or (x.max() > 1e9).is_nonzero(),
 }
 
 

@@ -66,7 +66,7 @@ ERRORS = {
         {"engine": "loop", "engine_options": {"block": 3}},
         "unknown option of engine 'loop' 'block'",
     ),
-    "a block of nothing": ({"engine_options": {"block": 0}}, "'vector' needs block >= 1; got 0"),
+    "a block of nothing": ({"engine_options": {"block": 0}}, "needs block to be a whole number >= 1; got block=0"),
     "BatchNorm with keep": ({"model": batch_norm, "last_batch": "keep"}, "last_batch='keep'.*use 'wrap' or 'drop'"),
     "BatchNorm that counts": (
         {"model": lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))},
@@ -200,6 +200,7 @@ def test_rounds_are_trained_one_by_one():
     assert made.round == 1
 
 
+@pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
 def test_defaults():
     assert federation(modes=1).schedule == Stratified(modes=1, strata=1, clients_per_round=6)
     assert federation(clients_per_round=4).schedule == Stratified(modes=2, strata=4, clients_per_round=4)
@@ -230,6 +231,7 @@ def test_torchs_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
 def test_a_scalar_parameter_trains():
     class Scaled(nn.Module):
         def __init__(self):

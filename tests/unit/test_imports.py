@@ -10,7 +10,7 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "draws", "vectors", "version"}
+GROUND = {"errors", "registry", "draws", "vectors", "version", "machine"}
 DATA = {"data"} | GROUND
 CORE = {"core"} | GROUND
 METHOD = CORE | DATA

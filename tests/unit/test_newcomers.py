@@ -155,7 +155,7 @@ def test_reprs_are_short():
 
 
 class Mistaken(nn.Module):
-    """Fails only where it is batched over clients."""
+    """Fails only in training."""
 
     def __init__(self):
         super().__init__()
@@ -168,8 +168,9 @@ class Mistaken(nn.Module):
 
 
 def test_a_mistake_in_the_model_is_not_blamed_on_the_engine():
-    with pytest.raises(TypeError, match="a mistake of the model's own"):
+    with pytest.raises(InputError, match=r"cannot be trained .* a mistake of the model's own") as raised:
         Federation(Mistaken, DATA, engine="vector")
+    assert isinstance(raised.value.__cause__, TypeError)
 
 
 def test_a_model_that_is_always_the_same_object_is_refused():

@@ -208,6 +208,7 @@ def test_dropout_kept_active():
     assert single.shape[1] == 1  # a batch of one: BatchNorm in training mode would refuse it
 
 
+@pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
 def test_dropout_does_not_change_statistics_of_other_layers():
     def model():
         norm = nn.InstanceNorm1d(2, track_running_stats=True)

@@ -51,6 +51,11 @@ def in_place_twice(net, h):
     return done + h
 
 
+def pairs(data):
+    """Examples of three visits, two each."""
+    return data.x[:6].double().reshape(3, 2, -1), data.y[:6].reshape(3, 2)
+
+
 def add_to(h, other):
     h += other
     return h
@@ -122,7 +127,7 @@ def test_which_are_found(case):
     between, expected = CASES[case]
     data = classification()
     learner = Learner(lambda: Net(between), "cross_entropy", data.y[:1], dtype=torch.float64)
-    found = can_fold(learner, data.x.double(), data.y)
+    found = can_fold(learner, *pairs(data))
     fates = {True: ("relu", ""), False: (), "sum": ("sum", ""), "two": ("sum", "", "")}
     assert found == (None, fates[expected])
 
@@ -152,7 +157,7 @@ def test_an_output_is_not_rectified():
 
     data = classification()
     learner = Learner(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, data.x.double(), data.y) == (None, ())
+    assert can_fold(learner, *pairs(data)) == (None, ())
 
 
 class Fickle(Net):
@@ -205,7 +210,7 @@ def test_a_recipe_is_tried_once():
     for hidden in (5, 5, 6):
         learner = Learner(Recipe(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64)
         built.clear()
-        findings.append((can_fold(learner, data.x.double(), data.y), len(built) > 0))
+        findings.append((can_fold(learner, *pairs(data)), len(built) > 0))
     assert findings == [((None, ("relu",)), True), ((None, ("relu",)), False), ((None, ("relu",)), True)]
 
 
@@ -219,5 +224,5 @@ def test_too_little_memory_is_no_finding(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(fold_check, "folded_gradient", crowded)
         with pytest.raises(torch.OutOfMemoryError):
-            can_fold(learner, data.x.double(), data.y)
-    assert can_fold(learner, data.x.double(), data.y) == (None, ("relu", ""))
+            can_fold(learner, *pairs(data))
+    assert can_fold(learner, *pairs(data)) == (None, ("relu", ""))

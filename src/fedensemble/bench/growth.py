@@ -97,7 +97,8 @@ def modes(work: Work, say: Say) -> LiveTable:
     visits = max(2, 160 // work.scale)
     counts = sorted({max(1, k // work.scale) for k in (1, 5, 20, 80)})
     table = LiveTable(f"Modes, {visits} clients a round", _HEADER, say)
-    _rows(work, table, [(f"{k} modes", {"clients": 2 * visits, "modes": k, "visits": visits}) for k in counts])
+    given = {"clients": 2 * visits, "visits": visits}
+    _rows(work, table, [(f"{k} mode{'s' if k > 1 else ''}", {**given, "modes": k}) for k in counts])
     return table
 
 

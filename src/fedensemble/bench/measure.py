@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..machine import processor
 from ..version import VERSION
 
 Say = Callable[[str], None]
@@ -27,15 +28,6 @@ def machine(device: str) -> str:
     if device.startswith("cuda"):
         where = f"{torch.cuda.get_device_name()} ({where})"
     return f"{where}; Python {platform.python_version()}, torch {torch.__version__}, fedensemble {VERSION}"
-
-
-def processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def wait(device: str) -> None:

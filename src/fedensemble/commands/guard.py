@@ -37,9 +37,23 @@ def guarded(app: typer.Typer) -> int:
     except BrokenPipeError:  # the reader went away, as in `fedensemble ls runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except MemoryError:
-        _complain("error: out of memory. Lower training.batch_size or engine.options.block.")
-        return FAILED
+    except (MemoryError, RuntimeError) as error:
+        return _out_of_memory(error)
+
+
+def _out_of_memory(error: MemoryError | RuntimeError) -> int:
+    """Says that memory ran out where nobody could tell what for; raises any other error."""
+    from ..core.shortage import out_of_memory  # torch, which a command that only prints does not load
+
+    if not out_of_memory(error):
+        raise error
+    said = str(error).partition(". GPU ")[0].splitlines()[:1] if str(error) else ["out of memory."]
+    _complain(
+        f"error: {said[0]}\nThere is not enough memory: lower ensemble.modes, training.batch_size or "
+        "evaluation.batch_size, or use a smaller model or a larger card or machine. A run goes on after its last "
+        "checkpoint."
+    )
+    return FAILED
 
 
 def _complain(text: str) -> None:

@@ -34,5 +34,8 @@ def run_config(
             summary = run(config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks)
     for table in profile_tables(timed.write(folder)) if timed is not None and timed.rounds else ():
         print_table(table)
+    if timed is not None and not timed.rounds:
+        nothing = "There was nothing to profile: this run is finished. To train it anew, give another --out."
+        console.print(nothing, highlight=False)
     print_table(write_report(folder, summary))
     console.print(f"Run: {folder}\nReport: {write_page(folder)}", highlight=False)

@@ -27,23 +27,30 @@ class ModeMeans:
         self.weight: Tensor | None = None
 
     def add(self, mode: Tensor, weight: Tensor, uploads: Tree) -> None:
-        """Counts in a block of visits: modes [J], weights [J], uploads [J, P]."""
+        """Counts in a block of visits: modes [J], weights [J], uploads [J, P].
+
+        All that needs memory comes first: if there is none left, nothing has been counted.
+        """
+        one = len(mode) == 1
+        if one and self.count is None:
+            sums = {name: value.new_zeros(self.modes, value.shape[-1]) for name, value in uploads.items()}
+            self.sums, self.count, self.weight = sums, weight.new_zeros(self.modes, 1), weight.new_zeros(self.modes, 1)
+        place: int | slice = slice(None)
+        if one:  # one client at a time: touch one row only
+            place, count, total = int(mode[0]), torch.ones_like(weight), weight
+            added = {name: weight[0] * value[0] for name, value in uploads.items()}
+        else:
+            # A product with a K x J matrix, not index_add: its sums come in the same order every time, on a GPU too.
+            chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(weight.dtype)
+            count, total = chosen.sum(1, keepdim=True), (chosen * weight).sum(1, keepdim=True)
+            added = {name: (chosen * weight).to(value.dtype) @ value for name, value in uploads.items()}
         if self.count is None or self.weight is None:
-            self.count = weight.new_zeros(self.modes, 1)
-            self.weight = weight.new_zeros(self.modes, 1)
-            self.sums = {name: value.new_zeros(self.modes, value.shape[-1]) for name, value in uploads.items()}
-        if len(mode) == 1:  # one client at a time: touch one row only
-            self.count[mode[0]] += 1
-            self.weight[mode[0]] += weight[0]
-            for name, value in uploads.items():
-                self.sums[name][mode[0]] += weight[0] * value[0]
+            self.sums, self.count, self.weight = added, count, total
             return
-        # A product with a K x J matrix, not index_add: its sums come in the same order every time, on a GPU too.
-        chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(weight.dtype)
-        self.count += chosen.sum(1, keepdim=True)
-        self.weight += (chosen * weight).sum(1, keepdim=True)
-        for name, value in uploads.items():
-            self.sums[name] += (chosen * weight).to(value.dtype) @ value
+        self.count[place].add_(count)
+        self.weight[place].add_(total)
+        for name, value in added.items():
+            self.sums[name][place].add_(value)
 
     def mean(self) -> Tree:
         """Weighted mean of each mode's uploads, [K, P]; zero where there were none."""

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..vectors import Layout, Tree
 from .losses import Loss, find_loss, task_of
 from .randomness import KeyedRandomness
+from .trial import check_counters, check_layers, mixes_examples, moved
 
 ModelFactory = Callable[[], nn.Module]
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
@@ -65,18 +66,18 @@ class Learner:
         template = self.build(0).to(device)
         self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
         self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
-        counting = {f"{n}.num_batches_tracked" for n, m in template.named_modules() if type(m) in _COUNTING}
+        norms = {n: m for n, m in template.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+        counts = {f"{n}.num_batches_tracked".lstrip("."): type(m) in _COUNTING for n, m in norms.items()}
         self.counters = {  # those of BatchNorm, which nobody reads, on the CPU: a GPU would be asked for each of them
-            n: t.cpu().clone() if n in counting else t.clone()
+            n: t.cpu().clone() if counts.get(n) else t.clone()
             for n, t in self._fixed(template)
             if not t.is_floating_point()
         }
+        self.constants = [name for name in self.counters if name not in counts]
         if not self.theta_layout.names:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
-        norms = [m for m in template.modules() if _mixes_examples(m)]
-        self.has_batch_statistics = bool(norms)
-        if any(m.momentum is None for m in norms):
-            raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
+        check_layers(template)
+        self.has_batch_statistics = any(mixes_examples(m) for m in norms.values())
         self.training_model = template.train()
         self.eval_model = deepcopy(template).eval()
         self.dropout_model = deepcopy(template).train()  # as the authors' code tested: dropout on, BatchNorm off
@@ -105,9 +106,15 @@ class Learner:
         thetas, buffers = [], []
         for mode in range(modes):
             model = self.build(draws.torch_seed(draws.key(seed, "initialisation", mode)))
-            thetas.append(self.theta_layout.flatten(dict(model.named_parameters())).detach())
-            buffers.append(self.buffer_layout.flatten(dict(self._fixed(model))).detach())
+            theta, fixed = self.weights_of(model)
+            thetas.append(theta)
+            buffers.append(fixed)
         return torch.stack(thetas).to(self.device), torch.stack(buffers).to(self.device, self.dtype)
+
+    def weights_of(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Weights [P] and buffers [R] of a model of this structure, in copies."""
+        theta = self.theta_layout.flatten(dict(model.named_parameters())).detach()
+        return theta, self.buffer_layout.flatten(dict(self._fixed(model))).detach()
 
     def gradient_function(self, batched: bool) -> GradientFn:
         """A function (theta, buffers, x, y, weight, key) -> (gradient, (loss, new buffers)).
@@ -119,10 +126,11 @@ class Learner:
             counters = {name: count.clone() for name, count in self.counters.items()}  # BatchNorm adds 1 in place
             with KeyedRandomness(key):
                 tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
-                outputs = functional_call(self.training_model, tensors, (x,))
+                outputs = functional_call(self.training_model, tensors, (x,))  # it writes what was assigned there, too
+            check_counters(self.constants, counters, tensors)
             weight = weight.to(outputs.dtype)
             value = (self.loss(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
-            return value, buffers
+            return value, moved(buffers, tensors)
 
         def single(theta: Tensor, *others: Any) -> Any:
             """As `grad_and_value`, without loading what only `vmap` needs."""
@@ -175,9 +183,3 @@ def _seed(seed: int) -> None:
 
 
 _COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def _mixes_examples(module: nn.Module) -> bool:
-    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
-    kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-    return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)

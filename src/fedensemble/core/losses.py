@@ -47,7 +47,16 @@ def by_example(loss: Loss) -> Loss:
         if not isinstance(value, Tensor):
             raise InputError(f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() in it.")
         if value.dim() == 0:
-            return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
+            try:
+                return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise InputError(
+                    "The loss returns one number, so it is asked about one example at a time by vmap, which says: "
+                    f"{str(error).partition('. ')[0].removeprefix('vmap: ')}. Write it without `if` on numbers and "
+                    ".item(), as with torch.where, or return one number an example: reduction='none'."
+                ) from None
         if value.shape[:1] != outputs.shape[:1]:
             raise InputError(
                 f"The loss returned shape {tuple(value.shape)} for {len(outputs)} examples; return one number, or one "

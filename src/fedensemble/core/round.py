@@ -57,11 +57,16 @@ def finish_round(
     check_finite(losses, returned, plan, state.round)
     updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
-    trained = returned.cohort.count > 0  # a mode nobody trained keeps its weights and its server state
+    trained = sorted(set(plan.mode.tolist()))
+    modes, buffers = {name: updated[name].expand_as(kept) for name, kept in state.modes.items()}, returned.buffers
+    if len(trained) < schedule.modes:  # a mode nobody trained keeps its weights and its server state
+        there = returned.cohort.count > 0
+        modes = {name: torch.where(there, modes[name], kept) for name, kept in state.modes.items()}
+        buffers = torch.where(there, buffers, state.buffers)
     new = EnsembleState(
         round=state.round + 1,
-        modes={name: torch.where(trained, updated[name], kept) for name, kept in state.modes.items()},
-        buffers=torch.where(trained, returned.buffers, state.buffers),
+        modes=modes,
+        buffers=buffers,
         schedule=schedule.observe(state.schedule, plan, returned.loss),
         participation=after,
     )
@@ -73,7 +78,7 @@ def finish_round(
         losses=losses,
         bytes_up=int(returned.bytes_up.sum()),
         bytes_down=down,
-        trained=tuple(torch.nonzero(trained.flatten()).flatten().tolist()),
+        trained=tuple(trained),
         turnout=turnout,
     )
     return new, report

@@ -1,4 +1,4 @@
-"""Checks of the options of sources and partitions: an error says which one, what was got and what is allowed."""
+"""Checks of options of sources, partitions and engines: an error says which one, what was got and what is allowed."""
 
 import inspect
 import math
@@ -45,6 +45,13 @@ def whole(owner: str, name: str, value: Any, minimum: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
         raise InputError(f"{owner} needs {name} to be a whole number >= {minimum}; got {name}={value!r}.")
     return int(value)
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """`value`; raises unless it is true or false."""
+    if not isinstance(value, bool):
+        raise InputError(f"{owner} needs {name} to be true or false; got {name}={value!r}.")
+    return value
 
 
 def positive(owner: str, name: str, value: Any) -> float:

@@ -7,16 +7,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..core.shortage import gib, room_for
 from ..data.federated import FederatedData
 
 _ON_DEVICE: WeakKeyDictionary[FederatedData, dict[str, FederatedData]] = WeakKeyDictionary()
+_SMALLER = "use fewer or smaller examples (images as uint8 need a quarter of floats), device 'cpu' or a larger card"
 
 
 def moved(data: FederatedData, device: torch.device) -> FederatedData:
     """The data on a device, once for all engines that use them."""
     kept = _ON_DEVICE.setdefault(data, {})
     if str(device) not in kept:
-        there = data.to(device)
+        size = gib(data.x.nbytes + data.y.nbytes)
+        with room_for(f"The clients' data, {size}, do", device, _SMALLER):
+            there = data.to(device)
         if there.x is data.x:
             return data
         kept[str(device)] = there

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.learner import Learner, Recipe
+from ..core.shortage import out_of_memory
 from ..errors import InputError
+from .folded import DECIDES
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
 from .rectified import Fate, Watch
 
 _KNOWN: dict[Hashable, Finding] = {}
-_CLOSE = 1e-4  # float64 rounding stays far below even through BatchNorm of two examples, a mix-up lies far above
+# Rounding stays far below even through BatchNorm of two examples, a mix-up lies far above.
+_CLOSE = {torch.float64: 1e-4, torch.float32: 1e-2}
+_WORTH = 50_000_000  # operations of a forward pass that a trial may cost
+_MOST = 8
 
 
-def _few(learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Arguments of a gradient function for three visits of two examples each."""
-    visits, batch = 3, 2
-    theta, buffers = learner.initial(0, visits)
-    index = torch.arange(visits * batch, device=x.device) % len(x)
-    given = (values[index].reshape(visits, batch, *values.shape[1:]) for values in (x, y))
-    weight = torch.ones(visits, batch, dtype=torch.bool, device=x.device)
-    return theta, buffers, *given, weight, torch.arange(visits, device=x.device)
+def examples(count: int, batch: int, operations: int) -> Tensor:
+    """Which of `count` examples a model is tried on, [J, B]: from all over, as many as are cheap.
+
+    Args:
+        batch: of the run; there may be models that do something else with larger ones.
+        operations: of one example's forward pass.
+    """
+    each = max(2, min(batch, _WORTH // max(1, operations)))
+    visits = max(2, min(_MOST, _WORTH // max(1, each * operations)))
+    return torch.linspace(0, count - 1, visits * each).round().long().reshape(visits, each)
 
 
 class Finding(NamedTuple):
@@ -39,59 +46,115 @@ class Finding(NamedTuple):
 
 
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
-    """Whether folding gives the gradients of one visit at a time on a few examples.
+    """Whether folding gives the gradients of one visit at a time on a few examples, [J, B, ...].
 
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells. What
     was found for a recipe is remembered, for runs of one table have the same model.
     """
     if not isinstance(learner.factory, Recipe) or not isinstance(learner.loss_given, str):
         return _tried(learner, x, y)
-    key = (learner.factory.key, learner.loss_given, x.shape[1:], x.dtype, y.shape[1:], y.dtype, learner.device)
+    key = (learner.factory.key, learner.loss_given, x.shape, x.dtype, y.shape[2:], y.dtype, learner.device)
     if key not in _KNOWN:
         _KNOWN[key] = _tried(learner, x, y)
     return _KNOWN[key]
 
 
-def _tried(learner: Learner, x: Tensor, y: Tensor) -> Finding:
-    learner = Learner(learner.factory, learner.loss_given, y, learner.device, torch.float64)
-    x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
+def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Finding:
+    trial = _Trial(learner, x, y, dtype)
     try:
-        got = folded_gradient(learner, watch=(watch := Watch()))(*_few(learner, x, y))
-        single = [learner.gradient_function(batched=False)(*one) for one in zip(*_few(learner, x, y), strict=True)]
+        got = trial.folded(watch=(watch := Watch()))
+        expected = trial.one_by_one()
     except NotFoldable as reason:
         return Finding(str(reason))
-    except torch.OutOfMemoryError:  # says nothing of the model
-        raise
-    except RuntimeError as error:
-        return Finding(str(error).splitlines()[0])
-    expected = [torch.stack(v) for v in zip(*((slope, *rest) for slope, rest in single), strict=True)]
-    if not _near(got, expected):
+    except Exception as error:  # whatever a module raises
+        if isinstance(error, InputError) or out_of_memory(error):  # no folding helps, or it says nothing of the model
+            raise
+        if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
+            return _tried(learner, x, y, learner.dtype)
+        return Finding(_first_line(error))
+    if not _near(got, expected) or trial.mixes():
         return Finding("its forward pass mixes the examples of a batch")
     found = watch.found()
     alone: tuple[Fate, ...] = tuple("relu" if fate == "relu" else "" for fate in found)
     for rectified in dict.fromkeys((found, alone)):
         try:
-            if any(rectified) and _near(folded_gradient(learner, rectified=rectified)(*_few(learner, x, y)), expected):
+            if any(rectified) and _near(trial.folded(rectified=rectified), expected):
                 return Finding(None, rectified)
         except (InputError, NotFoldable):
             continue
     return Finding(None)
 
 
-def _near(got: tuple[Tensor, tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> bool:
-    """Whether slopes, losses and running statistics are those expected."""
-    pairs = zip((got[0], *got[1]), expected, strict=True)
-    # "Not further": where both are nan, as with a norm of zeros, nothing speaks against folding.
-    return not any(a.numel() and float((a - b).abs().max()) > _CLOSE * (1 + float(b.abs().max())) for a, b in pairs)
+class _Trial:
+    """Gradients of a few visits."""
+
+    def __init__(self, learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
+        self.learner = Learner(learner.factory, learner.loss_given, y[0], learner.device, dtype)
+        self.start = self.learner.initial(0, len(x))
+        self.x, self.y = (values.to(dtype) if values.is_floating_point() else values for values in (x, y))
+
+    def given(self) -> tuple[Tensor, ...]:
+        """Arguments of a gradient function."""
+        weight = torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
+        x = self.x.clone()  # a model may write into it
+        return *self.start, x, self.y, weight, torch.arange(len(weight), device=weight.device)
+
+    def folded(self, **options: Any) -> list[Tensor]:
+        """Slopes, losses and running statistics of all at once."""
+        slope, rest = folded_gradient(self.learner, **options)(*self.given())
+        return [slope, *rest]
+
+    def one_by_one(self) -> list[Tensor]:
+        """The same of one visit at a time."""
+        single = [self.learner.gradient_function(batched=False)(*one) for one in zip(*self.given(), strict=True)]
+        return [torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in single), strict=True)]
+
+    def mixes(self) -> bool:
+        """Whether folding shows on examples that differ where the given ones may not, some far from 0."""
+        if not self.x.is_floating_point():
+            return False
+        before, generator = self.x, torch.Generator().manual_seed(0)
+        noise = torch.randn(before.shape, generator=generator, dtype=before.dtype).to(before.device)
+        scale = torch.linspace(1, 10, before.shape[:2].numel(), dtype=before.dtype, device=before.device)
+        self.x = (before + noise) * scale.reshape(*before.shape[:2], *(1,) * (before.dim() - 2))
+        try:
+            return not _near(self.folded(), self.one_by_one())
+        except Exception as error:  # the model may well refuse them
+            if out_of_memory(error):
+                raise
+            return False
+        finally:
+            self.x = before
+
+
+def _near(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether these are those; where both are nan, as with a norm of zeros, nothing speaks against folding."""
+    for found, wanted in zip(got, expected, strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            near = _CLOSE[b.dtype]
+            if b.numel() and not float((a - b).abs().max()) <= near * (1 + float(b.abs().max())):
+                same = (a == b) | (a.isnan() & b.isnan())
+                close = (a - b).abs() <= near * (1 + b.nan_to_num(0, 0, 0).abs().max())
+                if not bool((same | close).all()):
+                    return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:
     """Raises if `vmap` cannot batch the model, either; `reason` is why it cannot be folded."""
     try:
-        learner.gradient_function(batched=True)(*_few(learner, x, y))
-    except RuntimeError as error:
-        said = str(error).splitlines()[0].partition(". ")[0]
+        trial = _Trial(learner, x, y, learner.dtype)
+        trial.learner.gradient_function(batched=True)(*trial.given())
+    except Exception as error:  # whatever a module raises
+        if isinstance(error, InputError) or out_of_memory(error):
+            raise
+        said = _first_line(error).partition(". ")[0].removeprefix("vmap: ")
+        write = " Or write it with torch.where, without .item() and without `if` on numbers." * (DECIDES in reason)
         raise InputError(
-            f"The model cannot be trained on many clients at once: {reason}. (By vmap: {said}.) Use engine 'loop', or "
-            "write it without .item() and without decisions that depend on data."
+            f"The model cannot be trained on many clients at once: {reason.rstrip('.')}. By vmap neither: {said}. Use "
+            f"engine 'loop', which can.{write}"
         ) from None

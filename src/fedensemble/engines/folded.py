@@ -37,6 +37,9 @@ _ASKED = {
 }  # harmless questions to a stack
 
 
+DECIDES = "its forward pass decides by numbers"
+
+
 class Folded(FoldedNorms):
     """While active, layers see J stacked weights and a folded batch.
 
@@ -74,7 +77,8 @@ class Folded(FoldedNorms):
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
         if taken is not None:
-            return taken(self, *args, **kwargs)
+            first = (kwargs["input"],) if "input" in kwargs else ()
+            return taken(self, *first, *args, **{_NAMES.get(n, n): v for n, v in kwargs.items() if n != "input"})
         if any(id(value) in self.stacks for value in (*args, *kwargs.values())):
             asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
             if asked not in _ASKED:
@@ -186,13 +190,20 @@ class Folded(FoldedNorms):
 
     def look(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses to show numbers: clients' examples are one batch, so a decision would be made for all at once."""
-        raise NotFoldable("its forward pass decides by numbers, such as `if x.max() > 1` or x.item()")
+        raise NotFoldable(f"{DECIDES}, such as `if x.max() > 1` or x.item()")
+
+
+_NAMES = {"running_mean": "mean", "running_var": "variance", "num_groups": "groups", "normalized_shape": "shape"}
 
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
+_LOOKS = (
+    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__array__, Tensor.item, Tensor.tolist,
+    Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero,
+)  # fmt: skip
 _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.linear: Folded.linear,
     F.conv2d: Folded.conv2d,
@@ -201,7 +212,5 @@ _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.layer_norm: Folded.layer_norm,
     F.embedding: Folded.embedding,
     F.max_pool2d: Folded.max_pool2d,
-    **dict.fromkeys(
-        (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist), Folded.look
-    ),
+    **dict.fromkeys(_LOOKS, Folded.look),
 }

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import draws
+from .convolutions import Pair, grouped, on_cpu
 from .lines import HAS_TRITON
 from .pieces import Piece
-
-Pair = tuple[int, int]
 
 
 def conv2d(
@@ -33,10 +32,10 @@ def conv2d(
 
         return TritonConvolution.apply(x, weight, bias, stride, padding, piece)  # type: ignore[no-any-return, no-untyped-call]
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if plain and x.is_cuda:
+    if not x.is_cuda:
+        return on_cpu(x, weight, bias, stride, padding, dilation, groups)
+    if plain:
         out: Tensor = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
-    elif not x.is_cuda:
-        return one_by_one(x, weight, bias, stride, padding, dilation, groups)
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
@@ -80,24 +79,6 @@ def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
 
         return quickly(keys, size, threshold)
     return draws.bits(keys, size) >= threshold
-
-
-def grouped(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
-    """One convolution with J times the groups: [B, J * C, H, W]."""
-    visits, outputs = weight.shape[:2]
-    batch = len(x) // visits
-    side = x.reshape(visits, batch, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
-    out = F.conv2d(side, weight.flatten(0, 1), None, stride, padding, dilation, visits * groups)
-    return out.reshape(batch, visits, outputs, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
-
-
-def one_by_one(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
-    """A convolution a visit; on a CPU faster than grouped ones and than patches (docs/performance.md)."""
-    plus = [None] * len(weight) if bias is None else bias
-    parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
-    return torch.cat([F.conv2d(images, w, b, stride, padding, dilation, groups) for images, w, b in parts])
 
 
 def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:

@@ -21,7 +21,7 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
         copy: where the new weights go, too, in another type; see `copy_rows`.
     """
     alike = copy is None or copy.stride(0) == theta.stride(0)
-    if HAS_TRITON and theta.is_cuda and theta.dtype == torch.float32 and in_line(theta) and alike:
+    if HAS_TRITON and _single(theta) and in_line(theta) and alike:
         from .triton_step import descend as quickly
 
         if slope.shape != theta.shape or slope.stride() != theta.stride() or not in_line(slope):
@@ -49,12 +49,14 @@ def chosen(source: Tensor, index: Tensor) -> Tensor:
 def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
     """Weights [J, P] copied to the first P columns of `out`, in its type; those columns."""
     columns = out[:, : theta.shape[1]]
-    if in_line(theta) and theta.stride() == out.stride():
-        out.copy_(_whole(theta))
-    elif HAS_TRITON and _plain(theta):
-        from .triton_step import copy_rows as quickly
+    if not (HAS_TRITON and _single(theta)):
+        return columns.copy_(theta)
+    from . import triton_step
 
-        quickly(theta, out)
+    if in_line(theta) and theta.stride() == out.stride():
+        triton_step.copy_line(theta, out)
+    elif _plain(theta):
+        triton_step.copy_rows(theta, out)
     else:
         columns.copy_(theta)
     return columns
@@ -77,15 +79,14 @@ def in_line(theta: Tensor) -> bool:
     return theta.stride(1) == 1 and wide % LINE == 0 and wide >= STREAM and held >= len(theta) * wide
 
 
-def _whole(theta: Tensor) -> Tensor:
-    """Rows in line with what lies behind each: without gaps, for passes that go through them as one."""
-    return theta.as_strided((len(theta), theta.stride(0)), theta.stride())
-
-
 def _wide(length: int) -> int:
     return -(-length // LINE) * LINE
 
 
 def _plain(theta: Tensor) -> bool:
     """Whether a kernel that goes through rows as they come can take them."""
-    return theta.is_cuda and theta.dtype == torch.float32 and theta.is_contiguous() and theta.shape[1] >= STREAM
+    return _single(theta) and theta.is_contiguous() and theta.shape[1] >= STREAM
+
+
+def _single(theta: Tensor) -> bool:
+    return theta.is_cuda and theta.dtype == torch.float32

@@ -12,6 +12,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from ..core.shortage import SHORTAGES, out_of_memory, room_for
+from ..core.shortage import free_bytes as _free
 from ..core.types import Plan
 from ..errors import InputError, StoreError
 from ..vectors import Tree, row_bytes
@@ -127,13 +129,24 @@ class ClientMemory:
         room = max(needed, held * 3 // 2)
         while self.placement == "auto" and self.where != "disk":
             if room * row_bytes(like) <= _SHARE[self.where] * _free(self.device if self.where == "device" else None):
-                break
+                try:
+                    return self._grow(room, like)
+                except SHORTAGES as error:  # free memory may lie in pieces
+                    if not out_of_memory(error):
+                        raise
             self.where = "host" if self.where == "device" else "disk"
+        advice = "use engine.options.client_memory 'auto' or 'disk', or a method without client memory"
+        with room_for("Clients' memory does", self.device if self.where == "device" else torch.device("cpu"), advice):
+            self._grow(room, like)
+
+    def _grow(self, room: int, like: Tree) -> None:
+        """Tables of `room` rows; where it fails, those that are not there yet are as they were."""
         for name, value in like.items():
             before, copied = self.table.get(name), name in self._files  # a file grows where it is
-            self.table[name] = self._new(name, room, value)
+            grown = self._new(name, room, value)
             if before is not None and not copied:
-                self.table[name][: len(self)].copy_(before[: len(self)])
+                grown[: len(self)].copy_(before[: len(self)])
+            self.table[name] = grown
 
     def _new(self, name: str, count: int, like: Tensor) -> Tensor:
         """A table of `count` rows, filled with nothing in particular."""
@@ -171,16 +184,3 @@ def _close(files: dict[str, IO[bytes]]) -> None:
 
 def _numbers(plan: Plan) -> Tensor:
     return plan.client.cpu() * _MODES + plan.mode.cpu()
-
-
-def _free(device: torch.device | None) -> int:
-    """Bytes that are free on a GPU, or on the host."""
-    if device is not None:
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            known = dict(line.split(":") for line in file)
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # another system: half of what it has
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

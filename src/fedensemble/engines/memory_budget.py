@@ -1,10 +1,17 @@
-"""How many visits fit into memory at once, by trying two."""
+"""How many visits fit into memory at once, by trying one or two."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..core.learner import GradientFn
+from ..core.shortage import SHORTAGES, SMALLER_VISIT, lack, out_of_memory, too_large
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -14,31 +21,94 @@ _GIB = 1 << 30
 _ON_CPU = 4  # GiB
 _OF_GPU = 0.6  # of what is free
 _MOST = {"cpu": 64, "cuda": 4096}
+_FEW = 2  # examples of a trial on a CPU, and twice as many: what a batch needs follows
+_SLOPES = 3  # of the largest tensor of a forward pass: those on both sides of an operation, and what it needs itself
 
 
 def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
-    """Visits at once for a budget in GiB; on a GPU what one needs is measured, on a CPU estimated from its weights."""
+    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from what autograd saves."""
     learner, cuda = engine.learner, engine.learner.device.type == "cuda"
     weights = learner.theta_layout.total * learner.dtype.itemsize
+    most, needed = _MOST["cuda" if cuda else "cpu"], _COPIES * weights
     room = (budget if budget is not None else _ON_CPU) * _GIB
-    needed = _COPIES * weights
-    if cuda:
-        if budget is None:
-            room = _OF_GPU * torch.cuda.mem_get_info(learner.device)[0]
+    if cuda and budget is None:
+        room = _OF_GPU * torch.cuda.mem_get_info(learner.device)[0]
+    if room // needed > 1:
         needed += activations(engine)
-    return int(max(1, min(_MOST["cuda" if cuda else "cpu"], room // needed)))
+    return int(max(1, min(most, room // needed)))
 
 
 def activations(engine: VectorEngine) -> int:
-    """Bytes one visit's forward and backward pass needs beside its weights, measured."""
-    learner, batch = engine.learner, engine.work.batch_size
-    theta, buffers = (tensor.repeat(2, 1) for tensor in learner.initial(0, 1))
-    rows = torch.arange(2 * batch, device=learner.device) % len(engine.data.x)
+    """Bytes one visit's forward and backward pass needs beside its weights."""
+    device = engine.learner.device
+    for visits in (2, 1) if device.type == "cuda" else (1,):  # two tell one's share of what all need once
+        try:
+            return _measured(engine, visits) if device.type == "cuda" else _estimated(engine)
+        except SHORTAGES as error:
+            if not out_of_memory(error):
+                raise
+            lacking = lack(error, device)
+        torch.cuda.empty_cache()
+    raise too_large("One visit does", device, lacking, SMALLER_VISIT)
+
+
+def _measured(engine: VectorEngine, visits: int) -> int:
+    """By what a GPU's allocator tells."""
+    device, given = engine.learner.device, _batch(engine, visits, engine.work.batch_size)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    engine.gradient(*given)
+    return (torch.cuda.max_memory_allocated(device) - before) // visits
+
+
+def _estimated(engine: VectorEngine) -> int:
+    """By what autograd saves for a few examples; weights that it saves do not grow with them."""
+    batch, learner = engine.work.batch_size, copy(engine.learner)
+    learner.training_model = deepcopy(learner.training_model)  # what it keeps in Python stays as it was
+    gradient = engine.gradient_of(learner) if engine.folded else learner.gradient_function(batched=False)
+    if batch > 2 * _FEW:
+        try:
+            small, large = (_saved(engine, gradient, count) for count in (_FEW, 2 * _FEW))
+            return small + (large - small) * (batch - _FEW) // _FEW
+        except Exception as error:  # a model may know one size only
+            if out_of_memory(error):
+                raise
+    return _saved(engine, gradient, batch)
+
+
+def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
+    """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward pass is done."""
+    given = _batch(engine, 1, batch)
+    if not engine.folded:  # vmap lets nobody look
+        given = tuple(values[0] for values in given)
+    storages: dict[int, int] = {}
+
+    def seen(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def stop(tensor: Tensor) -> Tensor:
+        raise _EnoughError
+
+    with suppress(_EnoughError), saved_tensors_hooks(seen, stop):
+        gradient(*given)
+    storages.pop(given[0].untyped_storage().data_ptr(), None)  # weights are counted already
+    return sum(storages.values()) + _SLOPES * max(storages.values(), default=0)
+
+
+class _EnoughError(Exception):
+    """The backward pass begins: all that is saved has been seen."""
+
+
+def _batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
+    """Arguments of a gradient function: the first examples, over and over."""
+    learner, device = engine.learner, engine.learner.device
+    theta, buffers = (tensor.repeat(visits, 1) for tensor in learner.initial(0, 1))
+    rows = torch.arange(visits * batch, device=device) % len(engine.data.x)
     x, y = engine.data.inputs(engine.data.x[rows], learner.dtype), engine.data.y[rows]
-    x, y = (values.reshape(2, batch, *values.shape[1:]) for values in (x, y))
+    x, y = (values.reshape(visits, batch, *values.shape[1:]) for values in (x, y))
     y = y.to(learner.dtype) if y.is_floating_point() else y
-    torch.cuda.reset_peak_memory_stats(learner.device)
-    before = torch.cuda.memory_allocated(learner.device)
-    weight = torch.ones(2, batch, dtype=torch.bool, device=learner.device)
-    engine.gradient(theta, buffers, x, y, weight, torch.arange(2, device=learner.device))
-    return (torch.cuda.max_memory_allocated(learner.device) - before) // 2
+    weight = torch.ones(visits, batch, dtype=torch.bool, device=device)
+    return theta, buffers, x, y, weight, torch.arange(visits, device=device)

@@ -15,6 +15,7 @@ from ..core.keys import shared_coin, visit_key
 from ..core.learner import Learner
 from ..core.problem import LocalProblem
 from ..core.round import Request
+from ..core.shortage import SHORTAGES, SMALLER_VISIT, out_of_memory, too_large
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
 from ..vectors import Tree, rows
@@ -89,10 +90,15 @@ class Simulation(Engine):
 
     def foresee(self, plan: Plan, round: int) -> None:
         """Makes the tables of a round's first block while a GPU is busy with the round before."""
-        if len(plan.client):
-            first = self.order(self.work.count(self.host_sizes[plan.client]))[: self.block]
-            part = Plan(plan.client[first], plan.mode[first])
+        if not len(plan.client):
+            return
+        first = self.order(self.work.count(self.host_sizes[plan.client]))[: self.block]
+        part = Plan(plan.client[first], plan.mode[first])
+        try:
             self._foreseen = (round, part, self._tables(part, round))
+        except SHORTAGES as error:
+            if not out_of_memory(error):  # then they are made when their round comes
+                raise
 
     def tables(self, plan: Plan, round: int) -> Tables:
         """What a block of visits needs beside weights and memory."""
@@ -123,9 +129,16 @@ class Simulation(Engine):
             counts=onto(self.work.count(host).unsqueeze(-1).to(dtype), device),
         )
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
-        """Local training of a block of visits; None if it did not fit into memory and blocks are smaller now."""
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+        """Local training of a block of visits."""
         return self.train_plainly(algorithm, given, ragged)
+
+    def shrink(self, tried: int, lacking: str) -> None:
+        """Smaller blocks from now on, for one of `tried` visits did not fit into memory; raises if one does not."""
+        if self.block == 1:
+            raise too_large("One visit does", self.learner.device, lacking, SMALLER_VISIT)
+        self.block = max(1, tried // 2)
+        torch.cuda.empty_cache()
 
     def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training step by step; without batching the block is one visit and has no leading dimension."""

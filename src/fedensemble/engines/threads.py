@@ -110,7 +110,8 @@ def operations(engine: Simulation) -> int:
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         total += 2 * weights * (out.numel() // out.shape[1 if out.dim() > 3 else -1])  # as often as there are places
 
-    hooks = [module.register_forward_hook(count) for module in engine.learner.eval_model.modules()]
+    modules = [m for m in engine.learner.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # no hooks
+    hooks = [module.register_forward_hook(count) for module in modules]
     try:
         with torch.no_grad():
             engine.learner.eval_model(x)

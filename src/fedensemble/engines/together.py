@@ -9,103 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core.aggregate import ModeMeans, gather
 from ..core.algorithm import Algorithm
-from ..core.keys import shared_coin
 from ..core.round import Request
-from ..core.types import Members, Plan, Returned
-from ..vectors import Tree, rows
-from .block import Inputs, Trained, judge
-from .device import onto
+from ..core.shortage import SHORTAGES, lack, out_of_memory, room_for
+from ..core.types import Returned
+from ..vectors import rows
+from .block import Inputs, Trained
+from .share import Share
 
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
-_BUFFERS = "buffers"
 RATES = ("lr", "lr_decay", "lr_decay_every", "weighting")  # given to each visit, or used on the server only
-
-
-class Block(NamedTuple):
-    """Some of a run's visits that train together."""
-
-    share: Share
-    part: Plan
-    modes: Tensor  # of the visits, on the device
-    place: Tensor  # of the visits in the run's plan, on the device
-    given: Inputs
-
-
-class Share:
-    """One run's part of a round: what it asks for, and what has come back."""
-
-    def __init__(self, engine: Simulation, request: Request) -> None:
-        self.engine, self.request = engine, request
-        device, visits = engine.learner.device, len(request.plan.client)
-        self.counts = engine.work.count(engine.host_sizes[request.plan.client])
-        self.hyper: dict[str, float] = {}
-        self.means = ModeMeans(len(request.buffers))
-        self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
-        self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
-        self.kept: list[tuple[Plan, Tree]] = []
-        self.gathered: list[Members] = []
-        coin = shared_coin(engine.seed, request.round, torch.arange(len(request.buffers)))
-        self.host_coin = coin.to(engine.learner.dtype)
-        self.coin = onto(self.host_coin, device)
-
-    def prepare(self, places: Tensor) -> Block:
-        """What some of its visits need; all that goes to the device goes there before they are trained."""
-        algorithm, sent, buffers, plan, round = self.request
-        part = Plan(plan.client[places], plan.mode[places])
-        modes = row = onto(part.mode, buffers.device)
-        if len(buffers) > len(modes):  # more modes than visits: some are not needed
-            sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
-        given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
-        if self.hyper:
-            given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
-        return Block(self, part, modes, onto(places, buffers.device), given)
-
-    def take(self, block: Block, trained: Trained) -> None:
-        """Counts in what some of its visits gave."""
-        _, part, modes, place, given = block
-        buffers = self.request.buffers
-        self.kept.append((part, self.engine.memory.aside(trained.memory)))
-        weight = given.sizes[:, 0]
-        weight = torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
-        self.means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
-        if self.request.algorithm.gathers:  # copies: what a block gave holds until the next one runs
-            uploads = {name: value.clone() for name, value in trained.uploads.items()}
-            self.gathered.append(
-                Members(onto(part.client, buffers.device), modes, weight, uploads, trained.buffers.clone())
-            )
-        self.loss[place], self.bad_step[place] = judge(trained, given)
-
-    def returned(self) -> Returned:
-        """What the server gets."""
-        algorithm, sent, buffers, plan, _ = self.request
-        engine = self.engine
-        if any(memory for _, memory in self.kept) and bool(self.loss.isfinite().all()):
-            engine.memory.write_all(self.kept)  # a round that fails leaves no trace: all stays as it was before it
-        uploads = self.means.mean()
-        moved = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # none if nobody trained
-        carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
-        members = gather(self.gathered) if self.gathered else None
-        population = len(engine.host_sizes)
-        total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
-        return Returned(
-            uploads=uploads,
-            buffers=buffers + moved,
-            cohort=replace(self.means.cohort(population, total, self.coin), members=members),
-            loss=self.loss,
-            first_bad_step=self.bad_step,
-            bytes_up=(carried + algorithm.upload_bytes(uploads, self.host_coin))[plan.mode, 0],
-            bytes_down=(carried + algorithm.download_bytes(sent, self.host_coin))[plan.mode, 0],
-        )
 
 
 def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -> list[Returned]:
@@ -120,20 +40,35 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
     index = torch.cat([torch.arange(len(share.counts)) for share in shares])
     waiting = lead.order(counts)
     while len(waiting):
-        block = waiting[: lead.block]
-        ragged = bool(counts[block].min() < counts[block].max())
-        parts = []
-        for run in sorted(set(owner[block].tolist())):
-            parts.append(shares[run].prepare(index[block[owner[block] == run]]))
-        trained = lead.train(requests[0].algorithm, joined([part.given for part in parts]), ragged)
-        if trained is None:  # no room for so many: again, with smaller blocks
-            continue
-        waiting = waiting[len(block) :]
-        first = 0
-        for part in parts:
-            part.share.take(part, _piece(trained, first, len(part.modes), len(part.given.place), len(block)))
-            first += len(part.modes)
-    return [share.returned() for share in shares]
+        block, waiting = waiting[: lead.block], waiting[lead.block :]
+        ragged, runs = bool(counts[block].min() < counts[block].max()), owner[block]
+        left = {run: index[block[runs == run]] for run in sorted(set(runs.tolist()))}
+        lacking = None
+        try:
+            _train(lead, shares, left, ragged)
+        except SHORTAGES as error:
+            if not out_of_memory(error):
+                raise
+            lacking = lack(error, lead.learner.device)
+        if lacking is not None:  # out here, where the failed try holds no memory any more
+            lead.shrink(len(block), lacking)
+            waiting = torch.cat([block[torch.isin(runs, torch.tensor([*left]))], waiting])
+    returned = [share.returned() for share in shares]
+    for share in shares:
+        share.remember()
+    return returned
+
+
+def _train(lead: Simulation, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool) -> None:
+    """Trains a block of visits, those of each run that are `left`: whoever has been counted in is taken out of it."""
+    parts = {run: shares[run].prepare(places) for run, places in left.items()}
+    algorithm, visits = shares[0].request.algorithm, sum(len(places) for places in left.values())
+    trained = lead.train(algorithm, joined([part.given for part in parts.values()]), ragged)
+    first = 0
+    for run, part in parts.items():
+        shares[run].take(part, _piece(trained, first, len(part.modes), len(part.given.place), visits))
+        first += len(part.modes)
+        del left[run]
 
 
 def share_data(engines: Sequence[Simulation]) -> None:
@@ -145,7 +80,8 @@ def share_data(engines: Sequence[Simulation]) -> None:
     starts = [0]
     for data in different:
         starts.append(starts[-1] + len(data.x))
-    x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
+    with room_for("The data of runs that train together do", different[0].x.device, "carry out fewer of them at once"):
+        x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
     offset = {id(data.x): start for data, start in zip(different, starts, strict=False)}
     for engine in engines:
         first = offset[id(engine.data.x)]

@@ -16,18 +16,27 @@ from .triton_norm_passes import apply, slopes, statistics, sums
 from .triton_tools import images_like
 
 
-def _shape(rows: int, channels: int, visits: int) -> tuple[int, int, int, int]:
-    """Rows and channels of a tile, and into how many shares rows are cut, and their length."""
-    block_c = max(8, min(64, triton.next_power_of_2(channels)))
-    block_r = _TILE // block_c
-    blocks = triton.cdiv(rows, block_r)
-    wanted = min(_SHARES, max(1, _PROGRAMS // (visits * triton.cdiv(channels, block_c))))
+def _tile(channels: int, size: int, most: int) -> dict[str, int]:
+    """Rows and at most `most` channels that a program takes at once, `size` numbers in all."""
+    block_c = max(8, min(most, triton.next_power_of_2(channels)))
+    return {"BLOCK_R": size // block_c, "BLOCK_C": block_c}
+
+
+def _shares(rows: int, channels: int, visits: int, tile: dict[str, int]) -> tuple[int, int]:
+    """Into how many shares a visit's rows are cut for sums, and their length."""
+    blocks = triton.cdiv(rows, tile["BLOCK_R"])
+    wanted = min(_SHARES, max(1, _PROGRAMS // (visits * triton.cdiv(channels, tile["BLOCK_C"]))))
     each = triton.cdiv(blocks, wanted)
-    return block_r, block_c, triton.cdiv(blocks, each), each * block_r
+    return triton.cdiv(blocks, each), each * tile["BLOCK_R"]
 
 
-_TILE = 2048
-_PROGRAMS = 1024  # fill an H200
+def _grid(rows: int, channels: int, visits: int, tile: dict[str, int]) -> tuple[int, int, int]:
+    return triton.cdiv(rows, tile["BLOCK_R"]), triton.cdiv(channels, tile["BLOCK_C"]), visits
+
+
+# By a search on an H200, which so many programs fill:
+_SUMS, _APPLY = (1024, 32), (2048, 64)
+_PROGRAMS = 1024
 _SHARES = 128  # which one program can still add up at once
 
 
@@ -52,24 +61,24 @@ class StackedBatchNorm(torch.autograd.Function):
         last = _lasting(x)
         flat = last.reshape(visits, -1, channels)
         rows = flat.shape[1]
-        block_r, block_c, split, share = _shape(rows, channels, visits)
+        tile, wide = _tile(channels, *_SUMS), _tile(channels, *_APPLY)
+        split, share = _shares(rows, channels, visits, tile)
         found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
         known = torch.empty(6, visits, channels, dtype=torch.float32, device=x.device)
         out = images_like(x, x.shape)
-        parts = triton.cdiv(channels, block_c)
-        blocks = {"BLOCK_R": block_r, "BLOCK_C": block_c}
+        parts = triton.cdiv(channels, tile["BLOCK_C"])
         sums[(split, parts, visits)](
             flat, flat, known, known, known, flat, flat, found, rows, channels, share, BACK=False, RELU=False,
-            ADDED=False, **blocks,
+            ADDED=False, **tile,
         )  # fmt: skip
         statistics[(parts, visits)](
             found, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
             weight.stride(0), bias.stride(0), eps, momentum,
-            SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
+            SHARES=triton.next_power_of_2(split), BLOCK_C=tile["BLOCK_C"],
         )  # fmt: skip
-        apply[(triton.cdiv(rows, block_r), parts, visits)](
+        apply[_grid(rows, channels, visits, wide)](
             flat, flat, known[2], known[3], known, known, known, flat if more is None else _lasting(more), out, rows,
-            channels, BACK=False, RELU=relu, ADDED=more is not None, **blocks,
+            channels, BACK=False, RELU=relu, ADDED=more is not None, **wide,
         )  # fmt: skip
         ctx.save_for_backward(flat, weight, known, None if more is None else out)
         ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
@@ -81,18 +90,18 @@ class StackedBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
         flat, weight, known, done = ctx.saved_tensors
         visits, rows, channels = flat.shape
-        block_r, block_c, split, share = _shape(rows, channels, visits)
+        tile, wide = _tile(channels, *_SUMS), _tile(channels, *_APPLY)
+        split, share = _shares(rows, channels, visits, tile)
         added, relu = done is not None, ctx.relu and done is None
         along = _lasting(slope)
         kept = torch.empty_like(along) if added else along  # where the ReLU let something through
         found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=flat.device)
         numbers = torch.empty(3, visits, channels, dtype=torch.float32, device=flat.device)
         out = torch.empty_like(flat)
-        parts = triton.cdiv(channels, block_c)
-        blocks = {"RELU": relu, "BLOCK_R": block_r, "BLOCK_C": block_c}
+        parts = triton.cdiv(channels, tile["BLOCK_C"])
         sums[(split, parts, visits)](
             flat, along, known, known[2], known[3], _lasting(done) if added else flat, kept, found, rows, channels,
-            share, BACK=True, ADDED=added, **blocks,
+            share, BACK=True, RELU=relu, ADDED=added, **tile,
         )  # fmt: skip
         written = [
             piece.place() if piece is not None and needed else None
@@ -101,11 +110,12 @@ class StackedBatchNorm(torch.autograd.Function):
         places = [torch.empty(weight.shape, device=weight.device) if place is None else place for place in written]
         slopes[(parts, visits)](
             found, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
-            places[1].stride(0), SHARES=triton.next_power_of_2(split), BLOCK_C=block_c,
+            places[1].stride(0), SHARES=triton.next_power_of_2(split), BLOCK_C=tile["BLOCK_C"],
         )  # fmt: skip
-        apply[(triton.cdiv(rows, block_r), parts, visits)](
-            flat, kept, known[2], known[3], *numbers, flat, out, rows, channels, BACK=True, ADDED=False, **blocks
-        )
+        apply[_grid(rows, channels, visits, wide)](
+            flat, kept, known[2], known[3], *numbers, flat, out, rows, channels, BACK=True, RELU=relu, ADDED=False,
+            **wide,
+        )  # fmt: skip
         brought = [place if before is None else None for place, before in zip(places, written, strict=True)]
         return out.reshape(ctx.shape).movedim(-1, 1), *brought, *[None] * 6, kept.movedim(-1, 1) if added else None
 

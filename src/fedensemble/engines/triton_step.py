@@ -53,6 +53,14 @@ def _copy(source, out, P, WIDE, TOTAL, BLOCK: tl.constexpr):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _copy_line(source, out, TOTAL, BLOCK: tl.constexpr):
+    """Out = source, lines of TOTAL numbers, a multiple of 16; within a graph faster than the driver's own copy."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + at, mask=at < TOTAL, other=0.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _chosen(source, index, out, P, WIDE, VISITS, BLOCK: tl.constexpr):
     """out[j, :P] = source[index[j]]; rows of `out` are WIDE long, a multiple of 16.
 
@@ -84,3 +92,9 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
 def copy_rows(theta: Tensor, out: Tensor) -> None:
     """Weights [J, P], one after another in memory, into the first P columns of `out`, in its type."""
     _copy[(triton.cdiv(theta.numel(), STREAM),)](theta, out, theta.shape[1], out.stride(0), theta.numel(), BLOCK=STREAM)
+
+
+def copy_line(theta: Tensor, out: Tensor) -> None:
+    """Weights [J, P] in line into `out`, whose rows are as far apart, in its type, with what lies between rows."""
+    total = len(theta) * theta.stride(0)
+    _copy_line[(triton.cdiv(total, STREAM),)](theta, out, total, BLOCK=STREAM)

@@ -12,19 +12,22 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.learner import GradientFn, Learner
+from ..core.shortage import SMALLER_VISIT, out_of_memory, room_for
 from ..data.federated import FederatedData
+from ..data.options import flag, positive, whole
 from ..errors import InputError
 from .block import Inputs, Minibatches, Trained
 from .capture import CapturedTraining
-from .fold_check import can_fold, check_vmap
+from .fold_check import can_fold, check_vmap, examples
 from .folded_gradient import folded_gradient
 from .memory import Placement
 from .memory_budget import visits_that_fit
 from .pieces import copy_for_products
 from .simulation import Simulation
-from .threads import VisitThreads
+from .threads import VisitThreads, operations
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
+_NAME = "Engine 'vector'"
 _MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
 
 
@@ -46,20 +49,24 @@ class VectorEngine(Simulation):
         self, *args: Any, block: int | None = None, memory: float | None = None, precision: Precision = "auto",
         graphs: bool | None = None, deterministic: bool = False, client_memory: Placement = "auto",
     ) -> None:  # fmt: skip
+        block = block if block is None else whole(_NAME, "block", block, 1)
+        memory = memory if memory is None else positive(_NAME, "memory", memory)
+        graphs = graphs if graphs is None else flag(_NAME, "graphs", graphs)
+        self.deterministic = flag(_NAME, "deterministic", deterministic)
         super().__init__(*args, client_memory=client_memory)
         cuda = self.learner.device.type == "cuda"
-        if block is not None and block < 1:
-            raise InputError(f"Engine 'vector' needs block >= 1; got {block}.")
         self.precision = self._check_precision(precision, cuda)
-        self.deterministic = deterministic
         self.notes: list[str] = []
-        few = slice(0, 8)
-        inputs, targets = self.data.inputs(self.data.x[few].clone(), self.learner.dtype), self.data.y[few]
+        few = examples(len(self.data.x), self.work.batch_size, operations(self)).to(self.data.x.device)
+        inputs, targets = self.data.inputs(self.data.x[few.flatten()], self.learner.dtype), self.data.y[few]
+        inputs = inputs.reshape(*few.shape, *inputs.shape[1:])
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        reason, self.rectified = can_fold(self.learner, inputs, targets)
+        with room_for("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT):
+            reason, self.rectified = can_fold(self.learner, inputs, targets)
+            if reason is not None:
+                check_vmap(self.learner, inputs, targets, reason)
         self.folded = reason is None
         if reason is not None:
-            check_vmap(self.learner, inputs, targets, reason)
             self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
             if self.precision == "bf16":
                 self.precision = "tf32"
@@ -103,25 +110,17 @@ class VectorEngine(Simulation):
     def order(self, counts: Tensor) -> Tensor:
         return torch.argsort(counts, stable=True, descending=True)
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained | None:
-        """Local training of a block; if it does not fit into memory, blocks are halved and it is tried again."""
-        try:
-            with self.settings():
-                if self.graphs:
-                    return self._train_captured(algorithm, given, ragged)
-                if self.threads is not None:
-                    return self.threads.train(self, algorithm, given, ragged)
-                return self.train_plainly(algorithm, given, ragged)
-        except torch.OutOfMemoryError:
-            if self.block == 1:
-                raise InputError(
-                    f"One visit does not fit into the memory of {self.learner.device}: lower training.batch_size, or "
-                    "use a smaller model or a larger card."
-                ) from None
-            self.block = max(1, min(self.block, len(given.noise)) // 2)
-            self._captured.clear()
-            torch.cuda.empty_cache()
-            return None
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+        with self.settings():
+            if self.graphs:
+                return self._train_captured(algorithm, given, ragged)
+            if self.threads is not None:
+                return self.threads.train(self, algorithm, given, ragged)
+            return self.train_plainly(algorithm, given, ragged)
+
+    def shrink(self, tried: int, lacking: str) -> None:
+        self._captured.clear()
+        super().shrink(tried, lacking)
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))
@@ -137,9 +136,9 @@ class VectorEngine(Simulation):
                     algorithm, given, self.most_steps, lambda static: self._minibatches(static, ragged), self._copied,
                     self._pool,
                 )  # fmt: skip
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
                 self.graphs = False
                 self.notes.append(f"CUDA graphs are off: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()

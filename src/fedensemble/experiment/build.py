@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..data import FederatedData, Source, partition, partitions, sources
 from ..data.labels import advise_labels
 from ..data.server import with_server_file, with_server_share
 from ..data.validation import with_fewer_tests, with_validation
-from ..errors import DataError
+from ..errors import DataError, EngineWarning
 from ..federation import Federation
 from ..fitting import find_device
 from ..models import models
@@ -78,17 +79,19 @@ def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> Recipe:
 
 
 def build_federation(config: Config, data: FederatedData) -> Federation:
-    """The federation a config describes."""
-    return Federation(
-        model=build_model(config.model, model_facts(data, config.training.loss)),
-        data=data,
-        algorithm=build_algorithm(config.algorithm),
-        participation=build_participation(config.participation),
-        engine=config.engine.name,
-        engine_options=config.engine.options,
-        device=config.engine.device,
-        dtype=getattr(torch, config.engine.dtype),
-        seed=config.seed,
-        **config.ensemble.model_dump(),
-        **config.training.model_dump(),
-    )
+    """The federation a config describes; its engine's notes are left to `remarks`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EngineWarning)
+        return Federation(
+            model=build_model(config.model, model_facts(data, config.training.loss)),
+            data=data,
+            algorithm=build_algorithm(config.algorithm),
+            participation=build_participation(config.participation),
+            engine=config.engine.name,
+            engine_options=config.engine.options,
+            device=config.engine.device,
+            dtype=getattr(torch, config.engine.dtype),
+            seed=config.seed,
+            **config.ensemble.model_dump(),
+            **config.training.model_dump(),
+        )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.shortage import room_for
 from ..data import FederatedData
 from ..federation import Federation
 from ..metrics import evaluate, evaluate_modes
@@ -23,11 +24,12 @@ def test(config: Config, federation: Federation, data: FederatedData) -> tuple[d
     if data.x_test is None or data.y_test is None:
         return {}, None
     x, y = data.x_test, data.y_test
-    prediction = _predict(config, federation, x, y)
-    found: dict[str, Any] = {"test": evaluate(prediction, y), "modes": evaluate_modes(prediction, y)}
-    if config.evaluation.dropout:
-        found["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
-    return found, prediction
+    with room_for("Evaluation does", federation.learner.device, "use fewer test examples, or a larger card or machine"):
+        prediction = _predict(config, federation, x, y)
+        found: dict[str, Any] = {"test": evaluate(prediction, y), "modes": evaluate_modes(prediction, y)}
+        if config.evaluation.dropout:
+            found["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
+        return found, prediction
 
 
 def keep_predictions(

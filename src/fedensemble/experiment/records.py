@@ -13,6 +13,7 @@ from ..algorithms import FedProx
 from ..core.algorithm import algorithms
 from ..core.types import RoundReport
 from ..federation import Federation
+from ..machine import processor
 from ..version import VERSION
 from .config import Config
 from .store import RunFolder
@@ -49,7 +50,7 @@ def environment(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
         "command": sys.argv[1:],
     }

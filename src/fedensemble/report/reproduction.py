@@ -16,6 +16,7 @@ from ..experiment.config import Config
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
 from ..experiment.store import RunFolder, read_json
+from ..machine import processor
 from ..version import VERSION
 from .grid import Shown, grid, headline
 from .plots import save
@@ -159,5 +160,5 @@ def _versions(reproduction: Reproduction) -> dict[str, str]:
     cuda = any(device.startswith("cuda") for device in devices) and torch.cuda.is_available()
     return {
         "fedensemble": VERSION, "torch": torch.__version__, "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if cuda else processor(),
     }  # fmt: skip

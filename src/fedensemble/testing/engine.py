@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..algorithms import FedAvg
 from ..core.algorithm import Algorithm
 from ..core.problem import LocalProblem
 from ..core.types import Cohort, Plan
+from ..errors import EngineWarning
 from ..federation import Federation
 from ..schedules import Stratified
 from ..vectors import Tree
@@ -131,13 +133,15 @@ def _federation(name: str, case: Case, options: dict[str, Any], algorithm: Algor
     settings: dict[str, Any] = {"batch_size": 3, "loss": "cross_entropy", **case.settings}
     method = algorithm or FedAvg(lr=0.1, optimizer=case.optimizer)
     schedule = Stratified(modes=2, strata=2, clients_per_round=len(data) - 1)
-    return Federation(
-        case.model,
-        data,
-        method,
-        schedule=schedule,
-        engine=name,
-        engine_options=options,
-        dtype=torch.float64,
-        **settings,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EngineWarning)  # slower ways are to be right, too
+        return Federation(
+            case.model,
+            data,
+            method,
+            schedule=schedule,
+            engine=name,
+            engine_options=options,
+            dtype=torch.float64,
+            **settings,
+        )

@@ -49,7 +49,7 @@ def problem(case, name, options):
 def test_is_batched_layer_by_layer(case, name, options):
     model, data = problem(case, name, options)
     learner = Learner(model, "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, data.x, data.y).reason is None
+    assert can_fold(learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))).reason is None
 
 
 @every_case

@@ -14,6 +14,7 @@ from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork
 from ...core.keys import shared_coin
 from ...core.learner import Learner
+from ...core.shortage import SMALLER_VISIT, room_for
 from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
@@ -82,7 +83,5 @@ class LocalClient:
         given = engine.prepare(self.algorithm, one, only, buffers.unsqueeze(0), plan, visit.round)
         if memory is not None:
             given = given._replace(memory={n: value.to(self.learner.device)[None] for n, value in memory.items()})
-        trained = engine.train(self.algorithm, given, ragged=False)
-        if trained is None:
-            raise InputError("There is not enough memory for one client's training. Lower training.batch_size.")
-        return given, trained
+        with room_for("One visit does", self.learner.device, SMALLER_VISIT):
+            return given, engine.train(self.algorithm, given, ragged=False)

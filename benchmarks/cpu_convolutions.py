@@ -1,0 +1,150 @@
+"""Ways to convolve on a CPU, where each visit has filters of its own: which is fastest for which shape; one table.
+
+    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--quick]
+
+Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is the time of the way
+that the engine chooses by shape (`engines/convolutions.py`) over that of the fastest; "one by one / it" what choosing
+gains. Larger models train shares of the visits on one core each, hence one thread. `--random` adds shapes drawn with a
+fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from math import exp, log
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedensemble.bench.measure import LiveTable, fastest, machine, say, write
+from fedensemble.engines.convolutions import chosen, grouped, one_by_one, product
+from fedensemble.engines.heap import keep_freed_memory
+from fedensemble.engines.kernels import ImagesToColumns
+
+
+class Layer(NamedTuple):
+    """A convolution of square images with square filters."""
+
+    name: str
+    visits: int
+    batch: int
+    channels: int
+    outputs: int
+    image: int
+    size: int
+    stride: int = 1
+    groups: int = 1
+    padded: bool = True
+
+    def __str__(self) -> str:
+        """In words."""
+        step = f", stride {self.stride}" if self.stride > 1 else ""
+        parts = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{self.channels} → {self.outputs}, {self.image}², {self.size}×{self.size}{step}{parts}"
+
+
+LAYERS = [
+    Layer("digits CNN, first", 64, 16, 1, 8, 8, 3),
+    Layer("digits CNN, second", 64, 16, 8, 8, 8, 3),
+    Layer("digits CNN, second", 64, 4, 8, 8, 8, 3),
+    Layer("MNIST CNN, first", 10, 32, 1, 10, 28, 5, padded=False),
+    Layer("MNIST CNN, second", 10, 32, 10, 20, 12, 5, padded=False),
+    Layer("MNIST CNN, second", 10, 8, 10, 20, 12, 5, padded=False),
+    Layer("LeNet-5, second", 10, 4, 6, 16, 14, 5, padded=False),
+    Layer("ResNet-20, stem", 10, 16, 3, 16, 32, 3),
+    Layer("ResNet-20, stage 1", 10, 16, 16, 16, 32, 3),
+    Layer("ResNet-20, stage 2", 10, 16, 16, 32, 32, 3, 2),
+    Layer("ResNet-20, stage 3", 10, 4, 64, 64, 8, 3),
+    Layer("ResNet-20, width 4, stage 2", 16, 8, 8, 8, 8, 3),
+    Layer("ResNet-18, stage 1", 3, 16, 64, 64, 32, 3),
+    Layer("MobileNetV2, by channels", 10, 16, 96, 96, 16, 3, 2, 96),
+    Layer("MobileNetV2, by channels", 10, 4, 192, 192, 4, 3, 1, 192),
+    Layer("MobileNetV2, single pixels", 10, 16, 16, 96, 32, 1),
+    Layer("MobileNetV2, single pixels", 10, 16, 144, 24, 16, 1),
+    Layer("MobileNetV2, single pixels", 5, 16, 320, 1280, 4, 1),
+    Layer("four groups", 10, 8, 16, 16, 8, 3, 1, 4),
+    Layer("two visits, one image", 2, 1, 8, 8, 4, 3),
+]
+QUICK = [LAYERS[n] for n in (1, 5, 8, 14, 16)]
+
+
+def drawn(count: int) -> list[Layer]:
+    """Random shapes, always the same, none too large for a table of many."""
+    numbers, layers = random.Random(0), list[Layer]()
+    while len(layers) < count:
+        visits, batch = numbers.choice([1, 2, 5, 10, 32, 64]), numbers.choice([1, 4, 16, 32])
+        channels = numbers.choice([1, 3, 4, 8, 10, 16, 20, 24, 32, 64, 128, 256])
+        outputs = numbers.choice([channels, 2 * channels, numbers.choice([4, 8, 10, 16, 32, 64])])
+        image, size, stride = (
+            numbers.choice([4, 7, 8, 14, 16, 28, 32]),
+            numbers.choice([1, 3, 3, 5]),
+            1 + numbers.randrange(2),
+        )
+        groups = numbers.choice([1, 1, 1, 2, channels])
+        layer = Layer("random", visits, batch, channels, outputs, image, size, stride, groups)
+        work = visits * batch * outputs * channels // groups * (size * image // stride) ** 2
+        if outputs % groups == channels % groups == 0 and work < 5e8 and visits * batch * channels * image**2 < 1e7:
+            layers.append(layer)
+    return layers
+
+
+def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
+    """What the engine chooses, and each way's forward and backward pass."""
+    x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
+    x.requires_grad_(layer.channels > 3)  # images themselves have no slope
+    weight = torch.randn(layer.visits, layer.outputs, layer.channels // layer.groups, layer.size, layer.size)
+    weight.requires_grad_()
+    beside = layer.size // 2 if layer.padded else 0
+    stride, padding, dilation = (layer.stride,) * 2, (beside, beside), (1, 1)
+    rest = (stride, padding, dilation, layer.groups)
+    along = (x, weight) if x.requires_grad else (weight,)
+    slope = torch.randn_like(one_by_one(x, weight, None, *rest).detach())
+    known: dict[str, Callable[[], Tensor]] = {
+        "one by one": lambda: one_by_one(x, weight, None, *rest),
+        "grouped": lambda: grouped(x, weight, *rest),
+        "grouped, channels last": lambda: grouped(x, weight, *rest, channels_last=True),
+    }
+    if layer.groups == 1:
+        known["patches"] = lambda: ImagesToColumns.apply(x, weight, stride, padding).contiguous()
+    if layer.groups == layer.size == 1:
+        known["product"] = lambda: product(x, weight, None, stride)
+    calls = {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
+    return chosen(x, weight, *rest), calls
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each way and shape")
+    parser.add_argument("--random", type=int, default=0, help="so many shapes more")
+    parser.add_argument("--quick", action="store_true", help="few shapes, each a short time")
+    parser.add_argument("--out", type=Path, help="write the table as JSON, too")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    keep_freed_memory()
+    names = ["one by one", "grouped", "grouped, channels last", "product", "patches"]
+    header = ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "chosen", "it / best"]
+    table = LiveTable(f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say)
+    gains, losses = [], []
+    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random):
+        choice, calls = ways(layer)
+        took = fastest(calls, "cpu", 0.02 if options.quick else options.seconds)
+        gains.append(took["one by one"] / took[choice])
+        losses.append(took[choice] / min(took.values()))
+        cells = [f"{1e3 * took[name]:.2f}" if name in took else "" for name in names]
+        size = f"{layer.visits} × {layer.batch}"
+        table.add(layer.name, size, str(layer), *cells, choice, f"{losses[-1]:.2f}", f"{gains[-1]:.2f}")
+    means = [exp(sum(map(log, values)) / len(values)) for values in (losses, gains)]
+    table.add("geometric mean", *[""] * (len(header) - 2), *(f"{mean:.2f}" for mean in means))
+    say(f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way.")
+    write(options.out, "cpu", [table])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What a model must not do in training, found in its layers, after each pass, and by one step before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..vectors import Tree
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+def check_layers(model: nn.Module) -> None:
+    """Raises for layers that are known not to work, on any engine."""
+    for module in model.modules():
+        if mixes_examples(module) and module.momentum is None:
+            raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        if module.max_norm is not None:
+            raise InputError(
+                f"{type(module).__name__} with max_norm changes weights in the forward pass, and only training steps "
+                "may; leave max_norm out, or normalise what the layer returns."
+            )
+        if module.sparse:
+            raise InputError(
+                f"{type(module).__name__} with sparse=True gives sparse gradients, which have no place in a vector of "
+                "weights; leave it out: the numbers stay the same."
+            )
+
+
+def mixes_examples(module: nn.Module) -> bool:
+    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
+    kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def check_counters(constants: Iterable[str], given: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> None:
+    """Raises if a pass changed a buffer of whole numbers: what it was `given` is not what it `left`, or was written."""
+    for name in constants:
+        if left[name] is not given[name] or given[name]._version:  # a clone starts at version 0
+            raise InputError(
+                f"The model changes its buffer '{name}' of {given[name].dtype} in training, and only floating-point "
+                "buffers are averaged and kept. Register it as floats, such as torch.zeros(()), or do without it."
+            )
+
+
+def moved(given: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Tree:
+    """Floating-point buffers after a pass, whether it wrote into them or assigned others."""
+    for name, before in given.items():
+        if left[name].shape != before.shape:
+            raise InputError(
+                f"The model gives its buffer '{name}' another shape in training, {tuple(left[name].shape)} in place of "
+                f"{tuple(before.shape)}. Keep what is not averaged out of buffers."
+            )
+    return {name: left[name].detach().to(before.dtype) for name, before in given.items()}
+
+
+def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
+    """One step of a copy of the model, as engine 'loop' takes it; raises whatever it raises."""
+    learner = copy(learner)
+    learner.training_model = deepcopy(learner.training_model)  # what it keeps in Python stays as it was
+    theta, buffers = learner.weights_of(learner.training_model)
+    before, generators = theta.clone(), _generators(x.device)
+    weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    key = torch.zeros((), dtype=torch.int64, device=x.device)
+    learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
+    if not torch.equal(theta, before):
+        raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
+    if not all(map(torch.equal, generators, _generators(x.device))):
+        raise InputError(
+            "The model draws random numbers in a way that cannot be repeated on every engine. Use nn.Dropout, "
+            "torch.rand_like, torch.randn_like or torch.bernoulli."
+        )
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

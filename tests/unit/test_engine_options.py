@@ -1,0 +1,84 @@
+"""Options of engines are checked before anything is done; what an engine has to say is said once."""
+
+import warnings
+
+import pytest
+import torch
+
+from fedensemble import EngineWarning, FedAvg, FederatedData, InputError
+from fedensemble.engines import vector
+from fedensemble.engines.fold_check import Finding
+from fedensemble.testing.problems import small_federation, train
+
+NAN = float("nan")
+BAD = [
+    *[("block", value, "a whole number >= 1") for value in (0, -3, 1.5, "2", "x", True, NAN)],
+    *[("memory", value, "a finite number above 0") for value in (0, -1, "1", True, NAN, float("inf"))],
+    *[("deterministic", value, "true or false") for value in ("maybe", 1, None)],
+    *[("graphs", value, "true or false") for value in ("maybe", 0)],
+]
+
+
+def made(engine="vector", **options):
+    return small_federation(FedAvg(), engine, 2, 2, engine_options=options)
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD)
+def test_bad_values_are_refused_before_data_are_moved(monkeypatch, name, value, allowed):
+    def moved(self, device):
+        raise AssertionError("data were moved")
+
+    monkeypatch.setattr(FederatedData, "to", moved)
+    with pytest.raises(InputError) as refused:
+        made(**{name: value})
+    assert str(refused.value) == f"Engine 'vector' needs {name} to be {allowed}; got {name}={value!r}."
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"block": 2}, {"block": None}, {"memory": 1}, {"memory": 0.5}, {"graphs": True}, {"deterministic": True}],
+)
+def test_good_values(options):
+    assert train(made(**options), 1).round == 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_where_clients_remember(engine):
+    with pytest.raises(InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 3"):
+        made(engine, client_memory=3)
+
+
+@pytest.mark.parametrize("name", ["block", "memory", "precision", "graphs", "deterministic"])
+def test_the_loop_takes_none_of_them(name):
+    with pytest.raises(InputError, match=f"unknown option of engine 'loop' '{name}'"):
+        made("loop", **{name: 1})
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_precisions_of_a_gpu_on_a_cpu(precision):
+    with pytest.raises(InputError) as refused:
+        made(precision=precision)
+    assert str(refused.value) == (f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'.")
+
+
+@pytest.mark.parametrize("precision", ["fp16", None, 32])
+def test_unknown_precisions(precision):
+    with pytest.raises(InputError) as refused:
+        made(precision=precision)
+    assert str(refused.value) == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_precisions_of_a_cpu(precision):
+    assert made(precision=precision).engine.precision == "float32"
+
+
+def test_vmap_is_mentioned_once(monkeypatch):
+    monkeypatch.setattr(vector, "can_fold", lambda *given: Finding("it is round"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        federation = train(made(), 3)
+    note = "The model cannot be batched layer by layer (it is round); using vmap, which is slower."
+    assert federation.engine.notes == [note]
+    assert [str(warning.message) for warning in said if warning.category is EngineWarning] == [note]
+    assert torch.isfinite(federation.state.modes["theta"]).all()
