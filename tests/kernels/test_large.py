@@ -19,8 +19,9 @@ CASES = [  # kernel, distances between rows, constants
     ("triton_products", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
     ("triton_filters", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
     ("triton_filters", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
-    ("triton_norm", "_statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
-    ("triton_norm", "_slopes", ["WEIGHT", "ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_norm_passes", "statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_norm_passes", "slopes", ["WEIGHT", "ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_step", "_chosen", ["P", "WIDE"], {"BLOCK": 2048}),
     ("triton_linear", "_outer", ["STRIDE"], {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16}),
 ]
 
@@ -38,6 +39,8 @@ def test_rows_are_found_by_64_bits(module, name, distances, constants):
             signature[argument], values[n,] = "constexpr", constants[argument]
         elif argument in ("EPS", "MOMENTUM"):
             signature[argument] = "fp32"
+        elif argument == "index":
+            signature[argument] = "*i64"
         else:
             signature[argument] = "i32" if argument.isupper() else "*fp32"
     compiled = triton.compile(ASTSource(kernel, signature, values, {}), target=GPUTarget("cuda", 90, 32))
