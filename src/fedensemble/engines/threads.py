@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -113,7 +114,8 @@ def operations(engine: Simulation) -> int:
     modules = [m for m in engine.learner.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # no hooks
     hooks = [module.register_forward_hook(count) for module in modules]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights")  # lie apart, which costs this one pass little
             engine.learner.eval_model(x)
     finally:
         for hook in hooks:
