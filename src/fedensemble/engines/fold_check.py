@@ -19,7 +19,7 @@ from .rectified import Fate, Watch
 _KNOWN: dict[Hashable, Finding] = {}
 # Rounding stays far below even through BatchNorm of two examples, a mix-up lies far above.
 _CLOSE = {torch.float64: 1e-4, torch.float32: 1e-2}
-_WORTH = 50_000_000  # operations of a forward pass that a trial may cost
+_WORTH = 20_000_000  # operations of a forward pass that a trial may cost
 _MOST = 8
 
 
