@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedensemble.bench.measure import LiveTable, fastest, machine, say, write
-from fedensemble.engines.convolutions import chosen, grouped, one_by_one, product
+from fedensemble.engines.convolutions import grouped, one_by_one, product, way_for
 from fedensemble.engines.heap import keep_freed_memory
 from fedensemble.engines.kernels import ImagesToColumns
 
@@ -113,7 +113,7 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     if layer.groups == layer.size == 1:
         known["product"] = lambda: product(x, weight, None, stride)
     calls = {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
-    return chosen(x, weight, *rest), calls
+    return way_for(x, weight, *rest), calls
 
 
 def main() -> None:

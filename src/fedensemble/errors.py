@@ -50,3 +50,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, options, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"unknown {kind} '{name}': {hint}Known: {', '.join(options)}."
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, on one line without a full stop.
+
+    >>> first_line(ValueError("bad.")), first_line(KeyError())
+    ('bad', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -130,7 +130,8 @@ class Federation:
             started = time.perf_counter()
             request = self.ask()
             returned = self.engine.visit(*request)
-            self.foresee()
+            if self.learner.device.type == "cuda":  # which is busy now
+                self.foresee()
             report = self.conclude(request, returned)
             self.seconds += time.perf_counter() - started
             yield report
@@ -140,8 +141,8 @@ class Federation:
         return begin_round(self.state, self.algorithm, self.schedule, self.outcome())
 
     def foresee(self) -> None:
-        """Lets the engine prepare the round after the one it is in, where everybody who is asked answers."""
-        if self.learner.device.type == "cuda" and isinstance(self.participation, Everybody):
+        """Lets the engine prepare the round after the one it is in, where it is known who that will ask."""
+        if type(self.participation) is Everybody and type(self.schedule).observe is Schedule.observe:
             plan = self.schedule.plan(self.state.schedule, self.round + 1)
             self._foreseen = (self.state.schedule, self.round + 1, plan)
             self.engine.foresee(plan, self.round + 1)
@@ -159,7 +160,7 @@ class Federation:
         state, foreseen = self.state, self._foreseen
         if self._outcome is None or self._outcome[0] is not state:
             if foreseen is not None and foreseen[0] is state.schedule and foreseen[1] == state.round:
-                found = Outcome(foreseen[2], state.participation)  # the schedule has learnt nothing since
+                found = Outcome(foreseen[2], state.participation)
             else:
                 found = self.participation.outcome(
                     state.participation, self.schedule, state.schedule, state.round, self.costs

@@ -21,7 +21,7 @@ from .core.workshop import Workshop
 from .data.federated import FederatedData
 from .data.labels import advise_labels
 from .data.options import check_names
-from .errors import InputError
+from .errors import InputError, first_line
 
 
 def check_data(data: FederatedData) -> None:
@@ -143,12 +143,12 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
     try:
         learner.loss(outputs, y)
         check_loss(learner.loss_given, learner.loss, outputs, y)
-    except (InputError, torch.OutOfMemoryError):
-        raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, InputError) or out_of_memory(error):
+            raise
         raise InputError(
             f"The loss cannot take outputs of shape {tuple(outputs.shape)} {outputs.dtype} and targets of shape "
-            f"{tuple(y.shape)} {y.dtype}: {_first_line(error)}"
+            f"{tuple(y.shape)} {y.dtype}: {first_line(error)}"
         ) from error
 
 
@@ -161,11 +161,7 @@ def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
         return "it embeds tokens, which are whole numbers. Give x as integers, or use a model for numbers."
     if not embeds and not x.is_floating_point():
         return "integers stay integers (tokens), and this model calculates with floats. Give x as floats, x.float()."
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
@@ -184,14 +180,14 @@ def check_training(learner: Learner, data: FederatedData, batch_size: int) -> No
         try:
             with room_for(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
                 return try_training(learner, x, y)
-        except (InputError, torch.OutOfMemoryError):
-            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, InputError) or out_of_memory(error):
+                raise
             failed = error
     if learner.has_batch_statistics and isinstance(failed, ValueError):
         raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {failed} Raise batch_size.") from None
     raise InputError(
-        f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: {_first_line(failed)}"
+        f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: {first_line(failed)}"
     ) from failed
 
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedensemble.engines import kernels
-from fedensemble.engines.convolutions import chosen, grouped, on_cpu, one_by_one, product
+from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
 
 SAME = 1e-11  # float64: other orders of sums
 PLAIN = ((1, 1), (1, 1), (1, 1), 1)  # stride, padding, dilation, groups
@@ -72,7 +72,7 @@ def way(visits, batch, channels, outputs, image, size, groups=1, padding=None, d
     x = torch.empty(visits * batch, channels, image, image, dtype=dtype, device="meta")
     weight = torch.empty(visits, outputs, channels // groups, size, size, dtype=dtype, device="meta")
     beside = size // 2 if padding is None else padding
-    return chosen(x, weight, (stride, stride), (beside, beside), (1, 1), groups)
+    return way_for(x, weight, (stride, stride), (beside, beside), (1, 1), groups)
 
 
 @pytest.mark.parametrize(

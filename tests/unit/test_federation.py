@@ -11,14 +11,17 @@ from fedensemble import (
     Adam,
     Balanced,
     DivergedError,
+    Everybody,
     FedAvg,
     FederatedData,
     Federation,
     FedProx,
     InputError,
+    Plan,
     Stratified,
 )
 from fedensemble.core.optimizer import Optimizer
+from fedensemble.core.types import Outcome
 from fedensemble.testing.problems import SIZES, classification, labels, numbers, ragged, small_model, train
 
 DATA = classification()
@@ -326,3 +329,51 @@ class TestSaveAndLoad:
 def test_data_on_one_client():
     data = FederatedData.from_clients([(numbers(5, 4), labels(5))])
     assert train(federation(data=data, modes=3), 3).round == 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowly(Everybody):
+    """Two clients more in every round."""
+
+    def outcome(self, state, schedule, planned, round, costs):
+        whole = super().outcome(state, schedule, planned, round, costs)
+        return Outcome(Plan(*(part[: 2 * round] for part in whole.plan)), state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Stratified):
+    """Asks other clients as soon as it has seen a loss; writes into its state, which it should not."""
+
+    def plan(self, state, round):
+        whole = super().plan(state, round)
+        return Plan((whole.client + int(state.get("seen", 0))) % len(DATA), whole.mode)
+
+    def observe(self, state, plan, loss):
+        state["seen"] = torch.tensor(1)
+        return state
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clients_per_round": 3},
+        {"clients_per_round": 5, "participation": Slowly()},
+        {"modes": None, "schedule": Learning(modes=2, clients_per_round=3)},
+    ],
+)
+def test_what_is_foreseen_is_what_comes(changes):
+    """On a GPU the next round is prepared while it is busy with this one."""
+    plans = []
+    for foresees in (False, True):
+        made = federation(**changes)
+        found = []
+        for _ in range(3):
+            request = made.ask()
+            found.append([part.tolist() for part in request.plan])
+            returned = made.engine.visit(*request)
+            if foresees:
+                made.foresee()
+            made.conclude(request, returned)
+        plans.append((found, made.state.modes["theta"]))
+    assert plans[0][0] == plans[1][0]
+    assert torch.equal(plans[0][1], plans[1][1])

@@ -1,5 +1,9 @@
 """Shares of a block in threads: the same numbers, and the user's settings as they were."""
 
+from concurrent.futures import Future
+from threading import Lock
+from time import sleep
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +12,7 @@ from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines import threads
 from fedensemble.engines.block import received
+from fedensemble.engines.vector import VectorEngine
 from fedensemble.errors import DivergedError
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import AGREEMENT
@@ -72,8 +77,10 @@ def test_as_its_shares_one_after_another(monkeypatch):
         def __init__(self, *args, **options):
             pass
 
-        def map(self, function, parts):
-            return [function(part) for part in parts]
+        def submit(self, function, part):
+            done = Future()
+            done.set_result(function(part))
+            return done
 
     side_by_side = train(federation(), 3).tensors()
     monkeypatch.setattr(threads, "ThreadPoolExecutor", InOrder)
@@ -155,3 +162,26 @@ def test_threads_inside_operations_only_where_there_is_work(enough, expected, mo
     train(made, 2)
     assert seen == {expected}
     assert torch.get_num_threads() == before
+
+
+def test_no_share_goes_on_beside_the_next_try(monkeypatch):
+    usual, lock, running, most = VectorEngine.train_plainly, Lock(), [], []
+
+    def train_plainly(self, *given):
+        with lock:
+            running.append(self)
+            most.append(len(running))
+            first = len(most) == 1
+        try:
+            if first:
+                raise MemoryError("std::bad_alloc")
+            sleep(0.2)
+            return usual(self, *given)
+        finally:
+            with lock:
+                running.remove(self)
+
+    monkeypatch.setattr(VectorEngine, "train_plainly", train_plainly)
+    made = train(federation(), 1)
+    assert max(most) <= 3
+    assert len(made.engine.threads._idle) == 3

@@ -44,6 +44,19 @@ def of_weights(model, x):
     model.mean = 0.9 * model.mean + 0.1 * model.weight.mean(0)
 
 
+class Forgetting(nn.Linear):
+    """Has a buffer until it is trained."""
+
+    def __init__(self):
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = None
+        return super().forward(x)
+
+
 class Counting(nn.Linear):
     """Divides by a count of its passes, which is of type `dtype`."""
 
@@ -172,7 +185,8 @@ class NeedsFour(nn.Linear):
 REFUSED = {
     "a count": (lambda: Counting(torch.int64, assigned=False), "its buffer 'passes' of torch.int64.*as floats"),
     "an assigned count": (lambda: Counting(torch.int64, assigned=True), "its buffer 'passes' of torch.int64"),
-    "another shape": (Kept, r"buffer 'last' another shape in training, \(2, 4\) in place of \(1, 4\)"),
+    "another shape": (Kept, r"buffer 'last' of shape \(1, 4\) another one in training, shape \(2, 4\)"),
+    "nothing": (Forgetting, r"buffer 'mean' of shape \(4,\) another one in training, None"),
     "its weights": (Shrinking, "changes its parameters in the forward pass"),
     "embedding, max_norm": (lambda: Embedded(max_norm=1.0), "Embedding with max_norm.*leave max_norm out"),
     "embedding, sparse": (lambda: Embedded(sparse=True), "Embedding with sparse=True.*the numbers stay the same"),
@@ -265,3 +279,16 @@ def test_a_slower_way_is_told():
         made = federation(lambda: Centred(assign), "vector")
     assert [str(each.message) for each in told] == list(made.engine.notes)
     assert told[0].filename == __file__  # where the federation was made
+
+
+@both_engines
+def test_a_hook_may_keep_what_it_sees(engine):
+    """Such a module cannot be copied once it has seen something."""
+
+    def model():
+        net = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+        net.seen = []
+        net[0].register_forward_hook(lambda module, given, out: net.seen.append(out))
+        return net
+
+    assert next(federation(model, engine, batch_size=BATCH).rounds(1)).losses.isfinite().all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..vectors import Layout, Tree
 from .losses import Loss, find_loss, task_of
 from .randomness import KeyedRandomness
-from .trial import check_counters, check_layers, mixes_examples, moved
+from .trial import buffers_after, check_counters, check_layers, mixes_examples
 
 ModelFactory = Callable[[], nn.Module]
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
@@ -101,6 +101,12 @@ class Learner:
             )
         return model.to(self.dtype)
 
+    def with_another_model(self) -> Learner:
+        """The same with another module to train, whatever its weights: not a copy, which a module need not allow."""
+        other = copy(self)
+        other.training_model = self.build(0).to(self.device).train()
+        return other
+
     def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
         thetas, buffers = [], []
@@ -130,7 +136,7 @@ class Learner:
             check_counters(self.constants, counters, tensors)
             weight = weight.to(outputs.dtype)
             value = (self.loss(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
-            return value, moved(buffers, tensors)
+            return value, buffers_after(buffers, tensors)
 
         def single(theta: Tensor, *others: Any) -> Any:
             """As `grad_and_value`, without loading what only `vmap` needs."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError, unknown
+from .shortage import out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Task = Literal["classification", "regression"]
@@ -49,9 +50,9 @@ def by_example(loss: Loss) -> Loss:
         if value.dim() == 0:
             try:
                 return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
                 raise InputError(
                     "The loss returns one number, so it is asked about one example at a time by vmap, which says: "
                     f"{str(error).partition('. ')[0].removeprefix('vmap: ')}. Write it without `if` on numbers and "

@@ -58,7 +58,8 @@ def finish_round(
     updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
     trained = sorted(set(plan.mode.tolist()))
-    modes, buffers = {name: updated[name].expand_as(kept) for name, kept in state.modes.items()}, returned.buffers
+    modes = {name: updated[name].expand_as(kept).contiguous() for name, kept in state.modes.items()}
+    buffers = returned.buffers
     if len(trained) < schedule.modes:  # a mode nobody trained keeps its weights and its server state
         there = returned.cohort.count > 0
         modes = {name: torch.where(there, modes[name], kept) for name, kept in state.modes.items()}

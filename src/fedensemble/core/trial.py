@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,21 +50,24 @@ def check_counters(constants: Iterable[str], given: Mapping[str, Tensor], left: 
             )
 
 
-def moved(given: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Tree:
+def buffers_after(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]) -> Tree:
     """Floating-point buffers after a pass, whether it wrote into them or assigned others."""
+    found = {}
     for name, before in given.items():
-        if left[name].shape != before.shape:
+        after = left[name]
+        if after is None or after.shape != before.shape:
+            other = "None" if after is None else f"shape {tuple(after.shape)}"
             raise InputError(
-                f"The model gives its buffer '{name}' another shape in training, {tuple(left[name].shape)} in place of "
-                f"{tuple(before.shape)}. Keep what is not averaged out of buffers."
+                f"The model gives its buffer '{name}' of shape {tuple(before.shape)} another one in training, {other}. "
+                "Keep what is not averaged out of buffers."
             )
-    return {name: left[name].detach().to(before.dtype) for name, before in given.items()}
+        found[name] = after.detach().to(before.dtype)
+    return found
 
 
 def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
-    """One step of a copy of the model, as engine 'loop' takes it; raises whatever it raises."""
-    learner = copy(learner)
-    learner.training_model = deepcopy(learner.training_model)  # what it keeps in Python stays as it was
+    """One step of another model, as engine 'loop' takes it; raises whatever it raises."""
+    learner = learner.with_another_model()  # what this one keeps in Python stays as it was
     theta, buffers = learner.weights_of(learner.training_model)
     before, generators = theta.clone(), _generators(x.device)
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)

@@ -15,8 +15,8 @@ _FEW_FILTERS = 8  # times fewer numbers than an image and its outputs have
 def on_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
-    """Visit j's images with visit j's filters, in the way that `chosen` names."""
-    way = chosen(x, weight, stride, padding, dilation, groups)
+    """Visit j's images with visit j's filters, in the way that `way_for` names."""
+    way = way_for(x, weight, stride, padding, dilation, groups)
     if way == "product":
         return product(x, weight, bias, stride)
     if way == "one by one":
@@ -24,7 +24,7 @@ def on_cpu(
     return grouped(x, weight, stride, padding, dilation, groups, bias, channels_last=way == "grouped, channels last")
 
 
-def chosen(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> str:
+def way_for(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> str:
     """The way for images [J * B, C, H, W] and filters [J, O, C / groups, h, w] on a CPU.
 
     From shapes and never from timings, so that a run always gives the same bits; measured, also against the other ways,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.learner import Learner, Recipe
 from ..core.shortage import out_of_memory
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .folded import DECIDES
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
@@ -19,7 +19,8 @@ from .rectified import Fate, Watch
 _KNOWN: dict[Hashable, Finding] = {}
 # Rounding stays far below even through BatchNorm of two examples, a mix-up lies far above.
 _CLOSE = {torch.float64: 1e-4, torch.float32: 1e-2}
-_WORTH = 20_000_000  # operations of a forward pass that a trial may cost
+# Operations of a forward pass that a trial may cost: one visit's, and those of more than two visits.
+_WORTH, _WORTH_MORE = 200_000_000, 20_000_000
 _MOST = 8
 
 
@@ -31,7 +32,7 @@ def examples(count: int, batch: int, operations: int) -> Tensor:
         operations: of one example's forward pass.
     """
     each = max(2, min(batch, _WORTH // max(1, operations)))
-    visits = max(2, min(_MOST, _WORTH // max(1, each * operations)))
+    visits = max(2, min(_MOST, _WORTH_MORE // max(1, each * operations)))
     return torch.linspace(0, count - 1, visits * each).round().long().reshape(visits, each)
 
 
@@ -71,7 +72,7 @@ def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.fl
             raise
         if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
             return _tried(learner, x, y, learner.dtype)
-        return Finding(_first_line(error))
+        return Finding(first_line(error))
     if not _near(got, expected) or trial.mixes():
         return Finding("its forward pass mixes the examples of a batch")
     found = watch.found()
@@ -140,10 +141,6 @@ def _near(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return True
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
 def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:
     """Raises if `vmap` cannot batch the model, either; `reason` is why it cannot be folded."""
     try:
@@ -152,7 +149,7 @@ def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:
     except Exception as error:  # whatever a module raises
         if isinstance(error, InputError) or out_of_memory(error):
             raise
-        said = _first_line(error).partition(". ")[0].removeprefix("vmap: ")
+        said = first_line(error).partition(". ")[0].removeprefix("vmap: ")
         write = " Or write it with torch.where, without .item() and without `if` on numbers." * (DECIDES in reason)
         raise InputError(
             f"The model cannot be trained on many clients at once: {reason.rstrip('.')}. By vmap neither: {said}. Use "

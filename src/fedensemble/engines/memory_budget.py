@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,8 +62,8 @@ def _measured(engine: VectorEngine, visits: int) -> int:
 
 def _estimated(engine: VectorEngine) -> int:
     """By what autograd saves for a few examples; weights that it saves do not grow with them."""
-    batch, learner = engine.work.batch_size, copy(engine.learner)
-    learner.training_model = deepcopy(learner.training_model)  # what it keeps in Python stays as it was
+    batch = engine.work.batch_size
+    learner = engine.learner.with_another_model()  # what this one keeps in Python stays as it was
     gradient = engine.gradient_of(learner) if engine.folded else learner.gradient_function(batched=False)
     if batch > 2 * _FEW:
         try:

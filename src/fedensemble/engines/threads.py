@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +60,9 @@ class VisitThreads:
 
         # Settings of the whole process: threads must not undo each other's.
         with inside(torch.get_num_threads()), sdpa_kernel(SDPBackend.MATH):
-            return together(list(pool.map(work, parts)), len(given.place))
+            working = [pool.submit(work, part) for part in parts]
+            wait(working)  # for all, also where one fails: none may go on beside the next try
+            return together([part.result() for part in working], len(given.place))
 
     def _ready(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
         """Threads, and for each a module of its own: weights are put into a module and taken out again."""
@@ -73,8 +75,7 @@ class VisitThreads:
 
 
 def _worker(engine: VectorEngine) -> VectorEngine:
-    worker, learner = copy(engine), copy(engine.learner)
-    learner.training_model = deepcopy(learner.training_model)
+    worker, learner = copy(engine), engine.learner.with_another_model()
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
 

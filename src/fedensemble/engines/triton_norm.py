@@ -41,7 +41,7 @@ _SHARES = 128  # which one program can still add up at once
 
 
 class StackedBatchNorm(torch.autograd.Function):
-    """Normalised images, and the new running mean and variance of each visit.
+    """Normalised images, and numbers by visit and channel, [6, J, C], as `statistics` makes them.
 
     Args:
         x: [J * B, C, ...].

@@ -1,4 +1,4 @@
-"""Passes over all weights of J visits, [J, P], as Triton kernels: a step of SGD, and the copy that products read."""
+"""Passes over all weights of J visits, [J, P], as Triton kernels: a step of SGD, copies, and rows by mode."""
 
 from __future__ import annotations
 

@@ -139,6 +139,9 @@ class VectorEngine(Simulation):
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
+                behind = error.__context__  # what ended the recording, if ending it then failed, too
+                if behind is not None and out_of_memory(behind):
+                    raise behind from None
                 self.graphs = False
                 self.notes.append(f"CUDA graphs are off: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()

@@ -63,7 +63,8 @@ class Groups:
             self._of.clear()
             return [outcome for federation in federations for outcome in self._round([federation])]
         for federation in federations:
-            federation.foresee()
+            if federation.learner.device.type == "cuda":  # which is busy now
+                federation.foresee()
         outcomes: list[RoundReport | Exception] = []
         for federation, request, answer in zip(federations, requests, answers, strict=True):
             try:
