@@ -149,10 +149,11 @@ class Federation:
 
     def conclude(self, request: Request, returned: Returned) -> RoundReport:
         """Ends the round that `ask` began."""
-        self.state, report = finish_round(self.state, request, returned, self.schedule, self.outcome())
+        state, report = finish_round(self.state, request, returned, self.schedule, self.outcome())
         if self.algorithm.gathers:
-            self.state = replace(self.state, modes=self.engine.agree(self.state.modes))
-        self._outcome = None
+            state = replace(state, modes=self.engine.agree(state.modes))
+        self.engine.commit()  # a round that fails leaves no trace: all stays as it was before it
+        self.state, self._outcome = state, None
         return report
 
     def outcome(self) -> Outcome:

@@ -40,6 +40,7 @@ def train_on(federation, plans):
         federation.state, report = finish_round(
             federation.state, request, federation.engine.visit(*request), federation.schedule
         )
+        federation.engine.commit()
         yield report
 
 

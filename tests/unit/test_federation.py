@@ -18,6 +18,7 @@ from fedensemble import (
     FedProx,
     InputError,
     Plan,
+    Scaffold,
     Stratified,
 )
 from fedensemble.core.optimizer import Optimizer
@@ -377,3 +378,18 @@ def test_what_is_foreseen_is_what_comes(changes):
         plans.append((found, made.state.modes["theta"]))
     assert plans[0][0] == plans[1][0]
     assert torch.equal(plans[0][1], plans[1][1])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_a_round_that_fails_on_the_server_leaves_no_trace(engine, monkeypatch):
+    """Neither in the modes nor in what clients remember: going on is as if it had not been tried."""
+    smooth, rough = (federation(algorithm=Scaffold(lr=0.1), engine=engine) for _ in range(2))
+    train(smooth, 3)
+    train(rough, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Scaffold, "server_update", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(rough, 1)
+    train(rough, 2)
+    assert all(torch.equal(value, rough.tensors()[name]) for name, value in smooth.tensors().items())
+    assert any("row" in name for name in smooth.tensors())

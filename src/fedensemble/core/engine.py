@@ -24,13 +24,16 @@ class Engine(ABC):
 
     @abstractmethod
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        """Lets every client of the plan train its mode.
+        """Lets every client of the plan train its mode. What they are to remember waits for `commit`.
 
         Args:
             sent: what is broadcast, one row a mode, [K, P].
             buffers: running statistics, one row a mode, [K, R].
             round: counted from 0.
         """
+
+    def commit(self) -> None:  # noqa: B027 (not every engine keeps clients' memory)
+        """The server has taken its step: clients remember what the last visit gave them."""
 
     def foresee(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Told of the plan that most likely comes next, an engine may prepare for it."""

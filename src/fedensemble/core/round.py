@@ -31,7 +31,9 @@ def run_round(
 ) -> tuple[EnsembleState, RoundReport]:
     """The state after one more round, and what happened in it."""
     request = begin_round(state, algorithm, schedule)
-    return finish_round(state, request, engine.visit(*request), schedule)
+    done = finish_round(state, request, engine.visit(*request), schedule)
+    engine.commit()  # a round that fails leaves no trace: all stays as it was before it
+    return done
 
 
 def begin_round(

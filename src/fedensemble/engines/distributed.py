@@ -38,7 +38,7 @@ class DistributedEngine(Engine):
         if not isinstance(inner, Simulation):
             raise InputError(f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}.")
         self.inner, self.ranks = inner, ranks
-        self._stale = False  # a round failed: some ranks' memory is a round ahead
+        self._stale = False  # a round failed: some ranks' memory may be a round ahead
         self.writes = ranks.rank == 0
         inner.load_memory(self._owned(inner.memory_tensors(), ranks.rank))
 
@@ -58,6 +58,7 @@ class DistributedEngine(Engine):
             return self.inner.visit(algorithm, sent, buffers, plan, round)
         own, part = self._part(plan)
         self._stale = True
+        self.inner.waiting = []  # also where this rank has nothing to do
         returned, said = self.ranks.together(
             lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None, _forms
         )
@@ -115,6 +116,11 @@ class DistributedEngine(Engine):
         """Those of rank 0: what a server does beyond sums may depend on the memory that its device has left."""
         lead = self.ranks.rank == 0
         return {name: self.ranks.sum(mode if lead else torch.zeros_like(mode)) for name, mode in modes.items()}
+
+    def commit(self) -> None:
+        self._stale = True
+        self.ranks.together(self.inner.commit)
+        self._stale = False
 
     def foresee(self, plan: Plan, round: int) -> None:
         _, part = self._part(plan)

@@ -95,8 +95,3 @@ class Share:
             bytes_up=(carried + algorithm.upload_bytes(uploads, coin))[plan.mode, 0],
             bytes_down=(carried + algorithm.download_bytes(sent, coin))[plan.mode, 0],
         )
-
-    def remember(self) -> None:
-        """Lets clients keep what they have to; last, for a round that fails leaves no trace."""
-        if any(memory for _, memory in self.kept) and bool(self.loss.isfinite().all()):
-            self.engine.memory.write_all(self.kept)

@@ -50,6 +50,7 @@ class Simulation(Engine):
         self.starts = data.start.to(learner.device)
         self._foreseen: tuple[int, Plan, Tables] | None = None
         self.memory = ClientMemory(learner.device, client_memory)
+        self.waiting: list[tuple[Plan, Tree]] = []  # what clients of the last visit are to remember
         self.gradient = learner.gradient_function(self.batched)
         if learner.device.type == "cpu":
             keep_freed_memory()
@@ -159,8 +160,13 @@ class Simulation(Engine):
             losses,
         )
 
+    def commit(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        self.memory.write_all(waiting)
+
     def memory_tensors(self) -> Tree:
         return self.memory.tensors()
 
     def load_memory(self, tensors: Tree) -> None:
+        self.waiting = []
         self.memory.load(tensors)

@@ -53,10 +53,9 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
         if lacking is not None:  # out here, where the failed try holds no memory any more
             lead.shrink(len(block), lacking)
             waiting = torch.cat([block[torch.isin(runs, torch.tensor([*left]))], waiting])
-    returned = [share.returned() for share in shares]
     for share in shares:
-        share.remember()
-    return returned
+        share.engine.waiting = share.kept
+    return [share.returned() for share in shares]
 
 
 def _train(lead: Simulation, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool) -> None:

@@ -71,6 +71,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
         federation.state, _ = finish_round(
             federation.state, request, federation.engine.visit(*request), federation.schedule
         )
+        federation.engine.commit()
     close(fleet, federation)
 
 
