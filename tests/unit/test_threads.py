@@ -12,6 +12,7 @@ from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines import threads
 from fedensemble.engines.block import received
+from fedensemble.engines.operations import operations
 from fedensemble.engines.vector import VectorEngine
 from fedensemble.errors import DivergedError
 from fedensemble.testing.cases import CASES
@@ -126,7 +127,7 @@ def test_small_models_stay_in_one_thread(monkeypatch):
 def test_operations_of_a_forward_pass():
     data = FederatedData.from_arrays(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), [2, 2], classes=3)
     made = Federation(lambda: nn.Linear(5, 3), data, modes=1)
-    assert threads.operations(made.engine) == 2 * 5 * 3
+    assert operations(made.engine) == 2 * 5 * 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

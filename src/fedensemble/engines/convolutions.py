@@ -30,24 +30,24 @@ def way_for(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pa
     From shapes and never from timings, so that a run always gives the same bits; measured, also against the other ways,
     by `benchmarks/cpu_convolutions.py`:
 
-    1. Filters of one pixel are a matrix product, for which oneDNN took twice as long.
-    2. A layer whose inputs and outputs are few is computed in one call for all visits, since a call for each costs a
-       tenth of a millisecond forth and back. Channels that do not fill oneDNN's blocks come last in memory, where it
+    1. Filters of one pixel are a matrix product, for which oneDNN took up to one and a half times as long.
+    2. A layer whose inputs and outputs are few is computed in one call for all visits, since a call for each costs over
+       a tenth of a millisecond forth and back. Channels that do not fill oneDNN's blocks come last in memory, where it
        needs no blocks; float64 it does not compute at all.
     3. A larger one is computed visit by visit: that stays in the cache and copies nothing side by side.
     """
     if weight.shape[3:] == (1, 1) and groups == 1 and padding == (0, 0):
         return "product"
     visits, outputs, channels = weight.shape[:3]
-    numbers = x[0].numel() + outputs * _pixels(x, weight, stride, padding, dilation)
+    numbers = x[0].numel() + outputs * pixels(x, weight, stride, padding, dilation)
     if visits > 1 and len(x) // visits * numbers > _SMALL:
         return "one by one"
     uneven = channels > 1 and (channels % _BLOCK or outputs // groups % _BLOCK)
     return "grouped, channels last" if uneven and x.dtype == torch.float32 else "grouped"
 
 
-def _pixels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> int:
-    """Of what a convolution gives."""
+def pixels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> int:
+    """Of what a convolution gives for one image."""
     reach = [dilation[n] * (weight.shape[3 + n] - 1) + 1 for n in (0, 1)]
     tall, wide = ((x.shape[2 + n] + 2 * padding[n] - reach[n]) // stride[n] + 1 for n in (0, 1))
     return tall * wide

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import draws
-from .convolutions import Pair, grouped, on_cpu
+from .convolutions import Pair, grouped, on_cpu, pixels
 from .lines import HAS_TRITON
 from .pieces import Piece
 
@@ -27,7 +27,7 @@ def conv2d(
         piece: of the filters, where they are a parameter.
     """
     plain = groups == 1 and dilation == (1, 1)
-    if plain and quick(x) and len(x) // len(weight) * _outputs(x, weight, stride, padding) < 1 << 31:
+    if plain and quick(x) and _outputs(x, weight, stride, padding) < 1 << 31:
         from .triton_conv import TritonConvolution
 
         return TritonConvolution.apply(x, weight, bias, stride, padding, piece)  # type: ignore[no-any-return, no-untyped-call]
@@ -42,9 +42,8 @@ def conv2d(
 
 
 def _outputs(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
-    """Numbers that a convolution gives for one image."""
-    tall, wide = ((x.shape[2 + n] + 2 * padding[n] - weight.shape[3 + n]) // stride[n] + 1 for n in (0, 1))
-    return weight.shape[1] * tall * wide
+    """Numbers that a convolution gives for one visit."""
+    return len(x) // len(weight) * weight.shape[1] * pixels(x, weight, stride, padding)
 
 
 def quick(x: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -10,13 +9,13 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.algorithm import Algorithm
 from ..vectors import Tree, rows
 from .block import Inputs, Trained
-from .simulation import Simulation
+from .operations import operations
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -96,32 +95,6 @@ def inside(count: int) -> Iterator[None]:
 def cores() -> int:
     """Cores that torch may use: the user's choice, by torch.set_num_threads or OMP_NUM_THREADS."""
     return torch.get_num_threads()
-
-
-def operations(engine: Simulation) -> int:
-    """Multiplications and additions of one example's forward pass, those with weights; torch's counter loads slowly."""
-    pair = engine.data.x[[0, -1]]  # two examples: a norm without running statistics refuses one
-    x = engine.data.inputs(pair, engine.learner.dtype)
-    total = 0
-
-    def count(module: nn.Module, given: Any, output: Any) -> None:
-        nonlocal total
-        out = output[0] if isinstance(output, tuple) else output
-        if isinstance(module, nn.Embedding) or not isinstance(out, Tensor) or out.dim() < 2:
-            return
-        weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
-        total += 2 * weights * (out.numel() // out.shape[1 if out.dim() > 3 else -1])  # as often as there are places
-
-    modules = [m for m in engine.learner.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # no hooks
-    hooks = [module.register_forward_hook(count) for module in modules]
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "RNN module weights")  # lie apart, which costs this one pass little
-            engine.learner.eval_model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return total // 2
 
 
 def shares(given: Inputs, count: int) -> list[Inputs]:

@@ -22,9 +22,10 @@ from .fold_check import can_fold, check_vmap, examples
 from .folded_gradient import folded_gradient
 from .memory import Placement
 from .memory_budget import visits_that_fit
+from .operations import operations
 from .pieces import copy_for_products
 from .simulation import Simulation
-from .threads import VisitThreads, operations
+from .threads import VisitThreads
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 _NAME = "Engine 'vector'"
