@@ -3,8 +3,9 @@
     python benchmarks/cpu_flower.py [--rounds 5] [--threads 2] [--only vector,flower]
 
 100 clients with 600 MNIST-shaped images each, the paper's CNN, 10 clients a round, batch 32, one epoch. Each way runs
-in a process of its own: "total" is that process from its start to its end, imports and all; "steady" the fastest round
-but the first. Flower is measured where it is installed with its Ray backend: `pip install "flwr[simulation]==1.41.0"`.
+in a process of its own and reads the images from files: "total" is that process from its start to its end, imports and
+all; "steady" the fastest round but the first. Flower is measured where it is installed with its Ray backend:
+`pip install "flwr[simulation]==1.41.0"`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 100, 600, 10, 32, 0.01
+DATA = "CPU_FLOWER_DATA"  # the variable with the folder of the files
 APP = Path(__file__).parent / "flower_app"
 
 
@@ -38,14 +40,31 @@ def network() -> Any:
     )  # fmt: skip
 
 
+def write_data(folder: Path) -> None:
+    """All clients' images and labels, client after client, as two files."""
+    import numpy as np
+
+    numbers = np.random.default_rng(0)
+    np.save(folder / "x.npy", numbers.standard_normal((CLIENTS * IMAGES, 1, 28, 28), dtype=np.float32))
+    np.save(folder / "y.npy", numbers.integers(0, 10, CLIENTS * IMAGES))
+
+
+def stored() -> tuple[Any, Any]:
+    """The files' images and labels, of which only what is used is read."""
+    import numpy as np
+
+    x, y = (np.load(Path(os.environ[DATA]) / name, mmap_mode="r") for name in ("x.npy", "y.npy"))
+    return x, y
+
+
 @lru_cache(maxsize=CLIENTS)
 def client_data(client: int) -> Any:
-    """A client's images and labels; kept, once made."""
+    """A client's images and labels; kept, once read."""
     import torch
 
-    generator = torch.Generator().manual_seed(client)
-    x = torch.randn(IMAGES, 1, 28, 28, generator=generator)
-    return x, torch.randint(0, 10, (IMAGES,), generator=generator)
+    rows = slice(client * IMAGES, (client + 1) * IMAGES)
+    x, y = (torch.tensor(values[rows]) for values in stored())
+    return x, y
 
 
 def train(model: Any, client: int) -> float:
@@ -86,7 +105,7 @@ def ours(engine: str, rounds: int) -> list[float]:
     """One mode, so that the work is FedAvg's."""
     import fedensemble as fe
 
-    data = fe.FederatedData.from_clients([client_data(client) for client in range(CLIENTS)])
+    data = fe.FederatedData.from_arrays(*stored(), [IMAGES] * CLIENTS)
     federation = fe.Federation(
         network, data, fe.FedAvg(lr=LR), modes=1, clients_per_round=COHORT, batch_size=BATCH, engine=engine
     )
@@ -144,11 +163,11 @@ WAYS = {
 PEERS = ("flower", "flwr-run")
 
 
-def measured(way: str, rounds: int, threads: int) -> tuple[float, float, float]:
+def measured(way: str, rounds: int, threads: int, folder: str) -> tuple[float, float, float]:
     """Seconds of the fastest round but the first, before the first round ends, and of the whole process."""
     settings = {
-        **os.environ, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
+        **os.environ, DATA: folder, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(APP.parent), str(APP), os.environ.get("PYTHONPATH")])),
     }  # fmt: skip
@@ -181,7 +200,9 @@ def main() -> None:
     known = find_spec("flwr") is not None and find_spec("ray") is not None
     wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way not in PEERS or known]
     peer = f"flwr {version('flwr')}, ray {version('ray')}" if known else "Flower is not installed"
-    results = {way: measured(way, chosen.rounds, chosen.threads) for way in wanted}
+    with tempfile.TemporaryDirectory() as folder:
+        write_data(Path(folder))
+        results = {way: measured(way, chosen.rounds, chosen.threads, folder) for way in wanted}
     peers = [way for way in PEERS if way in results]
     header = ["way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s"]
     header += [f"Flower / it: {what}" for what in ("steady", "first round", "total")] if peers else []
