@@ -69,6 +69,66 @@ def test_the_same_seed_gives_the_same_bytes(options):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_norms_give_the_same_bytes(norm, precision):
+    from fedensemble.models import ResNet20
+    from fedensemble.testing.problems import labels, numbers, ragged
+
+    def trained():
+        data = ragged(numbers(60, 3, 16, 16).float(), labels(60, classes=10), (20, 7, 33))
+        made = Federation(lambda: ResNet20((3, 16, 16), 10, norm=norm), data, FedAvg(lr=0.1), modes=2, device="cuda",
+                          batch_size=7, engine_options={"precision": precision})  # fmt: skip
+        return states(train(made, 3))
+
+    first, second = trained(), trained()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+FLOAT32 = 2e-3  # two rounds of small steps in float32
+
+
+def test_group_norms_have_kernels(monkeypatch):
+    """Residual blocks as the loop trains them, every norm by kernels, all but the shortcuts' with what follows them."""
+    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.models import ResNet18
+    from fedensemble.testing.problems import labels, numbers, ragged
+
+    used, known = [], GroupNorm.known
+    monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
+    data = ragged(numbers(24, 3, 16, 16).float(), labels(24, classes=4), (8, 5, 11))
+
+    def made(engine, device, **options):
+        return Federation(lambda: ResNet18((3, 16, 16), 4, norm="group", width=16), data, FedAvg(lr=0.02), modes=2,
+                          engine=engine, device=device, batch_size=4, engine_options=options)  # fmt: skip
+
+    captured = made("vector", "cuda", precision="float32")
+    assert captured.engine.rectified.count("sum") == 8
+    assert captured.engine.rectified.count("relu") == 9
+    train(captured, 2)
+    assert captured.engine.graphs, captured.engine.notes
+    assert used and len(used) % 20 == 0  # of a pass
+    assert_close(states(captured), states(train(made("loop", "cpu"), 2)), FLOAT32)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d, lambda channels: torch.nn.GroupNorm(2, channels)])
+def test_a_view_that_kernels_do_not_allow_is_found_on_trial(norm):
+    from fedensemble import EngineWarning, FederatedData
+
+    class Viewed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.out = norm(4), torch.nn.Linear(24, 3)
+
+        def forward(self, x):
+            return self.out(self.norm(x).view(len(x), 24))
+
+    data = FederatedData.from_arrays(torch.randn(20, 4, 6), torch.arange(20) % 3, [8, 12], classes=3)
+    with pytest.warns(EngineWarning, match="using vmap"):
+        made = Federation(Viewed, data, FedAvg(lr=0.1), batch_size=4, device="cuda")
+    train(made, 1)
+
+
 def test_bf16_and_tf32_converge_as_float32():
     from sklearn.datasets import load_digits
 
@@ -120,7 +180,7 @@ MOBILENET = 5e-2  # its slope moves by 0.8 % in float64, too, if weights move by
 # MobileNet ends with BatchNorm over single pixels of a batch, which blows up rounding: only float32 tells anything.
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [(name, each) for name in ("cnn", "cnn-pfl", "resnet20", "lstm") for each in TOLERANCES]
+    [(name, each) for name in ("cnn", "cnn-pfl", "resnet20", "resnet20 group", "lstm") for each in TOLERANCES]
     + [("mobilenet", "float32")],
 )
 def test_gradients_in_every_precision(name, precision):
@@ -130,11 +190,12 @@ def test_gradients_in_every_precision(name, precision):
     from fedensemble.engines.folded_gradient import folded_gradient
     from fedensemble.models import models
 
+    name, _, norm = name.partition(" ")
     text, visits, batch = name == "lstm", 3, 8
     torch.manual_seed(0)
     x = torch.randint(0, 9, (visits * batch, 6)) if text else torch.randn(visits * batch, 3, 32, 32)
     y = torch.randint(0, 9, (visits * batch, 6) if text else (visits * batch,))
-    given = {"outputs": 9} if text else {"outputs": 9, "shape": (3, 32, 32)}
+    given = {"outputs": 9} if text else {"outputs": 9, "shape": (3, 32, 32), **({"norm": norm} if norm else {})}
     data = FederatedData.from_arrays(x, y, [batch] * visits, classes=9)
     made = Federation(lambda: models[name](**given), data, FedAvg(), batch_size=batch, device="cuda",
                       engine_options={"precision": precision})  # fmt: skip

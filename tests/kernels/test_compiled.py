@@ -65,3 +65,45 @@ def test_slopes_of_filters_use_tensor_cores():
     assert "mma" in code(_along_weights, types, constants, tensors, num_warps=4, num_stages=3)
     types = {"parts": "*fp32", "out": "*fp32", **dict.fromkeys(("SPLIT", "EACH", "J_STRIDE"), "i32")}
     assert "ld.global.v4" in code(_total, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"])
+
+
+NUMBERS = dict.fromkeys(("mean", "factor", "shift", "b", "d", "weight", "bias", "known", "scale", "sums"), "*fp32")
+IMAGES = dict.fromkeys(("x", "slope", "done", "kept", "more"), "*bf16")
+COUNTS = dict.fromkeys(("ROWS", "C", "G", "SHARE", "SPLIT", "BATCH", "WEIGHT", "BIAS"), "i32")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("rows", "channels"), [(32, 32), (16, 64)])  # the second where an image has few pixels
+def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
+    from fedensemble.engines.triton_norm_passes import apply, sums
+
+    for kernel, times, out, added, read in (
+        (sums, 1, "*fp32", back, 3 if back else 1),
+        (apply, 2, "*bf16", not back, 2),
+    ):
+        types = {n: t for n, t in {**NUMBERS, **IMAGES, **COUNTS, "out": out}.items() if n in kernel.arg_names}
+        constants = {"BACK": back, "RELU": True, "ADDED": added, "BLOCK_R": rows, "BLOCK_C": times * channels}
+        ptx = code(kernel, types, {**constants, "FLAT": flat}, types)
+        assert ptx.count("ld.global.v4.b32") >= read * times  # a thread's, of 128
+        assert "ld.global.b16" not in ptx and "ld.global.v2" not in ptx
+        assert ("div.s32" in ptx) == flat  # programs of many sets share an axis
+
+
+@pytest.mark.parametrize("ones", [(), ("SPLIT",), ("G", "SPLIT", "BATCH"), ("ROWS", "C", "G", "SPLIT", "BATCH")])
+@pytest.mark.parametrize(("groups", "channels", "warps"), [(2, 8, 1), (2, 256, 4), (1, 1, 1), (1, 4096, 8)])
+def test_numbers_of_groups(groups, channels, warps, ones):
+    """Arguments that are 1 are constants to Triton; nothing is added up in an order that chance decides."""
+    from fedensemble.engines.triton_group_norm import group_slopes, group_statistics, weight_slopes
+
+    every = {**NUMBERS, "x": "*bf16", **COUNTS, "EPS": "fp32", "out": "*fp32"}
+    every |= {"along_weight": "*fp32", "along_bias": "*fp32", "ALONG_WEIGHT": "i32", "ALONG_BIAS": "i32"}
+    tile = {"BLOCK_G": groups, "BLOCK_C": channels}
+    for kernel, blocks in (
+        (group_statistics, tile),
+        (group_slopes, tile),
+        (weight_slopes, {"BLOCK_B": 32, "BLOCK_C": 32}),
+    ):
+        types = {name: kind for name, kind in every.items() if name in kernel.arg_names and name not in ones}
+        constants = {**blocks, **{name: 1 for name in ones if name in kernel.arg_names}}
+        assert "atom" not in code(kernel, types, constants, [], num_warps=warps)

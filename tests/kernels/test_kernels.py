@@ -74,12 +74,26 @@ def test_convolution_kernels(shape, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fate", ["", "relu", "sum"])
-@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (2, 12, 64, 16), (60, 2, 70, 4), (2, 50, 6, 1)])
-def test_batch_norm_kernels(shape, fate, dtype):
-    import torch.nn.functional as F
-
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((3, 4, 5, 6), None),
+        ((2, 12, 64, 16), None),
+        ((60, 2, 70, 4), None),
+        ((2, 50, 6, 1), None),
+        ((3, 4, 6, 6), 2),
+        ((2, 3, 64, 16), 2),
+        ((7, 2, 70, 4), 5),
+        ((2, 3, 40, 5), 40),
+        ((2, 3, 512, 4), 2),
+        ((2, 25, 12, 1), 1),
+    ],
+)  # BatchNorm where there are no groups
+def test_norm_kernels(shape, groups, fate, dtype):
     from fedensemble.engines.pieces import Piece
-    from fedensemble.engines.triton_norm import StackedBatchNorm
+    from fedensemble.engines.triton_batch_norm import BatchNorm
+    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.triton_norm import StackedNorm
 
     visits, batch, channels, side = shape
     torch.manual_seed(0)
@@ -95,7 +109,8 @@ def test_batch_norm_kernels(shape, fate, dtype):
     pieces = Piece(weight, slopes[:, first]), Piece(bias, slopes[:, last])
     more = torch.randn_like(x).requires_grad_()
     added = more if fate == "sum" else None
-    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, 0.1, fate != "", pieces, added)
+    kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
+    got, known = StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
     slope = torch.randn_like(got)
     along = torch.autograd.grad(got, (x, weight, bias, more), slope, allow_unused=True)
     assert along[1] is along[2] is None
@@ -103,7 +118,9 @@ def test_batch_norm_kernels(shape, fate, dtype):
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
     means, variances = mean.double(), variance.double()
     one_by_one = [
-        F.batch_norm(images, means[j], variances[j], exact[1][j], exact[2][j], True, 0.1, 1e-5)
+        F.group_norm(images, groups, exact[1][j], exact[2][j], 1e-5)
+        if groups
+        else F.batch_norm(images, means[j], variances[j], exact[1][j], exact[2][j], True, 0.1, 1e-5)
         for j, images in enumerate(exact[0].chunk(visits))
     ]
     expected = torch.cat(one_by_one)
@@ -111,7 +128,7 @@ def test_batch_norm_kernels(shape, fate, dtype):
         expected = expected + exact[3]
     if fate:  # by our own signs: near 0, rounding decides
         expected = expected * (got > 0)
-    pairs = [(got, expected), (known[4], means), (known[5], variances)]
+    pairs = [(got, expected)] if groups else [(got, expected), (known[4], means), (known[5], variances)]
     slopes_found = (along[0], slopes[:, first], slopes[:, last], along[3])
     right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], slope.double())
     pairs += zip(slopes_found, right, strict=False)
@@ -176,15 +193,83 @@ def test_pooling_kernel(size, step):
 
 def test_batch_norm_far_from_zero():
     """Sums of squares about 0 would lose all digits here."""
-    from fedensemble.engines.triton_norm import StackedBatchNorm
+    from fedensemble.engines.triton_batch_norm import BatchNorm
+    from fedensemble.engines.triton_norm import StackedNorm
 
     torch.manual_seed(0)
     x = torch.randn(2 * 8, 3, 4, 4, device=DEVICE) + 3000
     weight, bias, mean, variance = torch.rand(4, 2, 3, device=DEVICE)
-    got, _ = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-5, 0.1, False, (None, None))
+    got, _ = StackedNorm.apply(x, weight, bias, BatchNorm(mean, variance, 1e-5, 0.1), False, (None, None))
     expected = [F.batch_norm(part.double(), None, None, w.double(), b.double(), True)
                 for part, w, b in zip(x.chunk(2), weight, bias, strict=True)]  # fmt: skip
     assert float((got - torch.cat(expected)).abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("steep", [0, 30])
+@pytest.mark.parametrize(("channels", "groups", "side"), [(6, 2, 16), (70, 5, 3), (9, 9, 8), (260, 1, 1)])
+def test_group_norm_far_from_zero(channels, groups, side, steep):
+    """Channels lie far from 0, and `steep` beyond the one before: neither may cost digits."""
+    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.triton_norm import StackedNorm
+
+    torch.manual_seed(0)
+    above = 1000 + steep * torch.arange(float(channels), device=DEVICE)[:, None, None]
+    x = (torch.randn(2 * 3, channels, side, side, device=DEVICE) + above).requires_grad_()
+    weight, bias = torch.rand(2, 2, channels, device=DEVICE)
+    slope = torch.randn_like(x)
+    got, _ = StackedNorm.apply(x, weight, bias, GroupNorm(groups, 1e-5), False, (None, None))
+    exact = x.detach().double().requires_grad_()
+    expected = torch.cat([F.group_norm(part, groups, w.double(), b.double())
+                          for part, w, b in zip(exact.chunk(2), weight, bias, strict=True)])  # fmt: skip
+    assert float((got - expected).detach().abs().max()) < 1e-3
+    assert apart(torch.autograd.grad(got, x, slope)[0], torch.autograd.grad(expected, exact, slope.double())[0]) < 1e-3
+
+
+@pytest.mark.parametrize("groups", [None, 4])
+def test_norms_give_the_same_bits_again_and_without_slopes(groups):
+    from fedensemble.engines.triton_batch_norm import BatchNorm
+    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.triton_norm import StackedNorm
+
+    torch.manual_seed(0)
+    x = torch.randn(3 * 5, 8, 20, 21, device=DEVICE, requires_grad=True)
+    weight, bias, mean, variance = torch.rand(4, 3, 8, device=DEVICE)
+    slope = torch.randn_like(x)
+    kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
+    made = []
+    for _ in range(2):
+        leaves = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
+        out, _ = StackedNorm.apply(*leaves, kind, True, (None, None))
+        made.append((out, *torch.autograd.grad(out, leaves, slope)))
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+    with torch.no_grad():
+        assert torch.equal(StackedNorm.apply(x, weight, bias, kind, True, (None, None))[0], made[0][0])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
+@pytest.mark.parametrize("groups", [None, 2])
+def test_more_sets_than_an_axis_of_a_grid_has(groups):
+    from fedensemble.engines.triton_batch_norm import BatchNorm
+    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.triton_norm import StackedNorm
+
+    torch.manual_seed(0)
+    visits, channels = 70_000, 8
+    leaves = [torch.randn(shape, device=DEVICE, requires_grad=True)
+              for shape in ((2 * visits, channels, 3), (visits, channels), (visits, channels))]  # fmt: skip
+    mean, variance = torch.rand(2, visits, channels, device=DEVICE)
+    kind = GroupNorm(groups, 1e-2) if groups else BatchNorm(mean, variance, 1e-2, 0.1)
+    got, _ = StackedNorm.apply(*leaves, kind, False, (None, None))
+    exact = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    split = exact[0].reshape(visits, 2, groups or channels, -1, 3)
+    over = (3, 4) if groups else (1, 3, 4)
+    var, centre = torch.var_mean(split, over, correction=0, keepdim=True)
+    normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(visits, 2, channels, 3)
+    expected = (normal * exact[1][:, None, :, None] + exact[2][:, None, :, None]).reshape(exact[0].shape)
+    slope = torch.randn_like(got)
+    along, right = torch.autograd.grad(got, leaves, slope), torch.autograd.grad(expected, exact, slope.double())
+    for a, b in zip((got, *along), (expected, *right), strict=True):
+        assert apart(a, b) < 1e-4
 
 
 class InPlace(nn.Module):
@@ -206,21 +291,48 @@ class InPlace(nn.Module):
         return self.out(self.shared(y).mean((2, 3)))
 
 
-def test_layers_may_be_written_into(monkeypatch):
+class Grouped(nn.Module):
+    """GroupNorms of all fates, one used twice, one without weights, one whose groups a program cannot hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.norm, self.other, self.shared = nn.GroupNorm(3, 6), nn.GroupNorm(2, 6), nn.GroupNorm(1, 6)
+        self.plain, self.wide, self.out = nn.GroupNorm(6, 6, affine=False), nn.GroupNorm(1, 4100), nn.Linear(4100, 3)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = nn.ReLU(inplace=True)(self.other(self.second(x)) + x)
+        x = self.shared(torch.tanh(self.shared(x)))
+        x = F.relu(self.plain(x))
+        return self.out(self.wide(F.pad(x.flatten(1), (0, 4100 - 6 * 64))))
+
+
+@pytest.mark.parametrize(
+    ("model", "fates", "grouped"),
+    [(InPlace, ("relu", "", "", ""), 0), (Grouped, ("relu", "sum", "", "", "relu", ""), 4)],
+)
+def test_models_by_kernels(model, fates, grouped, monkeypatch):
+    from fedensemble.engines.triton_group_norm import GroupNorm
+
+    used, known = [], GroupNorm.known
+    monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
     if DEVICE == "cpu":
         monkeypatch.setattr(kernels, "quick", lambda x: x.dtype == torch.float32)
     torch.manual_seed(0)
     visits, batch = 3, 4
     x, y = torch.randn(visits, batch, 2, 8, 8, device=DEVICE), torch.randint(0, 3, (visits, batch), device=DEVICE)
     more = torch.ones(visits, batch, dtype=torch.bool, device=DEVICE), torch.arange(visits, device=DEVICE)
-    exact, quick = (Learner(InPlace, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32))
-    assert can_fold(quick, x, y) == (None, ("relu", "", "", ""))
+    exact, quick = (Learner(model, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32))
+    assert can_fold(quick, x, y) == (None, fates)
+    assert not used  # a trial is in float64
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
-    got = folded_gradient(quick, rectified=("relu", "", "", ""))(theta.float(), buffers.float(), x, y, *more)
+    got = folded_gradient(quick, rectified=fates)(theta.float(), buffers.float(), x, y, *more)
+    assert len(used) == grouped
     expected = folded_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
-        assert apart(a, b) < 1e-4
+        assert apart(a, b) < 1e-4 if b.numel() else a.shape == b.shape
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

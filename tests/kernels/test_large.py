@@ -19,8 +19,10 @@ CASES = [  # kernel, distances between rows, constants
     ("triton_products", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
     ("triton_filters", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
     ("triton_filters", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
-    ("triton_norm_passes", "statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
-    ("triton_norm_passes", "slopes", ["WEIGHT", "ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_batch_norm", "statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_batch_norm", "slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("triton_group_norm", "group_statistics", ["WEIGHT", "BIAS"], {"BLOCK_G": 2, "BLOCK_C": 64}),
+    ("triton_group_norm", "weight_slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"BLOCK_B": 32, "BLOCK_C": 32}),
     ("triton_step", "_chosen", ["P", "WIDE"], {"BLOCK": 2048}),
     ("triton_linear", "_outer", ["STRIDE"], {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16}),
 ]

@@ -105,13 +105,54 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
 @example(2, 9, 5, [7], "sum", False, 0.0)
 @repeatable
 def test_batch_norms(j, batch, many, image, fate, direct, far):
-    from fedensemble.engines.pieces import Piece
-    from fedensemble.engines.triton_norm import StackedBatchNorm
+    from fedensemble.engines.triton_batch_norm import BatchNorm
 
     assume(batch * torch.Size(image).numel() >= 2)
+    mean, variance = (lying_apart(tensor) for tensor in (numbers(j, many, seed=4), numbers(j, many, seed=5).abs()))
+    means, variances = mean.double(), variance.double()
+
+    def exactly(images, weight, bias, n):
+        return F.batch_norm(images, means[n], variances[n], weight, bias, True, 0.3, 1e-2)
+
+    kind = BatchNorm(mean, variance, 1e-2, 0.3)
+    known = check_norm(j, batch, many, image, fate, direct, far, False, kind, exactly)
+    same([("mean", known[4], means), ("variance", known[5], variances)], 1e-4 if far else 2e-5)
+
+
+@given(
+    visits, st.integers(1, 5), st.sampled_from([1, 2, 3, 5, 8, 17, 33]), st.sampled_from([1, 2, 3, 5, 8]),
+    st.lists(st.integers(1, 6), max_size=3), st.sampled_from(["", "relu", "sum"]), st.booleans(),
+    st.sampled_from([0.0, 50.0]), st.booleans(),
+)  # fmt: skip
+@example(1, 1, 2, 1, [], "relu", True, 0.0, True)  # nothing but one group's channels
+@example(2, 3, 3, 5, [4, 4], "sum", True, 50.0, False)
+@example(1, 2, 8, 2, [40, 41], "relu", True, 0.0, True)  # an example's rows in shares
+@example(2, 40, 4, 3, [2], "", True, 0.0, False)  # more examples than a program adds up at once
+@example(1, 2, 700, 2, [2], "relu", False, 0.0, False)  # more channels than a program takes at once
+@example(1, 2, 3, 300, [2], "relu", False, 0.0, True)  # more groups
+@example(1, 2, 64, 2, [8, 8], "relu", True, 0.0, True)  # several blocks of rows and of channels on one axis
+@repeatable
+def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
+    from fedensemble.engines.triton_group_norm import GroupNorm
+
+    assume(each * torch.Size(image).numel() >= 2)
+
+    def exactly(images, weight, bias, n):
+        split = images.unflatten(1, (groups, -1)).flatten(2)  # F.group_norm refuses what it takes for a batch of one
+        var, centre = torch.var_mean(split, 2, correction=0, keepdim=True)
+        normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(images.shape)
+        return normal * weight.reshape(-1, *(1,) * len(image)) + bias.reshape(-1, *(1,) * len(image))
+
+    check_norm(j, batch, each * groups, image, fate, direct, far, flat, GroupNorm(groups, 1e-2), exactly)
+
+
+def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
+    """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there were many sets."""
+    from fedensemble.engines import triton_norm
+    from fedensemble.engines.pieces import Piece
+
     x = (far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)).requires_grad_()
-    weight, bias, mean = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3, 4))
-    variance = lying_apart(numbers(j, many, seed=5).abs())
+    weight, bias = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3))
     weight.requires_grad_()
     bias.requires_grad_()
     slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
@@ -119,20 +160,19 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
     pieces = (Piece(weight, places[0]), Piece(bias, places[1])) if direct else (None, None)
     more = numbers(*x.shape, seed=7).requires_grad_()
     added = more if fate == "sum" else None
-    got, known = StackedBatchNorm.apply(x, weight, bias, mean, variance, 1e-2, 0.3, fate != "", pieces, added)
-    back = numbers(*got.shape, seed=6)
-    found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
+    with pytest.MonkeyPatch.context() as patched:
+        if flat:
+            patched.setattr(triton_norm, "_AXIS", 0)
+        got, known = triton_norm.StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
+        back = numbers(*got.shape, seed=6)
+        found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
     if direct:
         assert found[1] is found[2] is None
         assert bool((slopes[:, :, :4] == 9).all()) and bool((slopes[:, :, -3:] == 9).all())
         found[1:3] = places
 
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
-    means, variances = mean.double(), variance.double()
-    expected = torch.cat([
-        F.batch_norm(images, means[n], variances[n], exact[1][n], exact[2][n], True, 0.3, 1e-2)
-        for n, images in enumerate(exact[0].chunk(j))
-    ])  # fmt: skip
+    expected = torch.cat([exactly(images, exact[1][n], exact[2][n], n) for n, images in enumerate(exact[0].chunk(j))])
     if fate == "sum":
         expected = expected + exact[3]
     if fate:  # by our own signs: near 0, rounding decides
@@ -140,8 +180,9 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
         assert bool((expected[got == 0] < 1e-3).all())
         expected = expected * (got > 0)
     right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], back.double())
-    named = [("out", got, expected), ("mean", known[4], means), ("variance", known[5], variances)]
-    same([*named, *zip(("images", "weight", "bias", "summand"), found, right, strict=False)], 1e-4 if far else 2e-5)
+    slopes_found = zip(("images", "weight", "bias", "summand"), found, right, strict=False)
+    same([("out", got, expected), *slopes_found], 1e-4 if far else 2e-5)
+    return known
 
 
 @given(

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from torch import nn
 
 from fedensemble.bench import engines, growth, quick
 from fedensemble.bench.measure import LiveTable, PeakMemory, fastest, machine, resident
@@ -34,11 +35,13 @@ def test_every_case_that_is_promised_is_there():
     assert promised <= set(engines.CASES)
 
 
-@pytest.mark.parametrize("case", ["lstm-50", "resnet18-10-16"])
+@pytest.mark.parametrize("case", ["lstm-50", "resnet18-10-16", "resnet20-group-60-16"])
 def test_cases_are_what_they_say(case):
     wanted = engines.CASES[case]._replace(examples=2, batch=2)
     federation = engines.federation(wanted, "loop", "cpu", {}, clients=1)
     assert federation.data.x.shape == (2, *engines.INPUTS[wanted.input])
+    norms = [module for module in federation.learner.build(0).modules() if isinstance(module, nn.GroupNorm)]
+    assert bool(norms) == ("group" in case)
 
 
 def test_growth(said, tmp_path):

@@ -1,4 +1,4 @@
-"""BatchNorms that may apply the ReLU after them: those whose output goes to one ReLU and nowhere else."""
+"""Norms that may apply the ReLU after them: those whose output goes to one ReLU and nowhere else."""
 
 import pytest
 import torch
@@ -16,13 +16,13 @@ from fedensemble.testing.problems import CLASSES, FEATURES, classification
 
 
 class Net(nn.Module):
-    """Two BatchNorms, and what is done with the first one's output."""
+    """Two norms, and what is done with the first one's output."""
 
-    def __init__(self, between):
+    def __init__(self, between, norm=nn.BatchNorm1d):
         super().__init__()
         self.inside, self.out = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
-        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(CLASSES)
-        self.spare, self.third = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.first, self.second = norm(6), nn.BatchNorm1d(CLASSES)
+        self.spare, self.third = nn.Linear(6, 6), norm(6)
         self.between, self.passes = between, 0
 
     def forward(self, x):
@@ -122,22 +122,31 @@ CASES = {
 }
 
 
+def grouped(channels):
+    return nn.GroupNorm(2, channels)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, grouped])
 @pytest.mark.parametrize("case", CASES)
-def test_which_are_found(case):
+def test_which_are_found(case, norm):
     between, expected = CASES[case]
     data = classification()
-    learner = Learner(lambda: Net(between), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = Learner(lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64)
     found = can_fold(learner, *pairs(data))
     fates = {True: ("relu", ""), False: (), "sum": ("sum", ""), "two": ("sum", "", "")}
     assert found == (None, fates[expected])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_engines_agree(case):
+@pytest.mark.parametrize(
+    ("case", "norm"),
+    [(case, nn.BatchNorm1d) for case in CASES]
+    + [(case, grouped) for case in ("F.relu", "in place", "after a sum", "all in place", "two norms in a sum", "both")],
+)
+def test_engines_agree(case, norm):
     runs = {}
     for engine in ("loop", "vector"):
         runs[engine] = Federation(
-            lambda: Net(CASES[case][0]), classification(), FedAvg(lr=0.1), modes=2, batch_size=4, engine=engine,
+            lambda: Net(CASES[case][0], norm), classification(), FedAvg(lr=0.1), modes=2, batch_size=4, engine=engine,
             dtype=torch.float64,
         )  # fmt: skip
         list(runs[engine].rounds(2))

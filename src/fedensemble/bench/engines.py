@@ -29,6 +29,7 @@ class Case(NamedTuple):
     examples: int  # a client
     batch: int
     input: str
+    norm: str = ""  # the model's own if empty
 
 
 CASES = {
@@ -39,6 +40,7 @@ CASES = {
         for clients in (10, 30, 60)
     },
     "resnet20-60-16": Case("resnet20", 60, 160, 16, "cifar"),
+    "resnet20-group-60-16": Case("resnet20", 60, 160, 16, "cifar", "group"),
     "lstm-50": Case("lstm", 50, 320, 32, "text"),
     "pfl": Case("cnn-pfl", 50, 50, 10, "cifar"),
     "mlp-10": Case("mlp", 10, 100, 10, "digits"),
@@ -64,6 +66,7 @@ def federation(case: Case, engine: str, device: str, options: dict[str, Any], cl
     y = torch.randint(0, outputs, (count, *shape) if text else (count,), generator=generator)
     data = FederatedData.from_arrays(x, y, [case.examples] * clients, classes=outputs)
     given: dict[str, Any] = {"outputs": outputs} if text else {"shape": shape, "outputs": outputs}
+    given |= {"norm": case.norm} if case.norm else {}
     return Federation(
         lambda: models[case.model](**given), data, FedAvg(lr=0.01), modes=5, clients_per_round=clients,
         batch_size=case.batch, engine=engine, device=device, engine_options=options,

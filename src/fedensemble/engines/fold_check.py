@@ -37,9 +37,9 @@ def examples(count: int, batch: int, operations: int) -> Tensor:
 
 
 class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which BatchNorms may do what comes after them.
+    """What a trial told: why a model cannot be folded, or None; and which norms may do what comes after them.
 
-    The second is empty if none may, otherwise it says so of each BatchNorm of a pass.
+    The second is empty if none may, otherwise it says so of each BatchNorm and GroupNorm of a pass.
     """
 
     reason: str | None

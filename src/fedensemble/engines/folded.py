@@ -48,8 +48,8 @@ class Folded(FoldedNorms):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
-        rectified: for each BatchNorm of the pass, whether it applies the ReLU after it, too, or adds what is added to
-            it and then does; empty if none does.
+        rectified: for each BatchNorm and GroupNorm of the pass, whether it applies the ReLU after it, too, or adds what
+            is added to it and then does; empty if none does.
         watch: looks which ones could.
     """
 

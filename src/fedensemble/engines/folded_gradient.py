@@ -23,7 +23,7 @@ def folded_gradient(
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
 
     Args:
-        rectified: for each BatchNorm of a pass, what is done with it and nothing else, which it then does itself.
+        rectified: for each BatchNorm and GroupNorm of a pass, what is done with it and nothing else: it does that, too.
         watch: finds those.
     """
     working = compute or learner.dtype

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.randomness import KeyedRandomness
 from ..errors import InputError
 from . import kernels
 from .pieces import Piece
-from .rectified import Fate, Watch, summands
+from .rectified import Fate, Rectifying, Watch
+
+_MOST = 4096  # channels of a group that a kernel's program can hold
 
 
 class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
     """The module does something with its parameters that only `vmap` can batch."""
 
 
-class FoldedNorms(KeyedRandomness):
+class FoldedNorms(Rectifying):
     """The part of `Folded` that knows norms.
 
     Args:
@@ -30,13 +31,9 @@ class FoldedNorms(KeyedRandomness):
     def __init__(
         self, key: Tensor, pieces: Mapping[int, Piece], rectified: Sequence[Fate], watch: Watch | None
     ) -> None:
-        super().__init__(key)
+        super().__init__(key, rectified, watch)
         self.visits, self.pieces = len(key), pieces
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
-        self.rectified, self.watch, self.norms = rectified, watch, 0
-        # By the identity of what the module holds, and that itself, so that nothing else gets its identity:
-        self.awaited: dict[int, tuple[Tensor, Tensor]] = {}  # images that have had the ReLU which it will ask for
-        self.waiting: dict[int, tuple[Tensor, Callable[[Tensor], Tensor]]] = {}  # norms that wait for their summand
 
     def _affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Images [J * B, C, ...] times and plus [J, C]."""
@@ -58,62 +55,64 @@ class FoldedNorms(KeyedRandomness):
             raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
         if not training and (mean is None or variance is None):
             raise NotFoldable("BatchNorm without statistics in evaluation")
-        fate = self.rectified[self.norms] if self.norms < len(self.rectified) else ""
-        self.norms += 1
 
-        def done(more: Tensor | None = None) -> Tensor:
+        def done(relu: bool, more: Tensor | None) -> Tensor:
             if training and weight is not None and bias is not None and kernels.quick(x):
-                return self._quick_norm(x, mean, variance, weight, bias, momentum, eps, fate != "", more)
+                return self._quick_batch_norm(x, mean, variance, weight, bias, momentum, eps, relu, more)
             out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
             if training and mean is not None and variance is not None:
                 unbiased = var * count / (count - 1)
                 for kept, new in ((mean, centre), (variance, unbiased)):
                     moved = (1 - momentum) * self._latest(kept) + momentum * new.detach().reshape(kept.shape)
                     self.statistics[id(kept)] = moved
-            out = out if more is None else out + more
-            return F.relu(out) if fate else out
+            return _finished(out, relu, more)
 
-        if fate == "sum":
-            stands_in = x.detach()
-            self.waiting[id(stands_in)] = (stands_in, done)
-            return stands_in
-        out = done()
-        if fate == "relu":
-            self.awaited[id(out)] = (out, out)
-        if self.watch is not None:
-            self.watch.made(out)
-        return out
+        return self.by_fate(x, done)
 
-    def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """A sum, and the ReLU after it, with a norm that waits for it; None if there is no such in it."""
-        pair = summands(args, kwargs)
-        if pair is None or not any(id(value) in self.waiting for value in pair):
-            return None
-        norm, more = pair if id(pair[0]) in self.waiting else (pair[1], pair[0])
-        out = self.waiting.pop(id(norm))[1](more)
-        held = norm if func is Tensor.add_ else out  # what was written into goes on under its own name
-        self.awaited[id(held)] = (held, out)
-        return held
+    def group_norm(
+        self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """As F.group_norm with weights [J, C]."""
+
+        def done(relu: bool, more: Tensor | None) -> Tensor:
+            suited = kernels.quick(x) and x.shape[1] % groups == 0 and x.shape[1] // groups <= _MOST
+            if weight is not None and bias is not None and suited:
+                from .triton_group_norm import GroupNorm
+
+                return self._quick_norm(x, weight, bias, GroupNorm(groups, eps), relu, more)[0]
+            return _finished(self._affine(F.group_norm(x, groups, None, None, eps), weight, bias), relu, more)
+
+        return self.by_fate(x, done)
 
     def _latest(self, kept: Tensor) -> Tensor:
         """Running statistics as they are now: a layer may be used twice."""
         return self.statistics.get(id(kept), kept)
 
-    def _quick_norm(
+    def _quick_batch_norm(
         self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor, bias: Tensor, momentum: float,
         eps: float, relu: bool, more: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        from .triton_norm import StackedBatchNorm
+        from .triton_batch_norm import BatchNorm
 
-        old = [torch.zeros_like(weight) if kept is None else self._latest(kept) for kept in (mean, variance)]
-        pieces = self.pieces.get(id(weight)), self.pieces.get(id(bias))
-        alike = more is None or (more.shape == x.shape and more.dtype == x.dtype)
-        out, known = StackedBatchNorm.apply(  # type: ignore[no-untyped-call]
-            x, weight, bias, *old, eps, momentum, relu and alike, pieces, more if alike else None
-        )
+        moving = (torch.zeros_like(weight) if kept is None else self._latest(kept) for kept in (mean, variance))
+        kind = BatchNorm(next(moving), next(moving), eps, momentum)
+        out, known = self._quick_norm(x, weight, bias, kind, relu, more)
         if mean is not None and variance is not None:
             self.statistics[id(mean)], self.statistics[id(variance)] = known[4], known[5]
-        return out if more is None or alike else F.relu(out + more)
+        return out
+
+    def _quick_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, kind: Any, relu: bool, more: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Normalised images by Triton kernels, and the numbers they were made with; for the kind see `StackedNorm`."""
+        from .triton_norm import StackedNorm
+
+        pieces = self.pieces.get(id(weight)), self.pieces.get(id(bias))
+        alike = more is None or (more.shape == x.shape and more.dtype == x.dtype)
+        out, known = StackedNorm.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, kind, relu and alike, pieces, more if alike else None
+        )
+        return out if more is None or alike else F.relu(out + more), known
 
     def _normalised(
         self,
@@ -137,12 +136,6 @@ class FoldedNorms(KeyedRandomness):
         shift = -centre * scale if bias is None else bias.reshape(spread) - centre * scale
         return (wide * scale + shift).to(x.dtype).reshape(x.shape), centre, var
 
-    def group_norm(
-        self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-    ) -> Tensor:
-        """As F.group_norm with weights [J, C]."""
-        return self._affine(F.group_norm(x, groups, None, None, eps), weight, bias)
-
     def layer_norm(
         self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
@@ -154,3 +147,13 @@ class FoldedNorms(KeyedRandomness):
         if bias is not None:
             split = split + bias.unsqueeze(1).to(x.dtype)
         return split.reshape(x.shape)
+
+
+def _finished(out: Tensor, relu: bool, more: Tensor | None) -> Tensor:
+    """A norm's output with what comes after it, on a GPU in the order in memory that kernels give it.
+
+    For a module may ask for a view that another order does not allow: a trial in float64 is to find that.
+    """
+    out = out if more is None else out + more
+    out = F.relu(out) if relu else out
+    return out.movedim(1, -1).contiguous().movedim(-1, 1) if out.is_cuda else out

@@ -1,10 +1,11 @@
-"""BatchNorm with J sets of statistics, and the sum and the ReLU after it: two passes over the images each way.
+"""Norms of J visits, and the sum and the ReLU after them: two passes over the images each way.
 
-Between the passes one small launch makes all numbers by visit and channel.
+Between the passes small launches make all numbers by set and channel: those of BatchNorm or of GroupNorm.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,41 +13,80 @@ import triton
 from torch import Tensor
 
 from .pieces import Piece
-from .triton_norm_passes import apply, slopes, statistics, sums
+from .triton_batch_norm import BatchNorm
+from .triton_group_norm import GroupNorm
+from .triton_norm_passes import apply, sums
 from .triton_tools import images_like
 
+Kind = BatchNorm | GroupNorm
+# By a search on an H200: numbers and at most so many channels that a program takes at once, and its warps.
+_SUMS, _APPLY = (1024, 32, 4), (4096, 64, 2)
+_SUMS_OF_FEW, _APPLY_TO_FEW = (2048, 128, 1), (2048, 128, 2)  # where an example, a set of GroupNorm, has few rows:
+_FEW = 256, 64
+_PROGRAMS = 1024  # which fill it
+_SHARES = 128  # which one program can still add up at once
+_AXIS = 65535  # programs on a grid's second and third axis
 
-def _tile(channels: int, size: int, most: int) -> dict[str, int]:
-    """Rows and at most `most` channels that a program takes at once, `size` numbers in all."""
-    block_c = max(8, min(most, triton.next_power_of_2(channels)))
-    return {"BLOCK_R": size // block_c, "BLOCK_C": block_c}
+
+def _tile(flat: Tensor, size: int, most: int, warps: int) -> dict[str, int]:
+    """Rows and channels that a program takes at once."""
+    sets, _, channels = flat.shape
+    block_c = min(most, max(8, triton.next_power_of_2(channels)))
+    flat_grid = max(sets, triton.cdiv(channels, block_c)) > _AXIS
+    return {"BLOCK_R": size // block_c, "BLOCK_C": block_c, "FLAT": flat_grid, "num_warps": warps}
 
 
-def _shares(rows: int, channels: int, visits: int, tile: dict[str, int]) -> tuple[int, int]:
-    """Into how many shares a visit's rows are cut for sums, and their length."""
+def _grid(inner: int, flat: Tensor, tile: dict[str, int]) -> tuple[int, ...]:
+    """Programs: `inner` for each set and block of channels."""
+    grid = inner, triton.cdiv(flat.shape[2], tile["BLOCK_C"]), len(flat)
+    return (math.prod(grid),) if tile["FLAT"] else grid
+
+
+def _shares(flat: Tensor, tile: dict[str, int]) -> tuple[int, int]:
+    """Into how many shares a set's rows are cut for sums, and their length."""
+    sets, rows, channels = flat.shape
     blocks = triton.cdiv(rows, tile["BLOCK_R"])
-    wanted = min(_SHARES, max(1, _PROGRAMS // (visits * triton.cdiv(channels, tile["BLOCK_C"]))))
+    wanted = min(_SHARES, max(1, _PROGRAMS // (sets * triton.cdiv(channels, tile["BLOCK_C"]))))
     each = triton.cdiv(blocks, wanted)
     return triton.cdiv(blocks, each), each * tile["BLOCK_R"]
 
 
-def _grid(rows: int, channels: int, visits: int, tile: dict[str, int]) -> tuple[int, int, int]:
-    return triton.cdiv(rows, tile["BLOCK_R"]), triton.cdiv(channels, tile["BLOCK_C"]), visits
+def _first(
+    kind: Kind, flat: Tensor, slope: Tensor, known: Tensor | None, done: Tensor, kept: Tensor, **what: bool
+) -> Tensor:
+    """The first pass: two sums by set and channel, in shares, [shares, S, 2, C]; see `sums`."""
+    sets, rows, channels = flat.shape
+    few = isinstance(kind, GroupNorm) and rows <= _FEW[0]
+    tile = _tile(flat, *(_SUMS_OF_FEW if few else _SUMS))
+    split, share = _shares(flat, tile)
+    found = torch.empty(split, sets, 2, channels, dtype=torch.float32, device=flat.device)
+    mean, factor, shift = (found,) * 3 if known is None else (known[0], known[2], known[3])
+    sums[_grid(split, flat, tile)](
+        flat, slope, mean, factor, shift, done, kept, found, rows, channels, share, **what, **tile
+    )
+    return found
 
 
-# By a search on an H200, which so many programs fill:
-_SUMS, _APPLY = (1024, 32), (2048, 64)
-_PROGRAMS = 1024
-_SHARES = 128  # which one program can still add up at once
+def _second(
+    kind: Kind, flat: Tensor, slope: Tensor, known: Tensor, b: Tensor, d: Tensor, more: Tensor, out: Tensor,
+    **what: bool,
+) -> None:  # fmt: skip
+    """The second pass: writes images or their slope to `out`; see `apply`."""
+    _, rows, channels = flat.shape
+    few = isinstance(kind, GroupNorm) and rows < _FEW[1]
+    tile = _tile(flat, *(_APPLY_TO_FEW if few else _APPLY))
+    apply[_grid(triton.cdiv(rows, tile["BLOCK_R"]), flat, tile)](
+        flat, slope, known[2], known[3], b, d, more, out, rows, channels, **what, **tile
+    )
 
 
-class StackedBatchNorm(torch.autograd.Function):
-    """Normalised images, and numbers by visit and channel, [6, J, C], as `statistics` makes them.
+class StackedNorm(torch.autograd.Function):
+    """Normalised images, and numbers by set and channel, [4 or more, S, C], as the kind of norm makes them.
 
     Args:
         x: [J * B, C, ...].
         weight, bias: [J, C], float32.
-        mean, variance: running statistics, [J, C].
+        kind: of norm, with what only that one needs.
         relu: whether a ReLU is part of it.
         pieces: of weight and bias.
         more: what is added before the ReLU, shaped like x, or None.
@@ -54,70 +94,42 @@ class StackedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float, momentum: float,
-        relu: bool, pieces: tuple[Piece | None, Piece | None], more: Tensor | None = None,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kind: Kind, relu: bool,
+        pieces: tuple[Piece | None, Piece | None], more: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        visits, channels = weight.shape
         last = _lasting(x)
-        flat = last.reshape(visits, -1, channels)
-        rows = flat.shape[1]
-        tile, wide = _tile(channels, *_SUMS), _tile(channels, *_APPLY)
-        split, share = _shares(rows, channels, visits, tile)
-        found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=x.device)
-        known = torch.empty(6, visits, channels, dtype=torch.float32, device=x.device)
-        out = images_like(x, x.shape)
-        parts = triton.cdiv(channels, tile["BLOCK_C"])
-        sums[(split, parts, visits)](
-            flat, flat, known, known, known, flat, flat, found, rows, channels, share, BACK=False, RELU=False,
-            ADDED=False, **tile,
-        )  # fmt: skip
-        statistics[(parts, visits)](
-            found, flat, mean, variance, weight, bias, known, rows, channels, split, mean.stride(0), variance.stride(0),
-            weight.stride(0), bias.stride(0), eps, momentum,
-            SHARES=triton.next_power_of_2(split), BLOCK_C=tile["BLOCK_C"],
-        )  # fmt: skip
-        apply[_grid(rows, channels, visits, wide)](
-            flat, flat, known[2], known[3], known, known, known, flat if more is None else _lasting(more), out, rows,
-            channels, BACK=False, RELU=relu, ADDED=more is not None, **wide,
-        )  # fmt: skip
-        ctx.save_for_backward(flat, weight, known, None if more is None else out)
-        ctx.shape, ctx.relu, ctx.pieces = last.shape, relu, pieces
+        flat = last.reshape(kind.sets(len(weight), len(x)), -1, x.shape[1])
+        found = _first(kind, flat, flat, None, flat, flat, BACK=False, RELU=False, ADDED=False)
+        known = kind.known(found, flat, weight, bias)
+        out, added = images_like(x, x.shape), more is not None
+        given = flat if more is None else _lasting(more)
+        _second(kind, flat, flat, known, known, known, given, out, BACK=False, RELU=relu, ADDED=added)
+        ctx.save_for_backward(flat, known, out if added else None)
+        ctx.shape, ctx.kind, ctx.relu, ctx.pieces, ctx.visits = last.shape, kind, relu, pieces, len(weight)
         ctx.mark_non_differentiable(known)
         ctx.set_materialize_grads(False)  # no zeros for a slope that there is not
         return out, known
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        flat, weight, known, done = ctx.saved_tensors
-        visits, rows, channels = flat.shape
-        tile, wide = _tile(channels, *_SUMS), _tile(channels, *_APPLY)
-        split, share = _shares(rows, channels, visits, tile)
+        flat, known, done = ctx.saved_tensors
         added, relu = done is not None, ctx.relu and done is None
         along = _lasting(slope)
         kept = torch.empty_like(along) if added else along  # where the ReLU let something through
-        found = torch.empty(split, visits, 2, channels, dtype=torch.float32, device=flat.device)
-        numbers = torch.empty(3, visits, channels, dtype=torch.float32, device=flat.device)
-        out = torch.empty_like(flat)
-        parts = triton.cdiv(channels, tile["BLOCK_C"])
-        sums[(split, parts, visits)](
-            flat, along, known, known[2], known[3], _lasting(done) if added else flat, kept, found, rows, channels,
-            share, BACK=True, RELU=relu, ADDED=added, **tile,
-        )  # fmt: skip
+        given = _lasting(done) if added else flat
+        found = _first(ctx.kind, flat, along, known, given, kept, BACK=True, RELU=relu, ADDED=added)
         written = [
             piece.place() if piece is not None and needed else None
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[1:3], strict=True)
         ]
-        places = [torch.empty(weight.shape, device=weight.device) if place is None else place for place in written]
-        slopes[(parts, visits)](
-            found, weight, known, numbers, *places, rows, channels, split, weight.stride(0), places[0].stride(0),
-            places[1].stride(0), SHARES=triton.next_power_of_2(split), BLOCK_C=tile["BLOCK_C"],
-        )  # fmt: skip
-        apply[_grid(rows, channels, visits, wide)](
-            flat, kept, known[2], known[3], *numbers, flat, out, rows, channels, BACK=True, RELU=relu, ADDED=False,
-            **wide,
-        )  # fmt: skip
+        room = ctx.visits, flat.shape[2]
+        places = [torch.empty(room, device=flat.device) if place is None else place for place in written]
+        b, d = ctx.kind.slopes(found, flat.shape[1], known, *places)
+        out = torch.empty_like(flat)
+        _second(ctx.kind, flat, kept, known, b, d, flat, out, BACK=True, RELU=relu, ADDED=False)
         brought = [place if before is None else None for place, before in zip(places, written, strict=True)]
-        return out.reshape(ctx.shape).movedim(-1, 1), *brought, *[None] * 6, kept.movedim(-1, 1) if added else None
+        summand = kept.movedim(-1, 1) if added else None
+        return out.reshape(ctx.shape).movedim(-1, 1), *brought, None, None, None, summand
 
 
 def _lasting(images: Tensor) -> Tensor:

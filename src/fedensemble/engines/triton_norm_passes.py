@@ -1,6 +1,7 @@
-"""BatchNorm's passes over the images of J visits, channels last, as Triton kernels.
+"""The passes of norms over the images of J visits, channels last, as Triton kernels.
 
-y = (x - mean_jc) / sqrt(var_jc + eps) * weight_jc + bias_jc, mean and variance over a visit's own batch and pixels.
+y = (x - mean) / sqrt(var + eps) * weight_jc + bias_jc. Rows are cut into sets with numbers of their own by channel:
+BatchNorm has a set a visit, GroupNorm a set an example.
 """
 
 from __future__ import annotations
@@ -10,19 +11,31 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def whose(INNER, C, BLOCK_C: tl.constexpr, FLAT: tl.constexpr):
+    """A program's set, the number of sets, its channels, and which of the INNER programs it is that share those.
+
+    FLAT, all lie on the grid's first axis, in the same order: the others end at 65535, but need no division.
+    """
+    inner, part, j, sets = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    if FLAT:
+        number, parts = inner, tl.cdiv(C, BLOCK_C)
+        inner, part = number % INNER, (number // INNER) % parts
+        j, sets = number // (INNER * parts), tl.num_programs(0) // (INNER * parts)
+    return j.to(tl.int64), sets, part * BLOCK_C + tl.arange(0, BLOCK_C), inner
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def sums(
     x, slope, mean, factor, shift, done, kept, out, ROWS, C, SHARE, BACK: tl.constexpr, RELU: tl.constexpr,
-    ADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    ADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Sums by channel over a share of a visit's rows: of x - x_0 and its square, or of slope and slope * (x - mean).
+    """Sums by channel over a share of a set's rows: of x - x_0 and its square, or of slope and slope * (x - mean).
 
-    About the visit's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the slope counts where
+    About the set's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the slope counts where
     factor x + shift, which the ReLU was given, is positive. With ADDED the ReLU was given a sum: the slope counts where
     what it gave, `done`, is positive, and what counts goes to `kept`.
     """
-    j = tl.program_id(2).to(tl.int64)
-    split = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    j, sets, c, split = whose(tl.cdiv(ROWS, SHARE), C, BLOCK_C, FLAT)
     real = c < C
     x += j * ROWS * C
     slope += j * ROWS * C
@@ -51,94 +64,32 @@ def sums(
         else:
             first += far
             second += far * far
-    place = out + ((split * tl.num_programs(2) + j) * 2) * C + c
+    place = out + ((split * sets + j) * 2) * C + c
     tl.store(place, tl.sum(first, 0), mask=real)
     tl.store(place + C, tl.sum(second, 0), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _total(sums, SPLIT, C, c, real, SHARES: tl.constexpr):
-    """The two sums of a visit over all shares, of which there may be SHARES."""
-    split = tl.arange(0, SHARES)[:, None]
-    place = sums + (split * tl.num_programs(1) + tl.program_id(1)) * 2 * C + c[None, :]
-    there = (split < SPLIT) & real[None, :]
-    first, second = tl.load(place, mask=there, other=0.0), tl.load(place + C, mask=there, other=0.0)
-    return tl.sum(first, 0), tl.sum(second, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def statistics(
-    sums, x, mean, variance, weight, bias, out, ROWS, C, SPLIT, MEAN, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
-
-    Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
-    """
-    j = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    first, second = _total(sums, SPLIT, C, c, real, SHARES)
-    near = first / ROWS
-    centre = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
-    var = tl.maximum(second / ROWS - near * near, 0.0)
-    scale = 1.0 / tl.sqrt(var + EPS)
-    factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
-    place, each = out + j * C + c, tl.num_programs(1) * C
-    tl.store(place, centre, mask=real)
-    tl.store(place + each, scale, mask=real)
-    tl.store(place + 2 * each, factor, mask=real)
-    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor, mask=real)
-    old = tl.load(mean + j * MEAN + c, mask=real, other=0.0)
-    spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
-    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * centre, mask=real)
-    tl.store(place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def slopes(
-    sums, weight, known, out, along_weight, along_bias, ROWS, C, SPLIT, WEIGHT, ALONG_WEIGHT, ALONG_BIAS,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Slopes of weight and bias, and out [3, J, C]: a, b and d of the images' slope, a slope + b x + d."""
-    j = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = c < C
-    total, weighted = _total(sums, SPLIT, C, c, real, SHARES)
-    place, each = out + j * C + c, tl.num_programs(1) * C
-    mean = tl.load(known + j * C + c, mask=real, other=0.0)
-    scale = tl.load(known + each + j * C + c, mask=real, other=0.0)
-    a = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
-    b = -a * scale * scale * weighted / ROWS
-    tl.store(along_weight + j * ALONG_WEIGHT + c, weighted * scale, mask=real)
-    tl.store(along_bias + j * ALONG_BIAS + c, total, mask=real)
-    tl.store(place, a, mask=real)
-    tl.store(place + each, b, mask=real)
-    tl.store(place + 2 * each, -a * total / ROWS - b * mean, mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def apply(
-    x, slope, factor, shift, a, b, d, more, out, ROWS, C, BACK: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, slope, factor, shift, b, d, more, out, ROWS, C, BACK: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Out = factor x + shift, ADDED also + more, or out = a slope + b x + d, with numbers by visit and channel."""
-    j = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    """Out = factor x + shift, ADDED also + more, or out = factor slope + b x + d, with numbers by set and channel."""
+    j, _, c, block = whose(tl.cdiv(ROWS, BLOCK_R), C, BLOCK_C, FLAT)
+    rows = block * BLOCK_R + tl.arange(0, BLOCK_R)
     real = c < C
     inside = (rows < ROWS)[:, None] & real[None, :]
     at = j * ROWS * C + rows[:, None] * C + c[None, :]
     number = j * C + c
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    times = tl.load(factor + number, mask=real, other=0.0)[None, :]
     if RELU or not BACK:
-        times = tl.load(factor + number, mask=real, other=0.0)[None, :]
         made = times * value + tl.load(shift + number, mask=real, other=0.0)[None, :]
     if BACK:
         along = tl.load(slope + at, mask=inside, other=0.0).to(tl.float32)
         if RELU:
             along = tl.where(made > 0, along, 0.0)
-        value = tl.load(a + number, mask=real, other=0.0)[None, :] * along + (
+        value = times * along + (
             tl.load(b + number, mask=real, other=0.0)[None, :] * value
             + tl.load(d + number, mask=real, other=0.0)[None, :]
         )

@@ -28,6 +28,7 @@ from .simulation import Simulation
 from .threads import VisitThreads
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
+_GRID = 65_535  # visits that one launch takes on a GPU
 _NAME = "Engine 'vector'"
 _MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
 
@@ -75,7 +76,7 @@ class VectorEngine(Simulation):
         self.gradient = self.gradient_of(self.learner)
         self.threads = None if cuda else VisitThreads(self)
         self.graphs = cuda if graphs is None else graphs and cuda
-        self.block = block or visits_that_fit(self, memory)
+        self.block = min(block or visits_that_fit(self, memory), _GRID)
         self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
