@@ -108,7 +108,7 @@ class Ensemble:
 
         It takes inputs as models see them: after `standardise`, where there is one. Raises IndexError as a list does.
         """
-        model = self.learner.build(0).to(self.learner.dtype)
+        model = self.learner.build(0)
         weights = self.learner.theta_layout.unflatten(self.theta[mode])
         rest = self.learner.buffer_layout.unflatten(self.buffers[mode])
         model.load_state_dict({**model.state_dict(), **weights, **rest})

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn.parameter import UninitializedParameter
 
 from .. import draws
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..vectors import Layout, Tree
+from .filled import filled
 from .losses import Loss, find_loss, task_of
 from .randomness import KeyedRandomness
-from .trial import buffers_after, check_counters, check_layers, mixes_examples
+from .trial import buffers_after, check_counters, check_layers, mixes_examples, one_tensor
 
 ModelFactory = Callable[[], nn.Module]
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
@@ -79,8 +80,8 @@ class Learner:
         check_layers(template)
         self.has_batch_statistics = any(mixes_examples(m) for m in norms.values())
         self.training_model = template.train()
-        self.eval_model = deepcopy(template).eval()
-        self.dropout_model = deepcopy(template).train()  # as the authors' code tested: dropout on, BatchNorm off
+        self.eval_model = self._copy().eval()
+        self.dropout_model = self._copy().train()  # as the authors' code tested: dropout on, BatchNorm off
         for module in self.dropout_model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
@@ -99,13 +100,38 @@ class Learner:
                 "model() returned the same nn.Module twice, so all modes would share one start. Make it anew in each "
                 "call: the class itself, or lambda: Net(...); for a given start, lambda: copy.deepcopy(net)."
             )
-        return model.to(self.dtype)
+        model._apply(lambda t: t.to(self.dtype) if t.is_floating_point() else t)  # type: ignore[no-untyped-call]
+        return model  # with complex numbers as they were, which `to` would cut
 
     def with_another_model(self) -> Learner:
-        """The same with another module to train, whatever its weights: not a copy, which a module need not allow."""
+        """The same with another module to train, whatever its weights."""
         other = copy(self)
-        other.training_model = self.build(0).to(self.device).train()
+        other.training_model = self._twin().train()
         return other
+
+    def _copy(self) -> nn.Module:
+        """A copy of the module that trains, or one made anew where it does not allow that."""
+        try:
+            return deepcopy(self.training_model)
+        except RuntimeError:
+            return self._twin()
+
+    def _twin(self) -> nn.Module:
+        """A module of the same structure that has nothing in common with the one that trains.
+
+        Made anew, for not all that a module keeps can be copied; a copy where models share a part, such as a network
+        that was trained before.
+        """
+        twin = self.build(0).to(self.device)
+        if not {*map(id, twin.modules())} & {*map(id, self.training_model.modules())}:
+            return twin
+        try:
+            return deepcopy(twin)
+        except RuntimeError as error:
+            raise InputError(
+                f"model() returns modules that share a part, which cannot be copied: {first_line(error)} Make all of "
+                "it anew in each call."
+            ) from None
 
     def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
@@ -128,30 +154,34 @@ class Learner:
         Batched, every argument has a leading dimension of visits.
         """
 
-        def objective(theta: Tensor, buffers: Tree, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
+        def objective(
+            theta: Tensor, buffers: Tree, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, *,
+            then: Callable[[Tensor], Tensor] = Tensor.detach,
+        ) -> Any:  # fmt: skip
             counters = {name: count.clone() for name, count in self.counters.items()}  # BatchNorm adds 1 in place
-            with KeyedRandomness(key):
-                tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
-                outputs = functional_call(self.training_model, tensors, (x,))  # it writes what was assigned there, too
+            tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
+            with filled(self.training_model, tensors):
+                with KeyedRandomness(key):
+                    outputs = one_tensor(self.training_model(x))
+                share = weight.to(outputs.dtype)
+                value = (self.loss(outputs, y) * share).sum() / share.sum().clamp(min=1)
+                last = then(value)  # for which checkpointing runs the module again
             check_counters(self.constants, counters, tensors)
-            weight = weight.to(outputs.dtype)
-            value = (self.loss(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
-            return value, buffers_after(buffers, tensors)
+            return value, (last, buffers_after(buffers, tensors))
 
         def single(theta: Tensor, *others: Any) -> Any:
             """As `grad_and_value`, without loading what only `vmap` needs."""
             theta = theta.detach().requires_grad_()
             with torch.enable_grad():
-                value, buffers = objective(theta, *others)
-                (slope,) = torch.autograd.grad(value, theta)
-            return slope, (value.detach(), buffers)
+                value, more = objective(theta, *others, then=lambda value: torch.autograd.grad(value, theta)[0])
+            return more[0], (value.detach(), more)
 
         evaluate = vmap(grad_and_value(objective, has_aux=True), randomness="error") if batched else single
 
         def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
             # Separate tensors, not views of one: under vmap an update of a view would be lost without a word.
             named = {n: b.clone() for n, b in self.buffer_layout.unflatten(buffers).items()}
-            grad, (value, named) = evaluate(theta, named, x, y, weight, key)
+            grad, (value, (_, named)) = evaluate(theta, named, x, y, weight, key)
             return grad, (value, self.buffer_layout.flatten(named) if named else buffers)
 
         return gradient
@@ -163,13 +193,12 @@ class Learner:
             **self.buffer_layout.unflatten(buffers.clone()),
             **self.counters,
         }
-        with torch.no_grad():
+        model = self.eval_model if dropout_key is None else self.dropout_model
+        with torch.no_grad(), filled(model, tensors):
             if dropout_key is None:
-                outputs: Tensor = functional_call(self.eval_model, tensors, (x,))
-                return outputs
+                return model(x)  # type: ignore[no-any-return]
             with KeyedRandomness(dropout_key):
-                outputs = functional_call(self.dropout_model, tensors, (x,))
-                return outputs
+                return model(x)  # type: ignore[no-any-return]
 
     @staticmethod
     def _fixed(model: nn.Module) -> list[tuple[str, Tensor]]:

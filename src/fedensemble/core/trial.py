@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import InputError
 from ..vectors import Tree
@@ -32,6 +33,16 @@ def check_layers(model: nn.Module) -> None:
                 f"{type(module).__name__} with sparse=True gives sparse gradients, which have no place in a vector of "
                 "weights; leave it out: the numbers stay the same."
             )
+
+
+def one_tensor(outputs: object) -> Tensor:
+    """What a model returned; raises unless it is one tensor."""
+    if not isinstance(outputs, Tensor):
+        raise InputError(
+            f"The model must return one tensor, in training, too; got {type(outputs).__name__}. What else it returns "
+            "cannot be used: leave it out, or take the loss of it inside the model."
+        )
+    return outputs
 
 
 def mixes_examples(module: nn.Module) -> bool:
@@ -69,19 +80,23 @@ def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
     """One step of another model, as engine 'loop' takes it; raises whatever it raises."""
     learner = learner.with_another_model()  # what this one keeps in Python stays as it was
     theta, buffers = learner.weights_of(learner.training_model)
-    before, generators = theta.clone(), _generators(x.device)
+    before = theta.clone()
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
-    learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
+    with _NothingDrawn():  # type: ignore[no-untyped-call]
+        learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
         raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
-    if not all(map(torch.equal, generators, _generators(x.device))):
-        raise InputError(
-            "The model draws random numbers in a way that cannot be repeated on every engine. Use nn.Dropout, "
-            "torch.rand_like, torch.randn_like or torch.bernoulli."
-        )
 
 
-def _generators(device: torch.device) -> list[Tensor]:
-    """Where torch's generators stand."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where torch's generators are asked, also where checkpointing draws again for the gradient."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise InputError(
+                f"The model draws random numbers, by {func.overloadpacket}, in a way that cannot be repeated on every "
+                "engine. Use nn.Dropout, torch.rand_like, torch.randn_like or torch.bernoulli, and none of them inside "
+                "torch.utils.checkpoint, which draws again."
+            )
+        return func(*args, **(kwargs or {}))

@@ -9,9 +9,10 @@ from math import ceil
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ..errors import InputError
+from .filled import filled
 from .learner import Learner
 from .randomness import KeyedRandomness
 from .replay import Replayed, record_graph
@@ -133,6 +134,6 @@ def _of_one(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tens
     tensors = {
         **learner.theta_layout.unflatten(theta), **learner.buffer_layout.unflatten(buffers), **learner.counters
     }  # fmt: skip
-    with KeyedRandomness(0):  # its recurrent layers know `vmap`
-        outputs: Tensor = functional_call(learner.eval_model, tensors, (x,))
+    with KeyedRandomness(0), filled(learner.eval_model, tensors):  # the former's recurrent layers know `vmap`
+        outputs: Tensor = learner.eval_model(x)
         return outputs

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
+from ..core.filled import filled
 from ..core.learner import GradientFn, Learner
+from ..core.trial import one_tensor
 from ..errors import InputError
 from .folded import Folded
 from .folded_norms import NotFoldable
@@ -40,8 +41,8 @@ def folded_gradient(
             fixed = learner.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in learner.counters.items()}
             mode = Folded(key, {**moving, **fixed}, working, pieces.of, rectified, watch)
-            with mode:
-                outputs = functional_call(learner.training_model, {**moving, **fixed, **counters}, (x.flatten(0, 1),))
+            with mode, filled(learner.training_model, {**moving, **fixed, **counters}):
+                outputs = one_tensor(learner.training_model(x.flatten(0, 1)))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
             if mode.awaited or mode.waiting or (rectified and mode.norms != len(rectified)):
