@@ -16,8 +16,9 @@ from . import fitting, saved
 from .checkpoint import write_checkpoint
 from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch
-from .core.learner import Learner, ModelFactory
+from .core.learner import Learner
 from .core.losses import Loss
+from .core.making import ModelFactory
 from .core.participation import Costs, Everybody, Participation
 from .core.probe import probe
 from .core.round import Request, begin_round, finish_round

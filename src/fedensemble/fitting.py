@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch, LocalWork
+from .core.cores import inside
 from .core.engine import Engine, engines
 from .core.learner import Learner
 from .core.losses import check_loss
@@ -22,6 +23,7 @@ from .data.federated import FederatedData
 from .data.labels import advise_labels
 from .data.options import check_names
 from .errors import InputError, first_line
+from .tokens import check_tokens
 
 
 def check_data(data: FederatedData) -> None:
@@ -79,6 +81,16 @@ def find_device(device: str | torch.device) -> torch.device:
         raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'.") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        have = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        raise InputError(f"device '{device}' was asked for, but here there is only {have}.")
+    if found.type not in ("cpu", "cuda"):
+        try:
+            torch.ones(1).to(found).item()
+        except Exception as error:  # each kind of device has an error of its own
+            raise InputError(
+                f"device '{device}' was asked for, but torch cannot calculate on one here; use 'cpu' or 'auto'."
+            ) from error
     return found
 
 
@@ -111,10 +123,18 @@ def find_schedule(
     return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
 
 
+@inside(1)
 def check_outputs(learner: Learner, data: FederatedData) -> None:
     """Runs a few examples through the model, so that what does not fit is said before training."""
+    model = learner.build(0).eval()
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "model() returned a scripted module (torch.jit), which cannot be run with weights from outside. Give the "
+            "plain nn.Module; engine 'vector' makes it fast by itself."
+        )
+    check_tokens(model, data)
+    model = model.to(learner.device)
     x, y = _few(learner, data, 8)
-    model = learner.build(0).to(learner.device).eval()
     try:
         with torch.no_grad():
             outputs = model(x)
@@ -173,6 +193,7 @@ def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
     return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
 
 
+@inside(1)
 def check_training(learner: Learner, data: FederatedData, batch_size: int) -> None:
     """Takes a step with two examples, so that what cannot be trained is said before; if it fails, with a batch."""
     for count in sorted({min(2, batch_size), batch_size}):
@@ -185,7 +206,12 @@ def check_training(learner: Learner, data: FederatedData, batch_size: int) -> No
                 raise
             failed = error
     if learner.has_batch_statistics and isinstance(failed, ValueError):
-        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {failed} Raise batch_size.") from None
+        largest = int(data.size.max())
+        advice = "Raise batch_size."
+        if batch_size >= largest:
+            most = f"{largest} example{'s' * (largest > 1)}"
+            advice = f"No client has more than {most}, so take GroupNorm, or clients with more examples."
+        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {first_line(failed)}. {advice}") from None
     raise InputError(
         f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: {first_line(failed)}"
     ) from failed

@@ -1,6 +1,9 @@
 """`fedensemble run --profile` says where a round's time went, and changes nothing else."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -35,8 +38,28 @@ def test_phases_and_the_same_results(tmp_path, engine):
     assert any(event["name"].startswith("aten::") for event in facts["operations"])
     for name in ("metrics.jsonl", "modes.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert json.loads((tmp_path / "a" / "env.json").read_text())["precision"] == "float32"
     tables = profile_tables(facts)
     assert [row[0] for row in tables[0].rows] == list(PHASES)
+
+
+QUIET = """
+from pathlib import Path
+from fedensemble.experiment import run as running
+from fedensemble.experiment.config import resolve
+from fedensemble.experiment.profile import profiling
+with profiling() as profile:
+    running.run(resolve(%r), Path(%r))
+assert profile.operations
+"""
+
+
+def test_torchs_profiler_keeps_quiet(tmp_path):
+    """In a process of its own: what it prints is decided at its first use."""
+    settings = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    code = [sys.executable, "-c", QUIET % (SMALL, str(tmp_path))]
+    done = subprocess.run(code, capture_output=True, text=True, env=settings)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def methods():

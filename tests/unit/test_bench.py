@@ -30,7 +30,7 @@ def test_engines(monkeypatch, tmp_path, said):
 
 
 def test_every_case_that_is_promised_is_there():
-    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {"lstm-50"}
+    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {"lstm-50", "cnn-10-of-100", *engines.QUICK["cpu"]}
     promised |= {f"resnet18-{n}-{batch}" for n in (10, 30, 60) for batch in (16, 50)}
     assert promised <= set(engines.CASES)
 
@@ -42,6 +42,14 @@ def test_cases_are_what_they_say(case):
     assert federation.data.x.shape == (2, *engines.INPUTS[wanted.input])
     norms = [module for module in federation.learner.build(0).modules() if isinstance(module, nn.GroupNorm)]
     assert bool(norms) == ("group" in case)
+
+
+def test_clients_drawn_from_more():
+    wanted = engines.CASES["cnn-10-of-100"]
+    assert (wanted.clients, wanted.examples, wanted.batch, wanted.population) == (10, 600, 32, 100)
+    federation = engines.federation(wanted._replace(examples=2, batch=2), "vector", "cpu", {})
+    assert len(federation.data) == 100
+    assert len(next(federation.rounds(1)).plan.client) == 10
 
 
 def test_growth(said, tmp_path):

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
-from fedensemble import EngineWarning, FedAvg, FederatedData, InputError
+from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
 from fedensemble.engines import vector
 from fedensemble.engines.fold_check import Finding
-from fedensemble.testing.problems import small_federation, train
+from fedensemble.testing.problems import classification, small_federation, small_model, train
 
 NAN = float("nan")
 BAD = [
@@ -36,7 +36,7 @@ def test_bad_values_are_refused_before_data_are_moved(monkeypatch, name, value, 
 
 @pytest.mark.parametrize(
     "options",
-    [{"block": 2}, {"block": None}, {"memory": 1}, {"memory": 0.5}, {"graphs": True}, {"deterministic": True}],
+    [{"block": 2}, {"block": None}, {"memory": 1}, {"memory": 0.5}, {"graphs": False}, {"deterministic": True}],
 )
 def test_good_values(options):
     assert train(made(**options), 1).round == 1
@@ -68,9 +68,43 @@ def test_unknown_precisions(precision):
     assert str(refused.value) == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
 
 
+def of_type(dtype, engine, **options):
+    return Federation(small_model, classification(), engine=engine, engine_options=options, dtype=dtype)
+
+
 @pytest.mark.parametrize("precision", ["auto", "float32"])
-def test_precisions_of_a_cpu(precision):
-    assert made(precision=precision).engine.precision == "float32"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_precisions_of_a_cpu(precision, dtype):
+    assert f"torch.{of_type(dtype, 'vector', precision=precision).engine.precision}" == str(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loop_knows_its_precision(dtype):
+    assert f"torch.{of_type(dtype, 'loop').engine.precision}" == str(dtype)
+
+
+@pytest.mark.parametrize(
+    ("products", "convolutions", "said"),
+    [
+        ("highest", False, "float32"),
+        ("high", True, "tf32"),
+        ("highest", True, "float32, convolutions tf32"),
+        ("medium", False, "float32, products tf32"),
+    ],
+)
+def test_the_loop_on_a_gpu_does_as_torchs_switches_say(monkeypatch, products, convolutions, said):
+    engine = of_type(torch.float32, "loop").engine
+    monkeypatch.setattr(engine.learner, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
+    assert engine.precision == said
+    monkeypatch.setattr(engine.learner, "dtype", torch.float64)
+    assert engine.precision == "float64"
+
+
+def test_graphs_without_a_gpu_are_mentioned():
+    with pytest.warns(EngineWarning, match=r"^CUDA graphs need a GPU; on cpu graphs=true does nothing\.$"):
+        assert train(made(graphs=True), 1).round == 1
 
 
 def test_vmap_is_mentioned_once(monkeypatch):

@@ -23,6 +23,7 @@ from fedensemble import (
 )
 from fedensemble.core.optimizer import Optimizer
 from fedensemble.core.types import Outcome
+from fedensemble.fitting import find_device
 from fedensemble.testing.problems import SIZES, classification, labels, numbers, ragged, small_model, train
 
 DATA = classification()
@@ -119,8 +120,20 @@ def test_combine_must_fit_the_task():
 def test_cuda_that_is_not_there():
     with pytest.raises(InputError, match="no CUDA device here; use 'cpu' or 'auto'"):
         federation(device="cuda")
+    for device in ("mps", "xpu", "hpu", "meta", torch.device("mps")):
+        if not (str(device) in ("mps", "xpu") and getattr(torch, str(device)).is_available()):
+            with pytest.raises(InputError, match=f"device '{device}'.* cannot calculate on one here; use 'cpu' or"):
+                federation(device=device)
     assert federation(device="auto").learner.device.type == "cpu"
     assert federation(device=torch.device("cpu")).learner.device.type == "cpu"
+
+
+def test_a_cuda_device_too_many(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InputError, match="device 'cuda:2' was asked for, but here there is only cuda:0, cuda:1"):
+        find_device("cuda:2")
 
 
 @pytest.mark.parametrize(

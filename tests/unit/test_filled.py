@@ -1,6 +1,8 @@
 """Weights are put into a module and taken out again: whatever its parts have in common, it trains as in plain torch."""
 
+from copy import deepcopy
 from functools import partial
+from threading import Lock
 
 import pytest
 import torch
@@ -51,6 +53,11 @@ class Checkpointed(nn.Module):
         return self.out(checkpoint(self.inside, x, use_reentrant=False) if self.again else self.inside(x))
 
 
+class Hiding(Checkpointed):
+    def forward(self, x):
+        return self.out(checkpoint(self.inside, x.requires_grad_(), use_reentrant=True))
+
+
 class WithAuxiliary(nn.Linear):
     def forward(self, x):
         out = super().forward(x)
@@ -67,6 +74,12 @@ class Turned(nn.Linear):
     def forward(self, x):
         pairs = torch.view_as_complex(x.reshape(len(x), -1, 2)) * self.turn.to(torch.complex128)
         return super().forward(torch.view_as_real(pairs).flatten(1))
+
+
+class Locked(nn.Linear):
+    def __init__(self):
+        super().__init__(FEATURES, CLASSES)
+        self.lock = Lock()
 
 
 @both_engines
@@ -93,24 +106,39 @@ def test_checkpointing():
         made(partial(Checkpointed, p=0.5))
 
 
+@both_engines
+def test_checkpointing_that_hides_its_gradient(engine):
+    with pytest.raises(InputError, match="use_reentrant=False"):
+        made(Hiding, engine)
+
+
 def test_a_part_that_all_models_share(monkeypatch):
     """As a network trained before: threads would write into it at the same time."""
     monkeypatch.setattr(threads, "_WORTH", 0)
     monkeypatch.setattr(threads, "cores", lambda: 3)
-    part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()).double()
+    part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     before = [(p, p.detach().clone()) for p in part.parameters()]
-    federation = made(lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector")
+    federation = made(lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector", modes=2, strata=2)
     learners = [federation.learner, *(federation.learner.with_another_model() for _ in "ab")]
-    models = [learner.training_model for learner in learners]
+    models = [part, *(learner.training_model for learner in learners)]
     assert len({id(m) for model in models for m in model.modules()}) == sum(1 for m in models for _ in m.modules())
-    expected, _ = without_ensemble(FedAvg(lr=0.1), federation, 2)
-    part.load_state_dict({name: value for name, (_, value) in zip(part.state_dict(), before, strict=True)})
+    theta, other = federation.state.modes["theta"]
+    assert torch.equal(theta[: part[0].weight.numel()], part[0].weight.detach().double().flatten())
+    assert not torch.equal(theta, other)
     list(federation.rounds(2))
-    got = {name: value[0] for name, value in federation.state.modes.items()}
-    require_close(got, expected, "Not as in plain torch")
-    for now, (own, value) in zip(part.parameters(), before, strict=True):
-        assert now is own
+    own = trained(lambda: nn.Sequential(deepcopy(part), nn.Linear(64, CLASSES)), modes=2, strata=2)
+    require_close(federation.state.modes, own.state.modes, "Sharing a part changes the numbers")
+    for now, (same, value) in zip(part.parameters(), before, strict=True):
+        assert now is same
+        assert now.dtype == value.dtype
         assert torch.equal(now, value)
+
+
+def test_a_part_that_all_models_share_and_none_may_copy():
+    part = torch.nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, 4))
+    part.register_buffer("made", part.weight * 1)  # not by the user: torch copies no such tensor
+    with pytest.raises(InputError, match="share a part, and cannot be copied"):
+        made(lambda: nn.Sequential(part, nn.Linear(4, CLASSES)))
 
 
 @both_engines
@@ -123,8 +151,21 @@ def test_a_model_that_returns_more_in_training(engine):
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning", "ignore:There is a performance drop:UserWarning")
 @pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
 def test_a_model_that_cannot_be_copied(engine):
-    normed = lambda: torch.nn.utils.weight_norm(nn.Linear(FEATURES, CLASSES))  # noqa: E731
-    assert next(made(normed, engine).rounds(1)).losses.isfinite().all()
+    for model in (lambda: torch.nn.utils.weight_norm(nn.Linear(FEATURES, CLASSES)), Locked):
+        assert next(made(model, engine).rounds(1)).losses.isfinite().all()
+
+
+@both_engines
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::fedensemble.errors.EngineWarning", "ignore:There is a performance drop:UserWarning"
+)
+def test_a_compiled_part(engine):
+    federation = made(lambda: nn.Sequential(torch.jit.script(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)), engine)
+    expected, _ = without_ensemble(FedAvg(lr=0.1), federation, 2)
+    list(federation.rounds(2))
+    got = {name: value[0] for name, value in federation.state.modes.items()}
+    require_close(got, expected, "Not as in plain torch")
 
 
 def test_it_has_its_own_again():

@@ -30,7 +30,8 @@ ALLOWED = {
     "metrics": METHOD | {"predict"},
 }
 METHODS = METHOD | set(ALLOWED) | {"fitting", "parts", "saved"}
-ALLOWED["fitting"] = METHOD
+ALLOWED["tokens"] = METHOD
+ALLOWED["fitting"] = METHOD | {"tokens"}
 ALLOWED["parts"] = METHOD
 ALLOWED["saved"] = METHOD | {"checkpoint", "parts"}
 ALLOWED["federation"] = METHODS
@@ -106,7 +107,8 @@ def test_without_triton_both_engines_train_and_nothing_asks_for_it():
         "from fedensemble.testing.problems import small_federation, train\n"
         "assert not lines.HAS_TRITON\n"
         "for engine in ('loop', 'vector'): train(small_federation(FedAvg(), engine, 2, 2), 1)\n"
-        "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.triton_')]"
+        "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.triton_')]\n"
+        "assert 'torch._dynamo' not in sys.modules, 'it takes a second'"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}

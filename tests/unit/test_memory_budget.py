@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation, InputError
+from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
+from fedensemble.core.shortage import gib
 from fedensemble.engines import memory_budget
 from fedensemble.testing.compare import require_close
 from fedensemble.testing.problems import small_federation, train
@@ -140,7 +141,18 @@ def test_no_trial_where_it_cannot_matter(monkeypatch):
 
     monkeypatch.setattr(memory_budget, "activations", no)
     assert made(block=3).engine.block == 3
-    assert made(memory=1e-6).engine.block == 1  # weights alone take it all
+    with pytest.warns(EngineWarning):
+        assert made(memory=1e-6).engine.block == 1  # weights alone take it all
+
+
+def test_a_budget_for_less_than_a_visit_is_mentioned():
+    one = memory_budget._COPIES * made().learner.theta_layout.total * 8 + memory_budget.activations(made().engine)
+    said = rf"One visit needs about {gib(one)}, more than the memory budget of {gib(0.9 * one)}: visits are trained one"
+    with pytest.warns(EngineWarning, match=said):
+        assert made(memory=0.9 * one / GIB).engine.block == 1
+    federation = made(memory=1.1 * one / GIB)  # one fits, and there is nothing to say
+    assert federation.engine.block == 1
+    assert federation.engine.notes == []
 
 
 def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
@@ -173,3 +185,25 @@ def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
         with pytest.raises(InputError, match="One visit does not fit into the memory of cuda"):
             memory_budget.activations(engine)
     assert tried == [2, 1][: 3 - max(most, 1)]
+
+
+class Forces(nn.Module):
+    """Derives inside its forward pass, where torch lets nobody look at what it saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, CLASSES)
+
+    def forward(self, x):
+        return self.out(torch.func.vmap(torch.func.grad(lambda one: self.inside(one).tanh().sum()))(x))
+
+
+@UNFOLDABLE
+def test_a_model_that_derives_itself():
+    got, expected = (
+        Federation(Forces, data(), FedAvg(lr=0.1), modes=2, batch_size=BATCH, engine=engine, dtype=torch.float64)
+        for engine in ("vector", "loop")
+    )
+    list(got.rounds(2))
+    list(expected.rounds(2))
+    require_close(got.state.modes, expected.state.modes, "Engines disagree")

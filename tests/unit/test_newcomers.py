@@ -92,11 +92,26 @@ def test_models_that_cannot_be_batched_say_what_to_use():
     next(Federation(Undecided, DATA, engine="loop").rounds(1))
 
 
+def normed():
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_batch_norm_needs_two_values(engine):
     single = FederatedData.from_clients([(x[:1], y[:1]) for x, y in CLIENTS])
-    with pytest.raises(InputError, match="BatchNorm"):
-        Federation(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), single, engine=engine)
+    for batch in (1, 3):
+        with pytest.raises(InputError, match=r"batches of 1: .* No client has more than 1 example, so take GroupNorm"):
+            Federation(normed, single, engine=engine, batch_size=batch)
+    with pytest.raises(InputError, match=r"batches of 1: .* Raise batch_size\."):
+        Federation(normed, DATA, engine=engine, batch_size=1)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
+def test_scripted_modules_are_refused(engine):
+    for made in (lambda: torch.jit.script(linear()), lambda: torch.jit.trace(linear(), torch.zeros(2, 4))):
+        with pytest.raises(InputError, match=r"returned a scripted module.*Give the plain nn.Module"):
+            Federation(made, DATA, engine=engine)
 
 
 def test_load_wants_the_same_data_and_settings(tmp_path):

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, Federation
-from fedensemble.core.learner import Learner, Recipe
+from fedensemble.core.learner import Learner
+from fedensemble.core.making import Recipe
 from fedensemble.engines import fold_check
 from fedensemble.engines.fold_check import can_fold
 from fedensemble.engines.folded_gradient import folded_gradient

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +31,12 @@ class Case(NamedTuple):
     batch: int
     input: str
     norm: str = ""  # the model's own if empty
+    population: int = 0  # clients of which these are drawn, if there are more
 
 
 CASES = {
     **{f"cnn-{clients}": Case("cnn", clients, 600, 32, "mnist") for clients in (10, 100, 1000)},
+    "cnn-10-of-100": Case("cnn", 10, 600, 32, "mnist", population=100),
     **{
         f"resnet18-{clients}-{batch}": Case("resnet18", clients, 10 * batch, batch, "cifar")
         for batch in (16, 50)
@@ -45,7 +48,7 @@ CASES = {
     "pfl": Case("cnn-pfl", 50, 50, 10, "cifar"),
     "mlp-10": Case("mlp", 10, 100, 10, "digits"),
 }
-QUICK = {"cpu": ("cnn-10", "mlp-10"), "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl")}
+QUICK = {"cpu": ("cnn-10-of-100", "mlp-10"), "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl")}
 INPUTS = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "text": (80,), "digits": (64,)}
 WAYS = ("plain", "loop", "vector")
 PLAIN = "plain torch loop"
@@ -53,24 +56,28 @@ _LOOPED = 10  # clients; the speed of a loop does not depend on how many there a
 
 
 def federation(case: Case, engine: str, device: str, options: dict[str, Any], clients: int | None = None) -> Federation:
-    """A federation of synthetic data of the case's shape, all of whose clients train in every round."""
+    """A federation of synthetic data of the case's shape, so many of whose clients train in every round."""
     clients = clients or case.clients
-    shape, count = INPUTS[case.input], clients * case.examples
-    generator = torch.Generator().manual_seed(0)
-    text = case.input == "text"
-    outputs = 90 if text else 10
-    if text:
-        x = torch.randint(0, 90, (count, *shape), generator=generator)
-    else:
-        x = torch.randn(count, *shape, generator=generator)
-    y = torch.randint(0, outputs, (count, *shape) if text else (count,), generator=generator)
-    data = FederatedData.from_arrays(x, y, [case.examples] * clients, classes=outputs)
-    given: dict[str, Any] = {"outputs": outputs} if text else {"shape": shape, "outputs": outputs}
-    given |= {"norm": case.norm} if case.norm else {}
+    data = _data(case.input, case.examples, max(clients, case.population))
+    given: dict[str, Any] = {"outputs": data.classes} | ({"norm": case.norm} if case.norm else {})
+    given |= {} if case.input == "text" else {"shape": INPUTS[case.input]}
     return Federation(
         lambda: models[case.model](**given), data, FedAvg(lr=0.01), modes=5, clients_per_round=clients,
         batch_size=case.batch, engine=engine, device=device, engine_options=options,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1)  # the ways of a case have the same
+def _data(kind: str, examples: int, clients: int) -> FederatedData:
+    """Clients of one size with numbers, or tokens, by chance."""
+    shape, count, text = INPUTS[kind], clients * examples, kind == "text"
+    generator, classes = torch.Generator().manual_seed(0), 90 if text else 10
+    if text:
+        x = torch.randint(0, classes, (count, *shape), generator=generator)
+    else:
+        x = torch.randn(count, *shape, generator=generator)
+    y = torch.randint(0, classes, (count, *shape) if text else (count,), generator=generator)
+    return FederatedData.from_arrays(x, y, [examples] * clients, classes=classes)
 
 
 def plain_loop(case: Case, device: str) -> Callable[[], None]:

@@ -19,7 +19,7 @@ class Engine(ABC):
     """Owns loops, data and client memory; everything else is pure."""
 
     notes: Sequence[str] = ()  # what a user should know of how the work is done
-    precision: str = ""  # of products, such as "tf32", where it is not that of the weights
+    precision: str = ""  # of products, such as "tf32" or "float64", where it is known
     writes: bool = True  # whether this process keeps files; of the processes of a job, one does
 
     @abstractmethod

@@ -43,8 +43,8 @@ def filled(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         for slot, before in zip(slots, own, strict=True):
-            tensors[slot.name] = slot.owner.get(slot.attribute)
-            slot.owner[slot.attribute] = before
+            there = slot.attribute in slot.owner  # which a pass may have changed; scripted parts have no `get`
+            tensors[slot.name], slot.owner[slot.attribute] = slot.owner[slot.attribute] if there else None, before
 
 
 def _slots(module: nn.Module) -> list[Slot]:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy, deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
-from torch.nn.parameter import UninitializedParameter
 
 from .. import draws
-from ..errors import InputError, first_line
+from ..errors import InputError
 from ..vectors import Layout, Tree
 from .filled import filled
 from .losses import Loss, find_loss, task_of
+from .making import Maker, ModelFactory
 from .randomness import KeyedRandomness
 from .trial import buffers_after, check_counters, check_layers, mixes_examples, one_tensor
 
-ModelFactory = Callable[[], nn.Module]
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
-
-
-class Recipe:
-    """A model with its options, plain values as in a config: recipes of one key make models of one structure.
-
-    >>> Recipe(nn.Linear, {"in_features": 2, "out_features": 3})()
-    Linear(in_features=2, out_features=3, bias=True)
-    """
-
-    def __init__(self, model: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-        self.model, self.options = model, dict(options)
-        self.key = (model, repr(sorted(self.options.items())))
-
-    def __call__(self) -> nn.Module:
-        return self.model(**self.options)
 
 
 class Learner:
@@ -54,16 +38,12 @@ class Learner:
         self, model: ModelFactory, loss: str | Loss, targets: Tensor, device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        if isinstance(model, nn.Module) or not callable(model):
-            raise InputError(
-                f"model must be a callable that returns a new nn.Module, such as the class itself or a lambda; "
-                f"got {type(model).__name__}. Each of the K modes starts from its own initialisation."
-            )
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype is torch.float32 or torch.float64; got {dtype}.")
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
         self.loss_given = loss
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
+        self._make = Maker(model, dtype)
         template = self.build(0).to(device)
         self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
         self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
@@ -79,59 +59,32 @@ class Learner:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
         check_layers(template)
         self.has_batch_statistics = any(mixes_examples(m) for m in norms.values())
-        self.training_model = template.train()
-        self.eval_model = self._copy().eval()
-        self.dropout_model = self._copy().train()  # as the authors' code tested: dropout on, BatchNorm off
+        self.training_model, self.eval_model = template, self._twin(template)
+        self.dropout_model = self._twin(template)  # as the authors' code tested: dropout on, BatchNorm off
+        self.training_model.train()
+        self.eval_model.eval()
+        self.dropout_model.train()
         for module in self.dropout_model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
 
     def build(self, seed: int) -> nn.Module:
         """A model initialised from a seed, on the CPU so that every device starts alike."""
-        with torch.random.fork_rng(devices=[]):
-            _seed(seed)
-            model = self.factory()
-        if not isinstance(model, nn.Module):
-            raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
-        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-            raise InputError("Lazy layers have no shape yet; run one batch through the model inside model().")
-        if model is getattr(self, "training_model", None):
-            raise InputError(
-                "model() returned the same nn.Module twice, so all modes would share one start. Make it anew in each "
-                "call: the class itself, or lambda: Net(...); for a given start, lambda: copy.deepcopy(net)."
-            )
-        model._apply(lambda t: t.to(self.dtype) if t.is_floating_point() else t)  # type: ignore[no-untyped-call]
-        return model  # with complex numbers as they were, which `to` would cut
+        return self._make(seed)
 
     def with_another_model(self) -> Learner:
-        """The same with another module to train, whatever its weights."""
+        """The same with another module to train, whatever its weights: not a copy, which a module need not allow."""
         other = copy(self)
-        other.training_model = self._twin().train()
+        other.training_model = self.build(0).to(self.device)
+        other.training_model.train()
         return other
 
-    def _copy(self) -> nn.Module:
-        """A copy of the module that trains, or one made anew where it does not allow that."""
+    def _twin(self, template: nn.Module) -> nn.Module:
+        """A copy of a module, or one made anew where it does not allow that."""
         try:
-            return deepcopy(self.training_model)
-        except RuntimeError:
-            return self._twin()
-
-    def _twin(self) -> nn.Module:
-        """A module of the same structure that has nothing in common with the one that trains.
-
-        Made anew, for not all that a module keeps can be copied; a copy where models share a part, such as a network
-        that was trained before.
-        """
-        twin = self.build(0).to(self.device)
-        if not {*map(id, twin.modules())} & {*map(id, self.training_model.modules())}:
-            return twin
-        try:
-            return deepcopy(twin)
-        except RuntimeError as error:
-            raise InputError(
-                f"model() returns modules that share a part, which cannot be copied: {first_line(error)} Make all of "
-                "it anew in each call."
-            ) from None
+            return deepcopy(template)
+        except Exception:  # whatever a module raises
+            return self.build(0).to(self.device)
 
     def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
@@ -205,16 +158,6 @@ class Learner:
         """Tensors that gradient descent does not move."""
         frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
         return [*model.named_buffers(), *frozen]
-
-
-def _seed(seed: int) -> None:
-    """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not in use yet."""
-    torch.default_generator.manual_seed(seed)
-    for device in (torch.cuda, torch.xpu):  # for models that draw their weights there
-        if device.is_initialized():
-            device.manual_seed_all(seed)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(seed)
 
 
 _COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

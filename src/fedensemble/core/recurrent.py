@@ -33,20 +33,36 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 
 def _layer(
-    x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear
-) -> Any:
+    x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear,
+    projection: Tensor | None = None,
+) -> Any:  # fmt: skip
     """One direction of one layer: outputs [B, T, H] and the last state."""
     bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
     given = linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
     outputs = []
     for now in reversed(given) if backwards else given:
         state = cell(now, state, linear(state[0], weights[1], bias_state))
+        if projection is not None:
+            state = [linear(state[0], projection, None), *state[1:]]
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs, dim=1), state
 
 
-def _network(cell: Cell, states: int) -> Callable[..., Any]:
-    """A stand-in for torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+def _packed(whole: Callable[..., Any], linear: Linear, *given: Any) -> Any:
+    """Packed sequences as torch does them, for one client; `given` are its own arguments."""
+    _, _, _, weights, _, layers, dropout, training, *_ = given
+    if linear is not F.linear or torch._C._functorch.is_batchedtensor(weights[0]):
+        raise NotImplementedError("packed sequences are of other lengths for every client; pad them to one")
+    if dropout > 0 and training and layers > 1:
+        raise InputError(
+            "Dropout between the layers of packed sequences cannot be repeated on every engine: set it to 0, or pad "
+            "sequences to one length."
+        )
+    return whole(*given)
+
+
+def _network(whole: Callable[..., Any], cell: Cell, states: int) -> Callable[..., Any]:
+    """A stand-in for `whole`: torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
 
     def run(
         dropout: Callable[..., Tensor], x: Tensor, initial: Any, weights: Sequence[Tensor], biases: Any,
@@ -54,11 +70,11 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
         linear: Linear = F.linear, layer_of: Any = None,
     ) -> Any:  # fmt: skip
         if not isinstance(biases, bool):
-            raise InputError("Packed sequences cannot be batched over clients; pad them to one length.")
+            given = (x, initial, weights, biases, layers, p, training, bidirectional, batch_first)
+            return _packed(whole, linear, *given)
         initial = list(initial) if states > 1 else [initial]
-        per, directions = (4 if biases else 2), (2 if bidirectional else 1)
-        if len(weights) != layers * directions * per:
-            raise InputError("LSTM with proj_size cannot be batched over clients; leave proj_size at 0.")
+        few, directions = (4 if biases else 2), (2 if bidirectional else 1)
+        per = len(weights) // (layers * directions)  # one more with a projection (proj_size)
         x = x if batch_first else x.transpose(0, 1)
         finals: list[list[Tensor]] = []
         for layer in range(layers):
@@ -68,7 +84,10 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
             for direction in range(directions):
                 at = layer * directions + direction
                 start, own = [s[at] for s in initial], weights[at * per : (at + 1) * per]
-                y, last = (layer_of or _layer)(x, start, own, cell, direction == 1, linear)
+                if per > few:
+                    y, last = _layer(x, start, own[:few], cell, direction == 1, linear, own[few])
+                else:
+                    y, last = (layer_of or _layer)(x, start, own, cell, direction == 1, linear)
                 outputs.append(y)
                 finals.append(last)
             x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
@@ -78,9 +97,10 @@ def _network(cell: Cell, states: int) -> Callable[..., Any]:
     return run
 
 
-RECURRENT: dict[Any, Callable[..., Any]] = {
-    torch.lstm: _network(_lstm_cell, 2),
-    torch.gru: _network(_gru_cell, 1),
-    torch.rnn_tanh: _network(_plain_cell(torch.tanh), 1),
-    torch.rnn_relu: _network(_plain_cell(torch.relu), 1),
+_CELLS: dict[Callable[..., Any], tuple[Cell, int]] = {
+    torch.lstm: (_lstm_cell, 2),
+    torch.gru: (_gru_cell, 1),
+    torch.rnn_tanh: (_plain_cell(torch.tanh), 1),
+    torch.rnn_relu: (_plain_cell(torch.relu), 1),
 }
+RECURRENT: dict[Any, Callable[..., Any]] = {whole: _network(whole, *cell) for whole, cell in _CELLS.items()}

@@ -83,14 +83,36 @@ def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
     before = theta.clone()
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
+    loss, learner.loss = learner.loss, lambda outputs, y: check_graph(loss(outputs, y))
     with _NothingDrawn():  # type: ignore[no-untyped-call]
         learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
         raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
 
 
+def check_graph(value: Tensor) -> Tensor:
+    """What is to be derived; raises if it was made by checkpointing that takes gradients on its own."""
+    known, waiting = set[Any](), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise InputError(
+                "torch.utils.checkpoint with use_reentrant=True keeps the gradient of what is in it to itself; give it "
+                "use_reentrant=False, which torch recommends, too."
+            )
+        known.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return value
+
+
 class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where torch's generators are asked, also where checkpointing draws again for the gradient."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, torch would load it, for a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:

@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.learner import Learner, Recipe
+from ..core.learner import Learner
+from ..core.making import Recipe
 from ..core.shortage import out_of_memory
 from ..errors import InputError, first_line
 from .folded import DECIDES
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
+from .looks import looking
 from .rectified import Fate, Watch
 
 _KNOWN: dict[Hashable, Finding] = {}
-# Rounding stays far below even through BatchNorm of two examples, a mix-up lies far above.
-_CLOSE = {torch.float64: 1e-4, torch.float32: 1e-2}
+# How close folding has to come, and how close where rounding grows, as by a million through BatchNorm of two examples.
+_CLOSE = {torch.float64: (1e-9, 1e-4), torch.float32: (1e-2, 1e-2)}
+_LAST_DIGITS, _TIMES = 1e-13, 10  # a change of weights and examples that shows how it grows, and how often it may
 # Operations of a forward pass that a trial may cost: one visit's, and those of more than two visits.
 _WORTH, _WORTH_MORE = 200_000_000, 20_000_000
 _MOST = 8
@@ -63,7 +66,7 @@ def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
 def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Finding:
     trial = _Trial(learner, x, y, dtype)
     try:
-        got = trial.folded(watch=(watch := Watch()))
+        got = trial.watched(watch := Watch())
         expected = trial.one_by_one()
     except NotFoldable as reason:
         return Finding(str(reason))
@@ -73,13 +76,13 @@ def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.fl
         if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
             return _tried(learner, x, y, learner.dtype)
         return Finding(first_line(error))
-    if not _near(got, expected) or trial.mixes():
+    if not trial.agree(got, expected) or trial.mixes():
         return Finding("its forward pass mixes the examples of a batch")
     found = watch.found()
     alone: tuple[Fate, ...] = tuple("relu" if fate == "relu" else "" for fate in found)
     for rectified in dict.fromkeys((found, alone)):
         try:
-            if any(rectified) and _near(trial.folded(rectified=rectified), expected):
+            if any(rectified) and trial.agree(trial.folded(rectified=rectified), expected):
                 return Finding(None, rectified)
         except (InputError, NotFoldable):
             continue
@@ -100,6 +103,22 @@ class _Trial:
         x = self.x.clone()  # a model may write into it
         return *self.start, x, self.y, weight, torch.arange(len(weight), device=weight.device)
 
+    def watched(self, watch: Watch) -> list[Tensor]:
+        """As `folded`; raises if the pass decides by numbers, whatever else it raises then."""
+        given, loss = self.given(), self.learner.loss
+        with looking(given, self.x.shape[:2].numel()) as looks:
+            self.learner.loss = looks.of_loss(loss)
+            try:
+                slope, rest = folded_gradient(self.learner, watch=watch)(*given)
+            except Exception as error:
+                if not looks.reason or isinstance(error, InputError) or out_of_memory(error):
+                    raise
+            finally:
+                self.learner.loss = loss
+        if looks.reason:
+            raise NotFoldable(looks.reason)
+        return [slope, *rest]
+
     def folded(self, **options: Any) -> list[Tensor]:
         """Slopes, losses and running statistics of all at once."""
         slope, rest = folded_gradient(self.learner, **options)(*self.given())
@@ -110,16 +129,26 @@ class _Trial:
         single = [self.learner.gradient_function(batched=False)(*one) for one in zip(*self.given(), strict=True)]
         return [torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in single), strict=True)]
 
-    def mixes(self) -> bool:
-        """Whether folding shows on examples that differ where the given ones may not, some far from 0."""
-        if not self.x.is_floating_point():
+    def agree(self, got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+        """Whether these are those, but for rounding: what the last digits of weights and examples do to one visit."""
+        near, most = _CLOSE[self.learner.dtype]
+        if _near(got, expected, near) or near == most:
+            return _near(got, expected, near)
+        if not _near(got, expected, most):
             return False
-        before, generator = self.x, torch.Generator().manual_seed(0)
-        noise = torch.randn(before.shape, generator=generator, dtype=before.dtype).to(before.device)
-        scale = torch.linspace(1, 10, before.shape[:2].numel(), dtype=before.dtype, device=before.device)
-        self.x = (before + noise) * scale.reshape(*before.shape[:2], *(1,) * (before.dim() - 2))
+        (theta, buffers), x, generator = self.start, self.x, torch.Generator().manual_seed(0)
+        self.start = theta + _LAST_DIGITS * _noise(theta, generator), buffers
+        self.x = x + _LAST_DIGITS * x * _noise(x, generator) if x.is_floating_point() else x
         try:
-            return not _near(self.folded(), self.one_by_one())
+            return _near(got, expected, _TIMES * _apart(self.one_by_one(), expected))
+        finally:
+            self.start, self.x = (theta, buffers), x
+
+    def mixes(self) -> bool:
+        """Whether folding shows on examples that differ where the given ones may not, some of numbers far from 0."""
+        before, self.x = self.x, _unlike(self.x)
+        try:
+            return not self.agree(self.folded(), self.one_by_one())
         except Exception as error:  # the model may well refuse them
             if out_of_memory(error):
                 raise
@@ -128,17 +157,38 @@ class _Trial:
             self.x = before
 
 
-def _near(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def _unlike(x: Tensor) -> Tensor:
+    """Examples [J, B, ...] unlike these: others with noise, or with tokens that others have at the same place."""
+    generator = torch.Generator().manual_seed(0)
+    if x.is_floating_point():
+        scale = torch.linspace(1, 10, x.shape[:2].numel(), dtype=x.dtype, device=x.device)
+        return (x + _noise(x, generator)) * scale.reshape(*x.shape[:2], *(1,) * (x.dim() - 2))
+    rows = x.flatten(0, 1)
+    order = torch.rand(rows.shape, generator=generator).argsort(0).to(x.device)
+    return rows.gather(0, order).reshape(x.shape)
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _near(got: Sequence[Tensor], expected: Sequence[Tensor], near: float) -> bool:
     """Whether these are those; where both are nan, as with a norm of zeros, nothing speaks against folding."""
     for found, wanted in zip(got, expected, strict=True):
         for a, b in zip(found, wanted, strict=True):
-            near = _CLOSE[b.dtype]
             if b.numel() and not float((a - b).abs().max()) <= near * (1 + float(b.abs().max())):
                 same = (a == b) | (a.isnan() & b.isnan())
                 close = (a - b).abs() <= near * (1 + b.nan_to_num(0, 0, 0).abs().max())
                 if not bool((same | close).all()):
                     return False
     return True
+
+
+def _apart(moved: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """How far these are from those at most, by the measure of `_near`."""
+    pairs = [pair for both in zip(moved, expected, strict=True) for pair in zip(*both, strict=True) if pair[1].numel()]
+    differences = [(a - b).nan_to_num(0, 0, 0).abs().max() / (1 + b.nan_to_num(0, 0, 0).abs().max()) for a, b in pairs]
+    return max(map(float, differences), default=0.0)
 
 
 def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:

@@ -37,7 +37,8 @@ _ASKED = {
 }  # harmless questions to a stack
 
 
-DECIDES = "its forward pass decides by numbers"
+DECIDES = "decides by numbers"
+LOOKUP = "an embedding of numbers without a batch, such as positions; torch.arange(T).expand(len(x), T) has one"
 
 
 class Folded(FoldedNorms):
@@ -169,28 +170,57 @@ class Folded(FoldedNorms):
         usual: Any = F.max_pool2d
         return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
+    def conv1d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """As F.conv1d with weights [J, O, C / groups, w]: images of one row."""
+        if weight.dim() != 4 or x.dim() != 3:
+            raise NotFoldable("a convolution without a batch")
+        stride, dilation = (1, _last(stride)), (1, _last(dilation))
+        padding = padding if isinstance(padding, str) else (0, _last(padding))
+        return self.conv2d(x.unsqueeze(2), weight.unsqueeze(3), bias, stride, padding, dilation, groups).squeeze(2)
+
     def conv2d(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
         """As F.conv2d with weights [J, O, C / groups, h, w]."""
-        if weight.dim() != 5 or x.dim() != 4 or isinstance(padding, str):
-            raise NotFoldable("a convolution without a batch, or with padding by name")
-        pairs = (_pair(stride), _pair(padding), _pair(dilation))
+        if weight.dim() != 5 or x.dim() != 4:
+            raise NotFoldable("a convolution without a batch")
+        if padding == "same":
+            around = [apart * (size - 1) for apart, size in zip(_pair(dilation), weight.shape[3:], strict=True)]
+            x = F.pad(x, (0, around[1] % 2, 0, around[0] % 2)) if any(a % 2 for a in around) else x
+            padding = (around[0] // 2, around[1] // 2)
+        pairs = (_pair(stride), _pair(0 if padding == "valid" else padding), _pair(dilation))
         return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups, self.pieces.get(id(weight)))
 
     def embedding(self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any) -> Tensor:
         """As F.embedding with weights [J, V, D]."""
         plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
-        if padding_idx is not None or others[:1] not in ((), (None,)) or not plain or weight.dim() != 3:
-            raise NotFoldable("an embedding with padding, a norm or sparse gradients")
+        if others[:1] not in ((), (None,)) or not plain or weight.dim() != 3:
+            raise NotFoldable("an embedding with a norm or sparse gradients")
+        if tokens.numel() % self.visits:
+            raise NotFoldable(LOOKUP)
         first = torch.arange(self.visits, device=tokens.device).reshape(-1, 1) * weight.shape[1]
         rows = tokens.reshape(self.visits, -1) + first
-        return F.embedding(rows, weight.flatten(0, 1)).reshape(*tokens.shape, weight.shape[-1])
+        out = F.embedding(rows, weight.flatten(0, 1)).reshape(*tokens.shape, weight.shape[-1])
+        if padding_idx is None:
+            return out
+        filler = (tokens == padding_idx % weight.shape[1]).unsqueeze(-1)
+        return torch.where(filler, out.detach(), out)  # whose row gets no slope
+
+    def prelu(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As F.prelu with weights [J, 1] or [J, C]."""
+        if weight.dim() != 2 or x.dim() < 2:
+            raise NotFoldable("a PReLU without a batch, or whose weight is not a stacked parameter")
+        split = x.reshape(self.visits, -1, *x.shape[1:])
+        slope = weight.reshape(self.visits, 1, -1, *(1,) * (x.dim() - 2)).to(x.dtype)
+        return torch.where(split > 0, split, slope * split).reshape(x.shape)
 
     def look(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses to show numbers: clients' examples are one batch, so a decision would be made for all at once."""
-        raise NotFoldable(f"{DECIDES}, such as `if x.max() > 1` or x.item()")
+        raise NotFoldable(f"its forward pass {DECIDES}, such as `if x.max() > 1` or x.item()")
 
 
 _NAMES = {"running_mean": "mean", "running_var": "variance", "num_groups": "groups", "normalized_shape": "shape"}
@@ -200,16 +230,25 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
+def _last(value: Any) -> int:
+    return value if isinstance(value, int) else int(value[-1])
+
+
 _LOOKS = (
     Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__array__, Tensor.item, Tensor.tolist,
     Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero,
+    Tensor.__contains__, Tensor.__dlpack__,
 )  # fmt: skip
 _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.linear: Folded.linear,
+    F.conv1d: Folded.conv1d,
     F.conv2d: Folded.conv2d,
     F.batch_norm: Folded.batch_norm,
     F.group_norm: Folded.group_norm,
+    F.instance_norm: Folded.instance_norm,
     F.layer_norm: Folded.layer_norm,
+    F.rms_norm: Folded.rms_norm,
+    F.prelu: Folded.prelu,
     F.embedding: Folded.embedding,
     F.max_pool2d: Folded.max_pool2d,
     **dict.fromkeys(_LOOKS, Folded.look),

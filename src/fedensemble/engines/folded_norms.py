@@ -84,6 +84,15 @@ class FoldedNorms(Rectifying):
 
         return self.by_fate(x, done)
 
+    def instance_norm(
+        self, x: Tensor, mean: Tensor | None = None, variance: Tensor | None = None, weight: Tensor | None = None,
+        bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        """As F.instance_norm with weights [J, C], without running statistics: a GroupNorm of single channels."""
+        if mean is not None or variance is not None or not use_input_stats:
+            raise NotFoldable("InstanceNorm with running statistics")
+        return self.group_norm(x, x.shape[1], weight, bias, eps)
+
     def _latest(self, kept: Tensor) -> Tensor:
         """Running statistics as they are now: a layer may be used twice."""
         return self.statistics.get(id(kept), kept)
@@ -147,6 +156,15 @@ class FoldedNorms(Rectifying):
         if bias is not None:
             split = split + bias.unsqueeze(1).to(x.dtype)
         return split.reshape(x.shape)
+
+    def rms_norm(self, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        """As F.rms_norm with weights [J, *shape]."""
+        if eps is None:  # that of the weights' type, which bf16 products have left
+            eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        out = F.rms_norm(x, shape, None, eps)
+        if weight is None:
+            return out
+        return (out.reshape(self.visits, -1, *shape) * weight.unsqueeze(1).to(x.dtype)).reshape(x.shape)
 
 
 def _finished(out: Tensor, relu: bool, more: Tensor | None) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..core.cores import inside
 from ..core.learner import GradientFn
-from ..core.shortage import SHORTAGES, SMALLER_VISIT, lack, out_of_memory, too_large
+from ..core.shortage import SHORTAGES, SMALLER_VISIT, gib, lack, out_of_memory, too_large
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -21,19 +22,28 @@ _ON_CPU = 4  # GiB
 _OF_GPU = 0.6  # of what is free
 _MOST = {"cpu": 64, "cuda": 4096}
 _FEW = 2  # examples of a trial on a CPU, and twice as many: what a batch needs follows
+_UNSEEN = _GIB  # bytes of a visit, where nothing is known
 _SLOPES = 3  # of the largest tensor of a forward pass: those on both sides of an operation, and what it needs itself
 
 
 def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
-    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from what autograd saves."""
+    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from what autograd saves.
+
+    If that is more than the budget, the engine's notes say so.
+    """
     learner, cuda = engine.learner, engine.learner.device.type == "cuda"
     weights = learner.theta_layout.total * learner.dtype.itemsize
     most, needed = _MOST["cuda" if cuda else "cpu"], _COPIES * weights
     room = (budget if budget is not None else _ON_CPU) * _GIB
     if cuda and budget is None:
         room = _OF_GPU * torch.cuda.mem_get_info(learner.device)[0]
-    if room // needed > 1:
+    if room >= needed:
         needed += activations(engine)
+    if room < needed:
+        engine.notes.append(
+            f"One visit needs about {gib(needed)}, more than the memory budget of {gib(room)}: visits are trained one "
+            "by one, and may take more than the budget."
+        )
     return int(max(1, min(most, room // needed)))
 
 
@@ -72,9 +82,15 @@ def _estimated(engine: VectorEngine) -> int:
         except Exception as error:  # a model may know one size only
             if out_of_memory(error):
                 raise
-    return _saved(engine, gradient, batch)
+    try:
+        return _saved(engine, gradient, batch)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        return _UNSEEN  # torch.func inside a model lets nobody look
 
 
+@inside(1)
 def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
     """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward pass is done."""
     given = _batch(engine, 1, batch)

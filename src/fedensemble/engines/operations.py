@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.cores import inside
 from .simulation import Simulation
 
 
+@inside(1)
 def operations(engine: Simulation) -> int:
     """Multiplications and additions of one example's forward pass, those with weights; torch's counter loads slowly."""
     pair = engine.data.x[[0, -1]]  # two examples: a norm without running statistics refuses one

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.algorithm import Algorithm
+from ..core.cores import cores, inside
 from ..vectors import Tree, rows
 from .block import Inputs, Trained
 from .operations import operations
@@ -77,24 +76,6 @@ def _worker(engine: VectorEngine) -> VectorEngine:
     worker, learner = copy(engine), engine.learner.with_another_model()
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
-
-
-@contextmanager
-def inside(count: int) -> Iterator[None]:
-    """So many threads inside torch's operations, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    if count != before:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-
-
-def cores() -> int:
-    """Cores that torch may use: the user's choice, by torch.set_num_threads or OMP_NUM_THREADS."""
-    return torch.get_num_threads()
 
 
 def shares(given: Inputs, count: int) -> list[Inputs]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
+from ..core.cores import cores, inside
 from ..core.engine import engines
 from ..core.learner import GradientFn, Learner
 from ..core.shortage import SMALLER_VISIT, out_of_memory, room_for
@@ -29,6 +30,7 @@ from .threads import VisitThreads
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 _GRID = 65_535  # visits that one launch takes on a GPU
+_HEAVY = 2_000_000_000  # operations of a trial's forward pass that are worth several threads
 _NAME = "Engine 'vector'"
 _MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
 
@@ -59,11 +61,13 @@ class VectorEngine(Simulation):
         cuda = self.learner.device.type == "cuda"
         self.precision = self._check_precision(precision, cuda)
         self.notes: list[str] = []
-        few = examples(len(self.data.x), self.work.batch_size, operations(self)).to(self.data.x.device)
+        each = operations(self)
+        few = examples(len(self.data.x), self.work.batch_size, each).to(self.data.x.device)
         inputs, targets = self.data.inputs(self.data.x[few.flatten()], self.learner.dtype), self.data.y[few]
         inputs = inputs.reshape(*few.shape, *inputs.shape[1:])
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        with room_for("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT):
+        trial = room_for("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT)
+        with trial, inside(cores() if each * few.numel() > _HEAVY else 1):
             reason, self.rectified = can_fold(self.learner, inputs, targets)
             if reason is not None:
                 check_vmap(self.learner, inputs, targets, reason)
@@ -76,6 +80,8 @@ class VectorEngine(Simulation):
         self.gradient = self.gradient_of(self.learner)
         self.threads = None if cuda else VisitThreads(self)
         self.graphs = cuda if graphs is None else graphs and cuda
+        if graphs and not cuda:
+            self.notes.append(f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing.")
         self.block = min(block or visits_that_fit(self, memory), _GRID)
         self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
@@ -105,9 +111,9 @@ class VectorEngine(Simulation):
             raise InputError(f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'.")
         if precision == "bf16" and not torch.cuda.is_bf16_supported():
             raise InputError("This GPU has no bf16; use precision 'tf32' or 'float32'.")
-        if precision != "auto":
-            return precision
-        return "tf32" if cuda and self.learner.dtype == torch.float32 else "float32"
+        if self.learner.dtype == torch.float64:
+            return "float64"
+        return precision if precision != "auto" else "tf32" if cuda else "float32"
 
     def order(self, counts: Tensor) -> Tensor:
         return torch.argsort(counts, stable=True, descending=True)
@@ -169,9 +175,10 @@ class VectorEngine(Simulation):
             return
         before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
         convolutions = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = self.precision != "float32"
+        exact = self.precision in ("float32", "float64")
+        torch.backends.cudnn.allow_tf32 = not exact
         algorithms = torch.are_deterministic_algorithms_enabled()
-        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
+        torch.set_float32_matmul_precision("highest" if exact else "high")
         torch.backends.cudnn.deterministic = self.deterministic
         torch.use_deterministic_algorithms(self.deterministic or algorithms)
         try:

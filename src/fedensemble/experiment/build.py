@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.learner import Recipe
+from ..core.making import Recipe
 from ..data import FederatedData, Source, partition, partitions, sources
 from ..data.labels import advise_labels
 from ..data.server import with_server_file, with_server_share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ AGGREGATION, SERVER, EVALUATION, WRITING = "aggregation", "server update", "eval
 PHASES = (PLANNING, PREPARING, TRAINING, AGGREGATION, SERVER, EVALUATION, WRITING)
 _LOOKED_AT = 3  # the round, counted from 1 in this process, whose operations are recorded; it is not timed
 _OPERATIONS = 12
+_SILENT = "99"  # above all levels: torch's profiler would print where it starts and stops
 
 
 class Profile:
@@ -127,6 +129,7 @@ class Profile:
 @contextmanager
 def profiling() -> Iterator[Profile]:
     """Within it, whatever a run does is timed. On a GPU every phase waits for the card, which costs some speed."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     profile = Profile()
     places: list[tuple[Any, str, str]] = [
         (Federation, "ask", PLANNING), (Federation, "conclude", SERVER), (running, "test", EVALUATION),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.learner import ModelFactory
+from ..core.making import ModelFactory
 from ..core.optimizer import SGD, Adam, Optimizer
 from ..core.types import EnsembleState
 from ..data.federated import FederatedData
@@ -72,6 +72,33 @@ def _layer_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, CLASSES))
 
 
+def _rms_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.RMSNorm(6), nn.PReLU(), nn.Linear(6, CLASSES))
+
+
+def _instance_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, (1, 3), padding="same", dilation=2), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4),
+        nn.Conv2d(4, 3, 3, padding="valid"), nn.InstanceNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES),
+    )  # fmt: skip
+
+
+def _signals() -> FederatedData:
+    return ragged(numbers(sum(SIZES), 2, 3 * _SIDE), labels(sum(SIZES)))
+
+
+def _conv1d() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 5, padding="same", bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2), nn.InstanceNorm1d(6, affine=True), nn.Flatten(),
+        nn.Linear(6 * 4, CLASSES),
+    )  # fmt: skip
+
+
+def _padded() -> nn.Module:
+    return nn.Sequential(nn.Embedding(_TOKENS, 5, padding_idx=1), nn.Tanh(), nn.Linear(5, _TOKENS))
+
+
 class _Recurrent(nn.Module):
     """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves both ends."""
 
@@ -117,6 +144,12 @@ def _statistics_moved(federation: Federation, start: EnsembleState) -> None:
     )
 
 
+def _padding_kept(federation: Federation, start: EnsembleState) -> None:
+    rows = [state.modes["theta"][:, : _TOKENS * 5].reshape(-1, _TOKENS, 5) for state in (start, federation.state)]
+    same = (rows[0] == rows[1]).all(2).all(0)
+    require(bool(same[1]) and not bool(same[0]), "Of an embedding's rows, padding_idx moved, or nothing else did.")
+
+
 def _frozen_kept(federation: Federation, start: EnsembleState) -> None:
     kept = torch.equal(federation.state.buffers, start.buffers)
     require(kept, "A parameter with requires_grad=False changed in training; it must stay bit for bit.")
@@ -145,4 +178,8 @@ CASES = (
     Case("SGD with momentum, weight decay and clipping", small_model, classification,
          SGD(momentum=0.9, weight_decay=0.01, clip=0.5), {"epochs": 2}),
     Case("Adam", small_model, classification, Adam(weight_decay=0.01, clip=1.0), {"epochs": 2}),
+    Case("RMSNorm and PReLU", _rms_norm),
+    Case("InstanceNorm, convolutions with padding by name", _instance_norm, _images),
+    Case("convolutions in one dimension", _conv1d, _signals),
+    Case("Embedding with padding", _padded, _texts, check=_padding_kept),
 )  # fmt: skip

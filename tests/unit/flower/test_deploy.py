@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -171,6 +172,19 @@ def test_data_of_another_shape_are_refused_by_the_client(app):
         description.client_data(([[1.0, 2.0, 3.0]], [0]))
     with pytest.raises(InputError, match=r"clients 0 to 2; got partition-id 3"):
         example_client(app / "fleet", {"partition-id": 3})
+
+
+def test_tokens_that_the_model_does_not_have_are_refused_by_the_client(tmp_path):
+    tokens = np.arange(30).reshape(6, 5) % 7
+    np.savez(tmp_path / "texts.npz", x=tokens, y=tokens)
+    data = {"source": "npz", "path": str(tmp_path / "texts.npz"), "clients": 2}
+    values = {**VALUES, "data": data, "model": {"name": "lstm", "hidden": 4}, "algorithm": {"name": "fedavg"}}
+    write_app(resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app")
+    local_client(tmp_path / "app" / "fleet", lambda node: (tokens, tokens), Here())
+    other = tokens.copy()
+    other[3, 1] = 9
+    with pytest.raises(InputError, match="embeds 7 tokens, 0 to 6, but row 3 of the clients' data holds 9"):
+        local_client(tmp_path / "app" / "fleet", lambda node: (other, tokens), Here())
 
 
 def test_facts_that_make_no_sense_are_named(app):

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedensemble import FedAvg, Federation
 from fedensemble.core.learner import Learner
 from fedensemble.engines.fold_check import can_fold
+from fedensemble.engines.folded import Folded
 from fedensemble.models import models
+from fedensemble.testing.cases import CASES as BATTERY
 from fedensemble.testing.compare import require_close
 from fedensemble.testing.problems import labels, numbers, ragged
 
@@ -67,3 +70,26 @@ def test_engines_agree(case, name, options):
     got, expected = ({**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"]))
     assert runs["vector"].engine.notes == []
     require_close(got, expected, f"Engines disagree on {case}")
+
+
+@pytest.mark.parametrize("case", [case for case in BATTERY if case.name != "attention"], ids=lambda case: case.name)
+def test_so_is_every_case_of_the_battery(case):
+    made = Federation(
+        case.model, case.data(), FedAvg(), modes=1, batch_size=BATCH, engine="vector", dtype=torch.float64,
+        loss=case.settings.get("loss", "cross_entropy"),
+    )  # fmt: skip
+    assert made.engine.folded, made.engine.notes
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("kernel", [(2, 3), (4, 1), (2, 2)])
+def test_padding_that_is_not_the_same_on_both_sides(kernel, dilation):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, 5, 4, generator=generator, dtype=torch.float64)
+    weight = torch.randn(3, 4, 2, *kernel, generator=generator, dtype=torch.float64)
+    expected = [
+        F.conv2d(images, w, padding="same", dilation=dilation) for images, w in zip(x.chunk(3), weight, strict=True)
+    ]
+    got = Folded(torch.arange(3), {}, torch.float64).conv2d(x, weight, padding="same", dilation=dilation)
+    torch.testing.assert_close(got, torch.cat(expected))
