@@ -1,14 +1,16 @@
 """Options of engines are checked before anything is done; what an engine has to say is said once."""
 
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
 from fedensemble.engines import vector
 from fedensemble.engines.fold_check import Finding
-from fedensemble.testing.problems import classification, small_federation, small_model, train
+from fedensemble.testing.problems import CLASSES, FEATURES, classification, small_federation, small_model, train
 
 NAN = float("nan")
 BAD = [
@@ -116,3 +118,29 @@ def test_vmap_is_mentioned_once(monkeypatch):
     assert federation.engine.notes == [note]
     assert [str(warning.message) for warning in said if warning.category is EngineWarning] == [note]
     assert torch.isfinite(federation.state.modes["theta"]).all()
+
+
+def test_a_block_is_no_larger_than_a_launch_on_a_gpu():
+    assert made(block=10**9).engine.block == 65535
+
+
+class Counting(nn.Linear):
+    threads: ClassVar[list[int]] = []
+
+    def forward(self, x):
+        self.threads.append(torch.get_num_threads())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_a_small_model_is_tried_on_one_thread(engine):
+    """Several would wait for each other on a busy machine; afterwards there are as many as the user wants."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        Counting.threads.clear()
+        Federation(lambda: Counting(FEATURES, CLASSES), classification(), engine=engine)
+        assert set(Counting.threads) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

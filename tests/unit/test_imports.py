@@ -133,3 +133,18 @@ def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "frozen"),
+    [("import gc", True), ("import gc, torch", False), ("import gc; gc.disable()", True)],
+)
+def test_what_torch_brings_is_set_aside_unless_a_program_imported_it_before(first, frozen):
+    code = (
+        f"{first}; looks = gc.isenabled(); import fedensemble; "
+        f"assert (gc.get_freeze_count() > 10_000) == {frozen}, gc.get_freeze_count(); assert gc.isenabled() == looks"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+    )
+    assert done.returncode == 0, done.stderr
