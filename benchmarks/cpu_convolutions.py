@@ -24,6 +24,7 @@ from fedensemble.bench.measure import LiveTable, fastest, machine, say, write
 from fedensemble.engines.convolutions import grouped, one_by_one, product, way_for
 from fedensemble.engines.heap import keep_freed_memory
 from fedensemble.engines.kernels import ImagesToColumns
+from fedensemble.engines.transforms import Transformed, available
 
 
 class Layer(NamedTuple):
@@ -55,6 +56,9 @@ LAYERS = [
     Layer("MNIST CNN, second", 10, 32, 10, 20, 12, 5, padded=False),
     Layer("MNIST CNN, second", 10, 8, 10, 20, 12, 5, padded=False),
     Layer("LeNet-5, second", 10, 4, 6, 16, 14, 5, padded=False),
+    Layer("LeNet-5, second", 10, 32, 6, 16, 14, 5, padded=False),
+    Layer("LeNet of Caffe, second", 5, 32, 20, 50, 12, 5, padded=False),
+    Layer("McMahan's CNN, second", 3, 10, 32, 64, 14, 5),
     Layer("ResNet-20, stem", 10, 16, 3, 16, 32, 3),
     Layer("ResNet-20, stage 1", 10, 16, 16, 16, 32, 3),
     Layer("ResNet-20, stage 2", 10, 16, 16, 32, 32, 3, 2),
@@ -69,7 +73,7 @@ LAYERS = [
     Layer("four groups", 10, 8, 16, 16, 8, 3, 1, 4),
     Layer("two visits, one image", 2, 1, 8, 8, 4, 3),
 ]
-QUICK = [LAYERS[n] for n in (1, 5, 8, 14, 16)]
+QUICK = [LAYERS[n] for n in (1, 4, 5, 11, 17, 19)]
 
 
 def drawn(count: int) -> list[Layer]:
@@ -81,7 +85,7 @@ def drawn(count: int) -> list[Layer]:
         outputs = numbers.choice([channels, 2 * channels, numbers.choice([4, 8, 10, 16, 32, 64])])
         image, size, stride = (
             numbers.choice([4, 7, 8, 14, 16, 28, 32]),
-            numbers.choice([1, 3, 3, 5]),
+            numbers.choice([1, 3, 3, 5, 5, 7]),
             1 + numbers.randrange(2),
         )
         groups = numbers.choice([1, 1, 1, 2, channels])
@@ -110,6 +114,8 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     }
     if layer.groups == 1:
         known["patches"] = lambda: ImagesToColumns.apply(x, weight, stride, padding).contiguous()
+    if layer.groups == layer.stride == 1 and layer.size not in (1, 3) and available():
+        known["transforms"] = lambda: Transformed.apply(x, weight, None, padding)
     if layer.groups == layer.size == 1:
         known["product"] = lambda: product(x, weight, None, stride)
     calls = {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
@@ -128,7 +134,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     keep_freed_memory()
-    names = ["one by one", "grouped", "grouped, channels last", "product", "patches"]
+    names = ["one by one", "grouped", "grouped, channels last", "product", "transforms", "patches"]
     header = ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "chosen", "it / best"]
     table = LiveTable(f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say)
     gains, losses = [], []

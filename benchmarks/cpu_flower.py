@@ -1,10 +1,11 @@
 """FedAvg on a CPU: our engines, a plain torch loop and Flower's simulation; prints one table.
 
-    python benchmarks/cpu_flower.py [--rounds 5] [--threads 2] [--only vector,flower]
+    python benchmarks/cpu_flower.py [--rounds 5] [--threads 2] [--repeats 3] [--only vector,flower]
 
 100 clients with 600 MNIST-shaped images each, the paper's CNN, 10 clients a round, batch 32, one epoch. Each way runs
 in a process of its own and reads the images from files: "total" is that process from its start to its end, imports and
-all; "steady" the fastest round but the first. Flower is measured where it is installed with its Ray backend:
+all; "steady" the fastest round but the first. With repeats, ways take turns, and the table has each one's median.
+Flower is measured where it is installed with its Ray backend:
 `pip install "flwr[simulation]==1.41.0"`.
 """
 
@@ -23,6 +24,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 100, 600, 10, 32, 0.01
@@ -165,8 +167,9 @@ PEERS = ("flower", "flwr-run")
 
 def measured(way: str, rounds: int, threads: int, folder: str) -> tuple[float, float, float]:
     """Seconds of the fastest round but the first, before the first round ends, and of the whole process."""
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # of no user's
     settings = {
-        **os.environ, DATA: folder, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0",
+        **usual, DATA: folder, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(APP.parent), str(APP), os.environ.get("PYTHONPATH")])),
@@ -186,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=int, default=1, help="of each way, of which the median counts")
     parser.add_argument("--only", default=None, help=f"ways, separated by commas, of {', '.join(WAYS)}")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
@@ -202,7 +206,10 @@ def main() -> None:
     peer = f"flwr {version('flwr')}, ray {version('ray')}" if known else "Flower is not installed"
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder))
-        results = {way: measured(way, chosen.rounds, chosen.threads, folder) for way in wanted}
+        turns = [
+            {way: measured(way, chosen.rounds, chosen.threads, folder) for way in wanted} for _ in range(chosen.repeats)
+        ]
+    results = {way: [median(values) for values in zip(*(turn[way] for turn in turns), strict=True)] for way in wanted}
     peers = [way for way in PEERS if way in results]
     header = ["way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s"]
     header += [f"Flower / it: {what}" for what in ("steady", "first round", "total")] if peers else []

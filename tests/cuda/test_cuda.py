@@ -103,8 +103,8 @@ def test_group_norms_have_kernels(monkeypatch):
                           engine=engine, device=device, batch_size=4, engine_options=options)  # fmt: skip
 
     captured = made("vector", "cuda", precision="float32")
-    assert captured.engine.rectified.count("sum") == 8
-    assert captured.engine.rectified.count("relu") == 9
+    assert captured.engine.fates.count("sum") == 8
+    assert captured.engine.fates.count("relu") == 9
     train(captured, 2)
     assert captured.engine.graphs, captured.engine.notes
     assert used and len(used) % 20 == 0  # of a pass

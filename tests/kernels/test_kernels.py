@@ -328,7 +328,7 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
     assert not used  # a trial is in float64
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
-    got = folded_gradient(quick, rectified=fates)(theta.float(), buffers.float(), x, y, *more)
+    got = folded_gradient(quick, fates=fates)(theta.float(), buffers.float(), x, y, *more)
     assert len(used) == grouped
     expected = folded_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from fedensemble.engines import kernels
 from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
+from fedensemble.engines.transforms import Transformed, available
 
+TRANSFORMS = "transforms" * available()
 SAME = 1e-11  # float64: other orders of sums
 PLAIN = ((1, 1), (1, 1), (1, 1), 1)  # stride, padding, dilation, groups
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -19,7 +21,7 @@ def numbers(*shape, seed=0):
 
 def outputs_and_slopes(way, tensors):
     out = way(*tensors)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
     return [out, *torch.autograd.grad(out, [t for t in tensors if t is not None], weights)]
 
 
@@ -89,12 +91,22 @@ def way(visits, batch, channels, outputs, image, size, groups=1, padding=None, d
         ((64, 16, 1, 10, 8, 3), {}, "grouped"),
         ((10, 4, 20, 20, 8, 3), {"groups": 20}, "grouped"),
         ((10, 32, 1, 10, 28, 5), {"padding": 0}, "one by one"),
-        ((10, 32, 10, 20, 12, 5), {"padding": 0}, "one by one"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0}, TRANSFORMS or "one by one"),
         ((2, 16, 64, 64, 32, 3), {}, "one by one"),
         ((1, 16, 64, 64, 32, 3), {}, "grouped"),
         ((2, 1, 32, 32, 32, 3), {}, "grouped"),  # 2^16 numbers
         ((2, 1, 32, 40, 32, 3), {}, "one by one"),
         ((2, 1, 32, 128, 32, 3), {"stride": 2}, "grouped"),
+        ((1, 32, 10, 20, 12, 5), {"padding": 0}, TRANSFORMS or "grouped, channels last"),
+        ((10, 4, 10, 20, 12, 5), {"padding": 0}, "grouped, channels last"),  # few numbers
+        ((10, 64, 10, 20, 12, 5), {"padding": 0, "stride": 2}, "one by one"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 5}, "one by one"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0, "groups": 2}, "one by one"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0, "dtype": torch.float64}, "one by one"),
+        ((10, 32, 10, 20, 24, 3), {"padding": 0}, "one by one"),
+        ((10, 32, 16, 32, 14, 5), {}, "one by one"),  # channels fill blocks
+        ((10, 32, 16, 32, 28, 9), {}, TRANSFORMS or "one by one"),
+        ((10, 32, 16, 32, 40, 17), {}, "one by one"),
     ],
 )
 def test_ways_are_chosen_by_shape(shape, other, expected):
@@ -108,6 +120,54 @@ def test_outputs_may_be_written_into(channels, visits):
     """As by nn.ReLU(inplace=True)."""
     tensors, how = (numbers(visits * 2, channels, 5, 5), numbers(visits, 4, channels, 3, 3, seed=1)), PLAIN
     agree([lambda x, w: one_by_one(x, w, None, *how).relu(), lambda x, w: on_cpu(x, w, None, *how).relu_()], tensors)
+
+
+@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
+    image=st.tuples(st.integers(1, 20), st.integers(1, 20)), size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    padding=st.tuples(st.integers(0, 10), st.integers(0, 10)), biased=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, biased):
+    visits, batch, channels, outputs = sizes
+    assume(size != (3, 3) and all(padding[n] < size[n] <= image[n] + 2 * padding[n] for n in (0, 1)))
+    exact = [
+        numbers(visits * batch, channels, *image),
+        numbers(visits, outputs, channels, *size, seed=1),
+        numbers(visits, outputs, seed=2) if biased else None,
+    ]
+    single = [t if t is None else t.detach().float().requires_grad_() for t in exact]
+    how = ((1, 1), padding, (1, 1), 1)
+    expected = outputs_and_slopes(lambda x, w, b: one_by_one(x, w, b, *how), exact)
+    found = outputs_and_slopes(lambda x, w, b: Transformed.apply(x, w, b, padding), single)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5 * (1 + float(b.detach().abs().max())))
+
+
+@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
+def test_transforms_give_the_same_bits_on_one_core_and_on_two():
+    given = [t.detach().float().requires_grad_() for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))]
+    found = []
+    cores = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(outputs_and_slopes(lambda x, w: on_cpu(x, w, None, (1, 1), (0, 0), (1, 1), 1), given))
+    finally:
+        torch.set_num_threads(cores)
+    for before, after in zip(*found, strict=True):  # along the filters it is oneDNN, which makes no such promise
+        assert torch.equal(before, after) or before.dim() == 5
+
+
+@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
+def test_one_visit_that_diverged_is_its_own_affair():
+    x, weight = numbers(6, 4, 9, 9).detach().float(), numbers(3, 5, 4, 5, 5, seed=1).detach().float()
+    expected = Transformed.apply(x, weight, None, (0, 0))
+    weight[1] = torch.nan
+    found = Transformed.apply(x, weight, None, (0, 0)).reshape(3, -1)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2]], expected.reshape(3, -1)[[0, 2]])
 
 
 def test_repeated_filters_never_need_more_memory_than_the_images():

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedensemble.engines.cpu_pool import PlanePool
+from fedensemble.engines.convolutions import on_cpu, way_for
+from fedensemble.engines.cpu_pool import PlanePool, convolve_and_pool
+from fedensemble.engines.transforms import available
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -32,3 +34,63 @@ def test_may_be_written_into():
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
     slopes = [torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0] for pool in (PlanePool.apply, F.max_pool2d)]
     assert torch.equal(*slopes)
+
+
+LAYERS = {  # visits, batch, channels, outputs, image, filters; stride, padding, dilation, groups
+    "one by one": ((3, 16, 1, 10, 28, 5), ((1, 1), (0, 0), (1, 1), 1)),
+    "one by one, several channels": ((2, 8, 3, 9, 33, 3), ((1, 1), (1, 1), (1, 1), 1)),
+    "one by one, stride": ((2, 16, 6, 6, 31, 3), ((2, 2), (1, 0), (1, 1), 1)),
+    "one by one, groups": ((2, 16, 4, 8, 24, 3), ((1, 1), (1, 1), (2, 2), 2)),
+    "one visit": ((1, 32, 3, 16, 20, 3), ((1, 1), (0, 0), (1, 1), 1)),
+    "transforms": ((2, 32, 10, 20, 12, 5), ((1, 1), (0, 0), (1, 1), 1)),
+    "product": ((2, 16, 8, 16, 20, 1), ((1, 1), (0, 0), (1, 1), 1)),
+    "small": ((4, 2, 3, 5, 9, 3), ((1, 1), (1, 1), (1, 1), 1)),
+}
+
+
+def given(layer, dtype=torch.float32):
+    (visits, batch, channels, outputs, image, size), how = LAYERS[layer]
+    shapes = (
+        (visits * batch, channels, image, image),
+        (visits, outputs, channels // how[3], size, size),
+        (visits, outputs),
+    )
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes], how
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolved_and_pooled(layer, size, dtype):
+    (x, weight, bias), how = given(layer, dtype)
+    for plus in (bias, None):
+        leaves = [leaf for leaf in (x, weight, plus) if leaf is not None]
+        got = convolve_and_pool(x, weight, plus, *how, size)
+        expected = F.max_pool2d(on_cpu(x, weight, plus, *how), size)
+        slope = torch.randn(got.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        assert torch.equal(got, expected)
+        both = (torch.autograd.grad(out, leaves, slope) for out in (got, expected))
+        assert all(
+            torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for a, b in zip(*both, strict=True)
+        )
+
+
+def test_names_say_which_way_is_tried():
+    for layer in LAYERS:
+        (x, weight, _), how = given(layer)
+        expected = {"one visit": "grouped", "small": "grouped"}.get(layer, layer.partition(",")[0])
+        assert way_for(x, weight, *how).partition(",")[0] == expected or (layer == "transforms" and not available())
+
+
+@pytest.mark.parametrize("place", ["images", "filters"])
+def test_nan_and_infinity_are_not_passed_over(place):
+    (x, weight, bias), how = given("one by one")
+    for number in (torch.nan, torch.inf):
+        images, filters = x.detach().clone(), weight.detach().clone()
+        (images if place == "images" else filters)[0, 0, 0, 0] = number
+        got = convolve_and_pool(images, filters, bias, *how, 2)
+        expected = F.max_pool2d(on_cpu(images, filters, bias, *how), 2)
+        assert torch.equal(got.isfinite(), expected.isfinite())
+        assert not got.isfinite().all()
+        assert got[16:].isfinite().all()  # of other visits

@@ -1,10 +1,12 @@
-"""Convolutions with J sets of filters by torch's own operations: three ways, and which of them on a CPU."""
+"""Convolutions with J sets of filters by torch's own operations: several ways, and which of them on a CPU."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from . import transforms
 
 Pair = tuple[int, int]
 _SMALL = 1 << 16  # numbers that go into and come out of a visit's layer
@@ -19,6 +21,8 @@ def on_cpu(
     way = way_for(x, weight, stride, padding, dilation, groups)
     if way == "product":
         return product(x, weight, bias, stride)
+    if way == "transforms":
+        return transforms.Transformed.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
     if way == "one by one":
         return one_by_one(x, weight, bias, stride, padding, dilation, groups)
     return grouped(x, weight, stride, padding, dilation, groups, bias, channels_last=way == "grouped, channels last")
@@ -34,23 +38,39 @@ def way_for(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pa
     2. A layer whose inputs and outputs are few is computed in one call for all visits, since a call for each costs over
        a tenth of a millisecond forth and back. Channels that do not fill oneDNN's blocks come last in memory, where it
        needs no blocks; float64 it does not compute at all.
-    3. A larger one is computed visit by visit: that stays in the cache and copies nothing side by side.
+    3. A larger one is computed visit by visit: that stays in the cache and copies nothing side by side. If its filters
+       are large and its channels do not fill blocks, by transforms; see `transforms.pays`.
     """
     if weight.shape[3:] == (1, 1) and groups == 1 and padding == (0, 0):
         return "product"
     visits, outputs, channels = weight.shape[:3]
-    numbers = x[0].numel() + outputs * pixels(x, weight, stride, padding, dilation)
-    if visits > 1 and len(x) // visits * numbers > _SMALL:
-        return "one by one"
+    if large(x, weight, stride, padding, dilation):
+        plain = x.dtype == torch.float32 and groups == 1 and stride == dilation == (1, 1)
+        if plain and transforms.pays(x, weight, padding, extent(x, weight, stride, padding, dilation)):
+            return "transforms"
+        if visits > 1:
+            return "one by one"
     uneven = channels > 1 and (channels % _BLOCK or outputs // groups % _BLOCK)
     return "grouped, channels last" if uneven and x.dtype == torch.float32 else "grouped"
 
 
+def large(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> bool:
+    """Whether many numbers go into and come out of a visit's layer."""
+    numbers = x[0].numel() + weight.shape[1] * pixels(x, weight, stride, padding, dilation)
+    return len(x) // len(weight) * numbers > _SMALL
+
+
 def pixels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> int:
     """Of what a convolution gives for one image."""
+    tall, wide = extent(x, weight, stride, padding, dilation)
+    return tall * wide
+
+
+def extent(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    """Height and width of what a convolution gives."""
     reach = [dilation[n] * (weight.shape[3 + n] - 1) + 1 for n in (0, 1)]
     tall, wide = ((x.shape[2 + n] + 2 * padding[n] - reach[n]) // stride[n] + 1 for n in (0, 1))
-    return tall * wide
+    return tall, wide
 
 
 def one_by_one(

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from .convolutions import Pair, large, on_cpu, way_for
+
+
+def convolve_and_pool(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int, size: int
+) -> Tensor:
+    """The largest of each square of what `on_cpu` gives, to the bit.
+
+    Large layers are left in the layout in which oneDNN computes them and pooled there, visit by visit: neither are they
+    laid out in torch's way nor have they left the cache.
+    """
+    way = way_for(x, weight, stride, padding, dilation, groups)
+    known = x.dtype == torch.float32 and large(x, weight, stride, padding, dilation) and _blocks()
+    if way in ("transforms", "product") or not known or not _all_finite(x, weight):
+        return PlanePool.apply(on_cpu(x, weight, bias, stride, padding, dilation, groups), size)  # type: ignore[no-any-return, no-untyped-call]
+    plus = [None] * len(weight) if bias is None else bias
+    parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
+    images = (F.conv2d(part.to_mkldnn(), w, b, stride, padding, dilation, groups) for part, w, b in parts)
+    return torch.cat([F.max_pool2d(image, size, size).to_dense() for image in images])
+
+
+@cache
+def _blocks() -> bool:
+    """Whether oneDNN computes in blocks of channels here."""
+    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return known and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+def _all_finite(*values: Tensor) -> bool:
+    """Whether there is no nan or infinity: oneDNN's pooling passes over nan."""
+    return all(bool(value.detach().sum().isfinite()) for value in values)
 
 
 class PlanePool(torch.autograd.Function):

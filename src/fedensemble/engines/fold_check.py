@@ -12,11 +12,11 @@ from ..core.learner import Learner
 from ..core.making import Recipe
 from ..core.shortage import out_of_memory
 from ..errors import InputError, first_line
+from .fates import Fate, Watch
 from .folded import DECIDES
 from .folded_gradient import folded_gradient
 from .folded_norms import NotFoldable
 from .looks import looking
-from .rectified import Fate, Watch
 
 _KNOWN: dict[Hashable, Finding] = {}
 # How close folding has to come, and how close where rounding grows, as by a million through BatchNorm of two examples.
@@ -40,13 +40,13 @@ def examples(count: int, batch: int, operations: int) -> Tensor:
 
 
 class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which norms may do what comes after them.
+    """What a trial told: why a model cannot be folded, or None; and which layers may do what comes after them.
 
-    The second is empty if none may, otherwise it says so of each BatchNorm and GroupNorm of a pass.
+    The second is empty if none may, otherwise it says so of each norm and convolution of a pass.
     """
 
     reason: str | None
-    rectified: tuple[Fate, ...] = ()
+    fates: tuple[Fate, ...] = ()
 
 
 def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
@@ -79,11 +79,11 @@ def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.fl
     if not trial.agree(got, expected) or trial.mixes():
         return Finding("its forward pass mixes the examples of a batch")
     found = watch.found()
-    alone: tuple[Fate, ...] = tuple("relu" if fate == "relu" else "" for fate in found)
-    for rectified in dict.fromkeys((found, alone)):
+    alone: tuple[Fate, ...] = tuple("" if fate == "sum" else fate for fate in found)
+    for fates in dict.fromkeys((found, alone)):
         try:
-            if any(rectified) and trial.agree(trial.folded(rectified=rectified), expected):
-                return Finding(None, rectified)
+            if any(fates) and trial.agree(trial.folded(fates=fates), expected):
+                return Finding(None, fates)
         except (InputError, NotFoldable):
             continue
     return Finding(None)

@@ -20,11 +20,10 @@ from .. import draws
 from ..core.recurrent import RECURRENT
 from ..errors import InputError
 from . import kernels
-from .cpu_pool import PlanePool
-from .folded_norms import FoldedNorms, NotFoldable
-from .lines import HAS_TRITON
+from .fates import OTHER_WAYS, RELUS, SUMS, Fate, Watch
+from .folded_convolutions import FoldedConvolutions
+from .folded_norms import NotFoldable
 from .pieces import Piece
-from .rectified import OTHER_WAYS, RELUS, SUMS, Fate, Watch
 
 _ASKED = {
     "data_ptr",
@@ -41,7 +40,7 @@ DECIDES = "decides by numbers"
 LOOKUP = "an embedding of numbers without a batch, such as positions; torch.arange(T).expand(len(x), T) has one"
 
 
-class Folded(FoldedNorms):
+class Folded(FoldedConvolutions):
     """While active, layers see J stacked weights and a folded batch.
 
     Args:
@@ -49,31 +48,32 @@ class Folded(FoldedNorms):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
-        rectified: for each BatchNorm and GroupNorm of the pass, whether it applies the ReLU after it, too, or adds what
-            is added to it and then does; empty if none does.
+        fates: for each BatchNorm, GroupNorm and, on a CPU, convolution of the pass, what it does of that which comes
+            after it; empty if none does.
         watch: looks which ones could.
     """
 
     def __init__(
         self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, Piece] | None = None, rectified: Sequence[Fate] = (), watch: Watch | None = None,
+        pieces: Mapping[int, Piece] | None = None, fates: Sequence[Fate] = (), watch: Watch | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(key, pieces or {}, rectified, watch)
+        super().__init__(key, pieces or {}, compute, fates, watch)
         self.stacks = {id(tensor) for tensor in stacked.values()}
-        self.compute = compute
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.watch is not None:
             self.watch.used(func, args, kwargs)
-        if self.awaited and func in RELUS:
-            held = self.awaited.pop(id(args[0] if args else kwargs.get("input")), None)
-            if held is not None:
-                return held[1]
+        if self.fates and func in RELUS:
+            out = self.rectify(args[0] if args else kwargs.get("input"))
+            if out is not None:
+                return out
         if self.waiting and func in SUMS:
             out = self.add(func, args, kwargs)
             if out is not None:
                 return out
+        if self.fates and func is not F.max_pool2d and any(map(self.stands_in, (*args, *kwargs.values()))):
+            raise InputError(OTHER_WAYS)
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
@@ -84,11 +84,9 @@ class Folded(FoldedNorms):
             asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
             if asked not in _ASKED:
                 raise NotFoldable(f"the module uses a parameter in {asked}")
-        if self.waiting and any(id(value) in self.waiting for value in (*args, *kwargs.values())):
-            raise InputError(OTHER_WAYS)
         out = super().__torch_function__(func, types, args, kwargs)
-        if self.watch is not None and func in SUMS:
-            self.watch.summed(func, args, kwargs, out)
+        if self.watch is not None:
+            self.watch.gave(func, args, kwargs, out)
         return out
 
     def _drop(self, x: Tensor, shape: Any, p: float, training: bool) -> Tensor:
@@ -152,49 +150,6 @@ class Folded(FoldedNorms):
         hidden = outputs[:, -1]
         return outputs.flip(1) if backwards else outputs, [hidden, last]
 
-    def max_pool2d(
-        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-        ceil_mode: bool = False, return_indices: bool = False,
-    ) -> Any:  # fmt: skip
-        """As F.max_pool2d, which needs no weights but was slow, on a GPU in its backward pass, on a CPU before it."""
-        (size, wide), (step, beside) = _pair(kernel_size), _pair(stride or kernel_size)
-        simple = size == wide and step == beside and step >= size and _pair(padding) == (0, 0) and x.dim() == 4
-        simple = simple and not (ceil_mode or return_indices) and _pair(dilation) == (1, 1)
-        simple = simple and size <= min(x.shape[-2:])
-        if HAS_TRITON and x.is_cuda and simple:
-            from .triton_pool import SquarePool
-
-            return SquarePool.apply(x, size, step)  # type: ignore[no-untyped-call]
-        if simple and not x.is_cuda and size == step:
-            return PlanePool.apply(x, size)  # type: ignore[no-untyped-call]
-        usual: Any = F.max_pool2d
-        return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-    def conv1d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
-        """As F.conv1d with weights [J, O, C / groups, w]: images of one row."""
-        if weight.dim() != 4 or x.dim() != 3:
-            raise NotFoldable("a convolution without a batch")
-        stride, dilation = (1, _last(stride)), (1, _last(dilation))
-        padding = padding if isinstance(padding, str) else (0, _last(padding))
-        return self.conv2d(x.unsqueeze(2), weight.unsqueeze(3), bias, stride, padding, dilation, groups).squeeze(2)
-
-    def conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
-        """As F.conv2d with weights [J, O, C / groups, h, w]."""
-        if weight.dim() != 5 or x.dim() != 4:
-            raise NotFoldable("a convolution without a batch")
-        if padding == "same":
-            around = [apart * (size - 1) for apart, size in zip(_pair(dilation), weight.shape[3:], strict=True)]
-            x = F.pad(x, (0, around[1] % 2, 0, around[0] % 2)) if any(a % 2 for a in around) else x
-            padding = (around[0] // 2, around[1] // 2)
-        pairs = (_pair(stride), _pair(0 if padding == "valid" else padding), _pair(dilation))
-        return kernels.conv2d(x.to(self.compute), weight, bias, *pairs, groups, self.pieces.get(id(weight)))
-
     def embedding(self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any) -> Tensor:
         """As F.embedding with weights [J, V, D]."""
         plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
@@ -224,14 +179,6 @@ class Folded(FoldedNorms):
 
 
 _NAMES = {"running_mean": "mean", "running_var": "variance", "num_groups": "groups", "normalized_shape": "shape"}
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
-
-
-def _last(value: Any) -> int:
-    return value if isinstance(value, int) else int(value[-1])
 
 
 _LOOKS = (

@@ -12,19 +12,19 @@ from ..core.filled import filled
 from ..core.learner import GradientFn, Learner
 from ..core.trial import one_tensor
 from ..errors import InputError
+from .fates import OTHER_WAYS, Fate, Watch
 from .folded import Folded
 from .folded_norms import NotFoldable
 from .pieces import Pieces
-from .rectified import OTHER_WAYS, Fate, Watch
 
 
 def folded_gradient(
-    learner: Learner, compute: torch.dtype | None = None, rectified: Sequence[Fate] = (), watch: Watch | None = None
+    learner: Learner, compute: torch.dtype | None = None, fates: Sequence[Fate] = (), watch: Watch | None = None
 ) -> GradientFn:  # fmt: skip
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
 
     Args:
-        rectified: for each BatchNorm and GroupNorm of a pass, what is done with it and nothing else: it does that, too.
+        fates: for each norm and convolution of a pass, what is done with it and nothing else: it does that, too.
         watch: finds those.
     """
     working = compute or learner.dtype
@@ -40,12 +40,12 @@ def folded_gradient(
             moving = pieces.leaves
             fixed = learner.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in learner.counters.items()}
-            mode = Folded(key, {**moving, **fixed}, working, pieces.of, rectified, watch)
+            mode = Folded(key, {**moving, **fixed}, working, pieces.of, fates, watch)
             with mode, filled(learner.training_model, {**moving, **fixed, **counters}):
                 outputs = one_tensor(learner.training_model(x.flatten(0, 1)))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
-            if mode.awaited or mode.waiting or (rectified and mode.norms != len(rectified)):
+            if mode.unmet:
                 raise InputError(OTHER_WAYS)
             if watch is not None:
                 watch.used(None, (outputs,), {})

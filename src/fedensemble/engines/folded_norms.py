@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import kernels
+from .fates import Fate, Fated, Watch
 from .pieces import Piece
-from .rectified import Fate, Rectifying, Watch
 
 _MOST = 4096  # channels of a group that a kernel's program can hold
 
@@ -21,17 +21,15 @@ class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
     """The module does something with its parameters that only `vmap` can batch."""
 
 
-class FoldedNorms(Rectifying):
+class FoldedNorms(Fated):
     """The part of `Folded` that knows norms.
 
     Args:
-        key, pieces, rectified, watch: as there.
+        key, pieces, fates, watch: as there.
     """
 
-    def __init__(
-        self, key: Tensor, pieces: Mapping[int, Piece], rectified: Sequence[Fate], watch: Watch | None
-    ) -> None:
-        super().__init__(key, rectified, watch)
+    def __init__(self, key: Tensor, pieces: Mapping[int, Piece], fates: Sequence[Fate], watch: Watch | None) -> None:
+        super().__init__(key, fates, watch)
         self.visits, self.pieces = len(key), pieces
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
 
@@ -67,7 +65,7 @@ class FoldedNorms(Rectifying):
                     self.statistics[id(kept)] = moved
             return _finished(out, relu, more)
 
-        return self.by_fate(x, done)
+        return self.normed(x, done)
 
     def group_norm(
         self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
@@ -82,7 +80,7 @@ class FoldedNorms(Rectifying):
                 return self._quick_norm(x, weight, bias, GroupNorm(groups, eps), relu, more)[0]
             return _finished(self._affine(F.group_norm(x, groups, None, None, eps), weight, bias), relu, more)
 
-        return self.by_fate(x, done)
+        return self.normed(x, done)
 
     def instance_norm(
         self, x: Tensor, mean: Tensor | None = None, variance: Tensor | None = None, weight: Tensor | None = None,

@@ -68,7 +68,7 @@ class VectorEngine(Simulation):
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
         trial = room_for("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT)
         with trial, inside(cores() if each * few.numel() > _HEAVY else 1):
-            reason, self.rectified = can_fold(self.learner, inputs, targets)
+            reason, self.fates = can_fold(self.learner, inputs, targets)
             if reason is not None:
                 check_vmap(self.learner, inputs, targets, reason)
         self.folded = reason is None
@@ -95,7 +95,7 @@ class VectorEngine(Simulation):
         """The way of batching that was chosen, for a learner's module."""
         if not self.folded:
             return learner.gradient_function(batched=True)
-        return folded_gradient(learner, self._compute, self.rectified)
+        return folded_gradient(learner, self._compute, self.fates)
 
     @property
     def _compute(self) -> torch.dtype:

@@ -1,11 +1,11 @@
-"""Norms that may apply the ReLU after them: those whose output goes to one ReLU and nowhere else."""
+"""Layers that may do what comes after them: those whose output goes there and nowhere else."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import FedAvg, Federation
+from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.core.learner import Learner
 from fedensemble.core.making import Recipe
 from fedensemble.engines import fold_check
@@ -156,6 +156,99 @@ def test_engines_agree(case, norm):
     require_close(got, expected, f"Engines disagree on {case}")
 
 
+class Images(nn.Module):
+    """A convolution, and what is done with its output."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.second, self.out = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 1), nn.Linear(27, 3)
+        self.between = between
+
+    def forward(self, x):
+        return self.out(self.between(self, self.first(x)).flatten(1)[:, :27])
+
+
+class Halved(torch.autograd.Function):
+    """A function that torch's modes do not see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope / 2
+
+
+def unseen(net, h):
+    return F.max_pool2d(h, 2) + Halved.apply(h)[..., :3, :3]
+
+
+def pooled(x, size=2, **other):
+    return F.max_pool2d(x, size, **other)
+
+
+POOLED = {
+    "pooled": (lambda net, h: pooled(h), ("pool",)),
+    "a module": (lambda net, h: nn.MaxPool2d(2, 2)(h), ("pool",)),
+    "by name": (lambda net, h: F.max_pool2d(input=h, kernel_size=2), ("pool",)),
+    "after a ReLU": (lambda net, h: pooled(h.relu()), ("pool",)),
+    "after a ReLU in place": (lambda net, h: nn.MaxPool2d(2)(nn.ReLU(inplace=True)(h)), ("pool",)),
+    "after a ReLU in place, unassigned": (lambda net, h: (h.relu_(), pooled(h))[1], ("pool",)),
+    "before a ReLU": (lambda net, h: F.relu(pooled(h)), ("pool",)),
+    "after two ReLUs": (lambda net, h: pooled(h.relu().relu()), ()),
+    "two in a row": (lambda net, h: pooled(net.second(pooled(h)), 1), ("pool", "pool")),
+    "with steps": (lambda net, h: pooled(h, stride=1), ()),
+    "with edges": (lambda net, h: pooled(h, padding=1), ()),
+    "twice": (lambda net, h: pooled(h) + pooled(h), ()),
+    "and added": (lambda net, h: pooled(h) + h[..., :3, :3], ()),
+    "and the ReLU added": (lambda net, h: pooled(r := h.relu()) + r[..., :3, :3], ()),
+    "and the ReLU in place added": (lambda net, h: pooled(h.relu_()) + h[..., :3, :3], ()),
+    "by its mean": (lambda net, h: F.avg_pool2d(h, 2), ()),
+    "after dropout": (lambda net, h: pooled(F.dropout2d(h, 0.5)), ()),
+    "asked for its shape": (lambda net, h: pooled(h[: h.shape[0]]), ()),
+    "unseen": (unseen, ()),
+}
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) % 3) for _ in range(4)]
+    return FederatedData.from_clients(data)
+
+
+@pytest.mark.parametrize("case", POOLED)
+def test_which_convolutions_are_found(case):
+    between, expected = POOLED[case]
+    data = images()
+    learner = Learner(lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64)
+    x, y = data.x[:6].double().reshape(3, 2, 1, 8, 8), data.y[:6].reshape(3, 2)
+    assert can_fold(learner, x, y) == (None, expected)
+
+
+@pytest.mark.parametrize("case", POOLED)
+def test_engines_agree_on_pooled_convolutions(case):
+    runs = {}
+    for engine in ("loop", "vector"):
+        runs[engine] = Federation(
+            lambda: Images(POOLED[case][0]), images(), FedAvg(lr=0.1), modes=2, batch_size=3, engine=engine,
+            dtype=torch.float64,
+        )  # fmt: skip
+        list(runs[engine].rounds(2))
+    assert not runs["vector"].engine.notes
+    require_close(runs["vector"].state.modes, runs["loop"].state.modes, f"Engines disagree on {case}")
+
+
+@pytest.mark.parametrize("other", [torch.tanh, lambda h: F.avg_pool2d(h, 2), lambda h: F.max_pool2d(h, 2, 1), F.relu])
+def test_a_pooling_that_does_not_come_is_noticed(other):
+    data = images()
+    learner = Learner(lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64)
+    given = (*learner.initial(0, 1), data.x[:4].double()[None], data.y[:4][None])
+    rest = (torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(InputError, match="use engine 'loop'"):
+        folded_gradient(learner, fates=("pool",))(*given, *rest)
+
+
 def test_an_output_is_not_rectified():
     """The last BatchNorm's output goes to a ReLU whose result is thrown away, and is the module's output."""
 
@@ -199,7 +292,7 @@ class Growing(Net):
 def test_other_ways_than_on_trial_are_noticed(model):
     data = classification()
     learner = Learner(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    gradient = folded_gradient(learner, rectified=("relu", ""))
+    gradient = folded_gradient(learner, fates=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
     given = (*learner.initial(0, 1), x, y, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     for _ in range(3):
