@@ -1,10 +1,13 @@
 """Convolutions with J sets of filters: all ways agree, and a CPU takes the one that the documentation says."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedensemble.core.cores import inside
 from fedensemble.engines import kernels
 from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
 from fedensemble.engines.transforms import Transformed, available
@@ -111,7 +114,13 @@ def way(visits, batch, channels, outputs, image, size, groups=1, padding=None, d
 )
 def test_ways_are_chosen_by_shape(shape, other, expected):
     """Visits, batch, channels, outputs, sides of images and of filters."""
-    assert way(*shape, **other) == expected
+    with inside(1):
+        assert way(*shape, **other) == expected
+
+
+def test_transforms_have_one_core():
+    with inside(2):
+        assert way(1, 32, 10, 20, 12, 5, padding=0) == "grouped, channels last"
 
 
 @pytest.mark.parametrize("channels", [8, 6, 1])
@@ -146,18 +155,21 @@ def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, b
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
-def test_transforms_give_the_same_bits_on_one_core_and_on_two():
+def test_transforms_in_two_threads_do_not_disturb_each_other():
     given = [t.detach().float().requires_grad_() for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))]
-    found = []
-    cores = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(outputs_and_slopes(lambda x, w: on_cpu(x, w, None, (1, 1), (0, 0), (1, 1), 1), given))
-    finally:
-        torch.set_num_threads(cores)
-    for before, after in zip(*found, strict=True):  # along the filters it is oneDNN, which makes no such promise
-        assert torch.equal(before, after) or before.dim() == 5
+
+    def often(number):
+        with inside(1):
+            return [
+                outputs_and_slopes(lambda x, w: Transformed.apply(x, w * number, None, (0, 0)), given)
+                for _ in range(20)
+            ]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(often, (1, 2)))
+    for number, repeats in zip((1, 2), found, strict=True):
+        alone = often(number)[0]
+        assert all(torch.equal(a, b) for repeat in repeats for a, b in zip(repeat, alone, strict=True))
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedensemble.core.cores import inside
 from fedensemble.engines.convolutions import on_cpu, way_for
 from fedensemble.engines.cpu_pool import PlanePool, convolve_and_pool
 from fedensemble.engines.transforms import available
@@ -36,6 +37,12 @@ def test_may_be_written_into():
     assert torch.equal(*slopes)
 
 
+@pytest.fixture
+def one_core():
+    with inside(1):
+        yield
+
+
 LAYERS = {  # visits, batch, channels, outputs, image, filters; stride, padding, dilation, groups
     "one by one": ((3, 16, 1, 10, 28, 5), ((1, 1), (0, 0), (1, 1), 1)),
     "one by one, several channels": ((2, 8, 3, 9, 33, 3), ((1, 1), (1, 1), (1, 1), 1)),
@@ -62,7 +69,7 @@ def given(layer, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_convolved_and_pooled(layer, size, dtype):
+def test_convolved_and_pooled(layer, size, dtype, one_core):
     (x, weight, bias), how = given(layer, dtype)
     for plus in (bias, None):
         leaves = [leaf for leaf in (x, weight, plus) if leaf is not None]
@@ -76,7 +83,7 @@ def test_convolved_and_pooled(layer, size, dtype):
         )
 
 
-def test_names_say_which_way_is_tried():
+def test_names_say_which_way_is_tried(one_core):
     for layer in LAYERS:
         (x, weight, _), how = given(layer)
         expected = {"one visit": "grouped", "small": "grouped"}.get(layer, layer.partition(",")[0])

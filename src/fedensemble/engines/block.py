@@ -68,8 +68,14 @@ class Minibatches:
 
     def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Minibatch gradient, loss and new buffers in a local step."""
-        key = draws.fold(self.given.noise, step)
-        return self.on_batch(self.given.place[step], self.given.weight[step], torch.as_tensor(key), at, buffers)
+        return self.on_batch(self.given.place[step], self.given.weight[step], self._keys[step], at, buffers)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """Of the random layers in each step, [S, ...]."""
+        noise = self.given.noise
+        steps = torch.arange(self.count, device=noise.device).reshape(-1, *(1,) * noise.dim())
+        return torch.as_tensor(draws.fold(noise, steps))
 
     def on_batch(
         self, place: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def _blocks() -> bool:
 
 def _all_finite(*values: Tensor) -> bool:
     """Whether there is no nan or infinity: oneDNN's pooling passes over nan."""
-    return all(bool(value.detach().sum().isfinite()) for value in values)
+    return all(isfinite(value.detach().sum()) for value in values)
 
 
 class PlanePool(torch.autograd.Function):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.cores import inside
+
 _Pair = tuple[int, int]
 _BLOCK = 16  # channels that oneDNN computes together, also where there are fewer
 _FEWER, _FEWER_WITH_BLOCKS = 5, 8  # times as many products as by transforms; see `pays`
@@ -18,13 +20,24 @@ _backward = torch.ops.aten.convolution_backward.default
 
 @cache
 def available() -> bool:
-    """Whether torch was built with it and it knows this processor. It must be asked once before it computes."""
+    """Whether torch was built with it and it knows this processor, which must be asked before it computes.
+
+    It keeps threads of its own, as many as torch has when it first computes: here one, for several would get in the way
+    of shares that train side by side (`threads.py`), which have a core each.
+    """
     asked = getattr(torch, "_nnpack_available", None)
-    return asked is not None and bool(asked())
+    if asked is None or not asked():
+        return False
+    try:
+        with inside(1):
+            _convolved(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 5, 5), None, (0, 0))
+    except RuntimeError:
+        return False
+    return True
 
 
 def pays(x: Tensor, weight: Tensor, padding: _Pair, extent: _Pair) -> bool:
-    """Whether transforms are faster for images [J * B, C, H, W] in float32 and filters [J, O, C, h, w], stride 1.
+    """Whether transforms are faster on one core for images [J * B, C, H, W] in float32 and filters [J, O, C, h, w].
 
     By the number of products that oneDNN and transforms need for outputs of this extent; chosen for 144 random layers,
     where it gained a fourth (`benchmarks/cpu_convolutions.py`). 3 × 3 filters are left out: NNPACK takes Winograd's way
@@ -32,7 +45,7 @@ def pays(x: Tensor, weight: Tensor, padding: _Pair, extent: _Pair) -> bool:
     """
     outputs, channels, *size = weight.shape[1:]
     known = channels >= _SEVERAL and size != [3, 3] and max(size) <= 16 and all(map(int.__lt__, padding, size))
-    if not (known and available()):
+    if not (known and torch.get_num_threads() == 1 and available()):
         return False
     direct = 2 * extent[0] * extent[1] * size[0] * size[1]  # forth, and back along the images
     ratio = direct / (_products(extent, size) + _products((x.shape[2], x.shape[3]), size))
