@@ -24,7 +24,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 100, 600, 10, 32, 0.01
@@ -198,6 +197,7 @@ def main() -> None:
         print(json.dumps(WAYS[chosen.one][1](chosen.rounds)), flush=True)
         return
     from importlib.metadata import version
+    from statistics import median
 
     from fedensemble.bench.measure import LiveTable, machine, say, write
 

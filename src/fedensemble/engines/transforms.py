@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -13,8 +14,10 @@ from ..core.cores import inside
 
 _Pair = tuple[int, int]
 _BLOCK = 16  # channels that oneDNN computes together, also where there are fewer
-_FEWER, _FEWER_WITH_BLOCKS = 5, 8  # times as many products as by transforms; see `pays`
 _SEVERAL = 4  # channels
+# Times as many products as by transforms from which these are faster, also counting those that blocks waste; and for
+# the slope along filters. See `pays`.
+_FEWER, _FEWER_WITH_BLOCKS, _FEWER_FOR_FILTERS = 3, 8, 4.5
 _backward = torch.ops.aten.convolution_backward.default
 
 
@@ -39,21 +42,32 @@ def available() -> bool:
 def pays(x: Tensor, weight: Tensor, padding: _Pair, extent: _Pair) -> bool:
     """Whether transforms are faster on one core for images [J * B, C, H, W] in float32 and filters [J, O, C, h, w].
 
-    By the number of products that oneDNN and transforms need for outputs of this extent; chosen for 144 random layers,
-    where it gained a fourth (`benchmarks/cpu_convolutions.py`). 3 × 3 filters are left out: NNPACK takes Winograd's way
-    with them, which rounds twenty times as much; the others round less than oneDNN.
+    By the number of products that oneDNN and transforms need for outputs of this extent; from measurements of 200
+    random layers, of which this chooses 147 and makes them half as fast again.
     """
     outputs, channels, *size = weight.shape[1:]
-    known = channels >= _SEVERAL and size != [3, 3] and max(size) <= 16 and all(map(int.__lt__, padding, size))
-    if not (known and torch.get_num_threads() == 1 and available()):
+    if channels < _SEVERAL or not _known(size, padding) or torch.get_num_threads() > 1 or not available():
         return False
-    direct = 2 * extent[0] * extent[1] * size[0] * size[1]  # forth, and back along the images
-    ratio = direct / (_products(extent, size) + _products((x.shape[2], x.shape[3]), size))
+    direct = 2 * prod(extent) * prod(size)  # forth, and back along the images
+    ratio = direct / (_products(extent, size) + _products(x.shape[2:], size))
     blocks = -(-outputs // _BLOCK) * -(-channels // _BLOCK) * _BLOCK**2 / (outputs * channels)
     return ratio >= _FEWER and ratio * blocks >= _FEWER_WITH_BLOCKS
 
 
-def _products(extent: _Pair, size: list[int]) -> int:
+def _pays_for_filters(extent: Sequence[int], size: Sequence[int], padding: _Pair) -> bool:
+    """The same for the slope along filters of this extent, computed with outputs of this size as filters."""
+    return _known(size, padding) and prod(extent) * prod(size) >= _FEWER_FOR_FILTERS * _products(extent, size)
+
+
+def _known(size: Sequence[int], padding: _Pair) -> bool:
+    """Whether NNPACK transforms filters of this size by Fourier, which rounds less than oneDNN.
+
+    With 3 × 3 it takes Winograd's way, which rounds twenty times as much.
+    """
+    return tuple(size) != (3, 3) and max(size) <= 16 and all(map(int.__lt__, padding, size))
+
+
+def _products(extent: Sequence[int], size: Sequence[int]) -> int:
     """Of numbers in tiles of 8² or 16², whichever NNPACK takes."""
 
     def tiles(side: int) -> int:
@@ -66,8 +80,9 @@ def _products(extent: _Pair, size: list[int]) -> int:
 class Transformed(torch.autograd.Function):
     """Visit j's images [J * B, C, H, W] with visit j's filters [J, O, C, h, w] and bias [J, O] or None; stride 1.
 
-    The slope along the images is such a convolution, too: of the outputs' slope with the filters turned around. Along
-    the filters it is oneDNN's, which is faster where channels come last.
+    Slopes are such convolutions, too. Along the images: of the outputs' slope with the filters turned around. Along the
+    filters: of the images with the outputs' slope, where examples are channels and channels examples; if the outputs
+    are too large for that, oneDNN's, which is faster where channels come last.
     """
 
     @staticmethod
@@ -81,26 +96,31 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        wanted, padding = ctx.needs_input_grad, ctx.padding
-        images, back = (values.contiguous().chunk(len(weight)) for values in (x, slope))
         along_x = along_weight = along_bias = None
-        if wanted[0]:
+        if ctx.needs_input_grad[0]:
             turned = weight.flip(3, 4).transpose(1, 2).contiguous()
-            around = [size - 1 - beside for size, beside in zip(weight.shape[3:], padding, strict=True)]
-            along_x = torch.cat([_convolved(part, w, None, around) for part, w in zip(back, turned, strict=True)])
-        if wanted[1] or wanted[2]:
-            outputs, like = weight.shape[1], weight[0].contiguous(memory_format=torch.channels_last)
-            how = ([outputs], [1, 1], padding, [1, 1], False, [0, 0], 1, [False, wanted[1], wanted[2]])
-            pairs = (
-                [part.contiguous(memory_format=torch.channels_last) for part in p]
-                for p in zip(back, images, strict=True)
-            )
-            found = [_backward(*pair, like, *how) for pair in pairs]
-            along_weight, along_bias = (
-                torch.stack([along[n] for along in found]) if wanted[n] else None for n in (1, 2)
-            )
+            around = [size - 1 - beside for size, beside in zip(weight.shape[3:], ctx.padding, strict=True)]
+            parts = zip(slope.contiguous().chunk(len(weight)), turned, strict=True)
+            along_x = torch.cat([_convolved(back, w, None, around) for back, w in parts])
+        if ctx.needs_input_grad[1]:
+            along_weight = _along_filters(x, weight, slope, ctx.padding)
+        if ctx.needs_input_grad[2]:
+            along_bias = slope.reshape(len(weight), -1, *slope.shape[1:]).sum((1, 3, 4))
         return along_x, along_weight, along_bias, None
 
 
-def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+def _along_filters(x: Tensor, weight: Tensor, slope: Tensor, padding: _Pair) -> Tensor:
+    visits = len(weight)
+    if _pays_for_filters(weight.shape[3:], slope.shape[2:], padding):
+        images, back = (t.reshape(visits, -1, *t.shape[1:]).transpose(1, 2).contiguous() for t in (x, slope))
+        parts = [_convolved(*pair, None, padding) for pair in zip(images, back, strict=True)]
+        return torch.stack(parts).transpose(1, 2)
+    like = weight[0].contiguous(memory_format=torch.channels_last)  # of which only the shape matters
+    how = (like, None, [1, 1], padding, [1, 1], False, [0, 0], 1, [False, True, False])
+    pairs = zip(slope.chunk(visits), x.chunk(visits), strict=True)
+    last = ([part.contiguous(memory_format=torch.channels_last) for part in pair] for pair in pairs)
+    return torch.stack([_backward(*pair, *how)[1] for pair in last])
+
+
+def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int]) -> Tensor:
     return torch._nnpack_spatial_convolution(images, weight, bias, padding, (1, 1))
