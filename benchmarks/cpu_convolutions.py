@@ -5,7 +5,8 @@
 Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is the time of the way
 that the engine chooses by shape (`engines/convolutions.py`) over that of the fastest; "one by one / it" what choosing
 gains. Larger models train shares of the visits on one core each, hence one thread. `--random` adds shapes drawn with a
-fixed seed.
+fixed seed. A second table has layers with max-pooling of 2 × 2 pixels after them: by torch, by planes, and in one with
+the convolution (`engines/cpu_pool.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedensemble.bench.measure import LiveTable, fastest, machine, say, write
-from fedensemble.engines.convolutions import grouped, one_by_one, product, way_for
+from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
+from fedensemble.engines.cpu_pool import PlanePool, convolve_and_pool
 from fedensemble.engines.heap import keep_freed_memory
 from fedensemble.engines.kernels import ImagesToColumns
 from fedensemble.engines.transforms import Transformed, available
@@ -73,6 +76,16 @@ LAYERS = [
     Layer("four groups", 10, 8, 16, 16, 8, 3, 1, 4),
     Layer("two visits, one image", 2, 1, 8, 8, 4, 3),
 ]
+POOLED = [
+    Layer("MNIST CNN, first", 5, 32, 1, 10, 28, 5, padded=False),
+    Layer("McMahan's CNN, first", 5, 32, 1, 32, 28, 5),
+    Layer("McMahan's CNN, second", 5, 32, 32, 64, 14, 5),
+    Layer("VGG, first", 5, 16, 3, 64, 32, 3),
+    Layer("VGG, second", 3, 16, 64, 64, 32, 3),
+    Layer("pfl's CNN, second", 5, 10, 32, 64, 30, 3, padded=False),
+    Layer("three channels", 5, 10, 3, 32, 32, 3),
+    Layer("one visit", 1, 32, 3, 32, 32, 3),
+]
 QUICK = [LAYERS[n] for n in (1, 4, 5, 11, 17, 19)]
 
 
@@ -122,6 +135,23 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     return way_for(x, weight, *rest), calls
 
 
+def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
+    """Ways to convolve and pool, forth and back."""
+    x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
+    x.requires_grad_(layer.channels > 3)
+    weight = torch.randn(layer.visits, layer.outputs, layer.channels, layer.size, layer.size, requires_grad=True)
+    beside = layer.size // 2 if layer.padded else 0
+    given = (x, weight, None, (1, 1), (beside, beside), (1, 1), 1)
+    along = (x, weight) if x.requires_grad else (weight,)
+    known: dict[str, Callable[[], Tensor]] = {
+        "by torch": lambda: F.max_pool2d(on_cpu(*given), 2),
+        "by planes": lambda: PlanePool.apply(on_cpu(*given), 2),
+        "in one": lambda: convolve_and_pool(*given, 2),
+    }
+    slope = torch.randn_like(known["in one"]().detach())
+    return {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -149,7 +179,18 @@ def main() -> None:
     means = [exp(sum(map(log, values)) / len(values)) for values in (losses, gains)]
     table.add("geometric mean", *[""] * (len(header) - 2), *(f"{mean:.2f}" for mean in means))
     say(f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way.")
-    write(options.out, "cpu", [table])
+    names = ["by torch", "by planes", "in one"]
+    after = LiveTable(
+        "Convolutions and pooling, forth and back",
+        ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "by torch / in one"],
+        say,
+    )
+    for layer in POOLED[:1] if options.quick else POOLED:
+        took = fastest(pooled(layer), "cpu", 0.02 if options.quick else options.seconds)
+        ratio = f"{took['by torch'] / took['in one']:.2f}"
+        cells = [f"{1e3 * took[name]:.2f}" for name in names]
+        after.add(layer.name, f"{layer.visits} × {layer.batch}", str(layer), *cells, ratio)
+    write(options.out, "cpu", [table, after])
 
 
 if __name__ == "__main__":
