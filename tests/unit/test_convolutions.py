@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedensemble.core.cores import inside
-from fedensemble.engines import kernels
+from fedensemble.engines import kernels, transforms
 from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
 from fedensemble.engines.transforms import Transformed, available
 
@@ -73,11 +73,13 @@ def test_a_product_is_a_convolution_of_single_pixels(sizes, image, stride, biase
     agree([lambda x, w, b: one_by_one(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)], tensors)
 
 
-def way(visits, batch, channels, outputs, image, size, groups=1, padding=None, dtype=torch.float32, stride=1):
+def way(
+    visits, batch, channels, outputs, image, size, groups=1, padding=None, dtype=torch.float32, stride=1, dilation=1
+):
     x = torch.empty(visits * batch, channels, image, image, dtype=dtype, device="meta")
     weight = torch.empty(visits, outputs, channels // groups, size, size, dtype=dtype, device="meta")
     beside = size // 2 if padding is None else padding
-    return way_for(x, weight, (stride, stride), (beside, beside), (1, 1), groups)
+    return way_for(x, weight, (stride, stride), (beside, beside), (dilation, dilation), groups)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,7 @@ def way(visits, batch, channels, outputs, image, size, groups=1, padding=None, d
         ((10, 4, 10, 20, 12, 5), {"padding": 0}, "grouped, channels last"),  # few numbers
         ((10, 64, 10, 20, 12, 5), {"padding": 0, "stride": 2}, "one by one"),
         ((10, 32, 10, 20, 12, 5), {"padding": 5}, "one by one"),
+        ((10, 64, 10, 20, 12, 5), {"padding": 0, "dilation": 2}, "one by one"),
         ((10, 32, 10, 20, 12, 5), {"padding": 0, "groups": 2}, "one by one"),
         ((10, 32, 10, 20, 12, 5), {"padding": 0, "dtype": torch.float64}, "one by one"),
         ((10, 32, 10, 20, 24, 3), {"padding": 0}, "one by one"),
@@ -116,6 +119,23 @@ def test_ways_are_chosen_by_shape(shape, other, expected):
     """Visits, batch, channels, outputs, sides of images and of filters."""
     with inside(1):
         assert way(*shape, **other) == expected
+
+
+def test_transforms_are_used_where_torch_has_them():
+    """Otherwise other tests would be skipped without a word."""
+    assert available() == (hasattr(torch, "_nnpack_available") and torch._nnpack_available())
+
+
+@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
+def test_slopes_along_filters_are_transformed_for_small_outputs(monkeypatch):
+    seen = []
+    usual = transforms._convolved
+    monkeypatch.setattr(transforms, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1])
+    for image, expected in ((12, 3), (32, 2)):  # forth, back along images and, if outputs are small, along filters
+        seen.clear()
+        x, weight = (t.detach().float().requires_grad_() for t in (numbers(4, 5, image, image), numbers(1, 6, 5, 5, 5)))
+        Transformed.apply(x, weight, None, (0, 0)).sum().backward()
+        assert len(seen) == expected
 
 
 def test_transforms_have_one_core():

@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.core.cores import inside
 from fedensemble.engines.convolutions import on_cpu, way_for
 from fedensemble.engines.cpu_pool import PlanePool, convolve_and_pool
+from fedensemble.engines.memory_budget import activations
 from fedensemble.engines.transforms import available
 
 
@@ -90,14 +93,53 @@ def test_names_say_which_way_is_tried(one_core):
         assert way_for(x, weight, *how).partition(",")[0] == expected or (layer == "transforms" and not available())
 
 
-@pytest.mark.parametrize("place", ["images", "filters"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["images", "filters", "bias"])
 def test_nan_and_infinity_are_not_passed_over(place):
-    (x, weight, bias), how = given("one by one")
-    for number in (torch.nan, torch.inf):
-        images, filters = x.detach().clone(), weight.detach().clone()
-        (images if place == "images" else filters)[0, 0, 0, 0] = number
-        got = convolve_and_pool(images, filters, bias, *how, 2)
-        expected = F.max_pool2d(on_cpu(images, filters, bias, *how), 2)
+    leaves, how = given("one by one")
+    for number in (torch.nan, torch.inf, -torch.inf):
+        tensors = [leaf.detach().clone() for leaf in leaves]
+        tensors[place][0, 0] = number
+        got = convolve_and_pool(*tensors, *how, 2)
+        expected = F.max_pool2d(on_cpu(*tensors, *how), 2)
         assert torch.equal(got.isfinite(), expected.isfinite())
         assert not got.isfinite().all()
         assert got[16:].isfinite().all()  # of other visits
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+        lambda: torch.autograd.set_detect_anomaly(True),
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.no_grad,
+    ],
+    ids=["without oneDNN", "looking for nan", "autocast", "without slopes"],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:TF32 acceleration")
+def test_settings_of_torch(setting):
+    """Through a whole round, in a model with a layer that is large enough."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(32, 1, 28, 28, generator=generator), torch.arange(32) % 3) for _ in range(3)]
+    runs = []
+    for engine in ("loop", "vector"):
+        run = Federation(
+            lambda: nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1440, 3)),
+            FederatedData.from_clients(data), FedAvg(lr=0.1), modes=1, batch_size=32, engine=engine,
+        )  # fmt: skip
+        with setting():
+            list(run.rounds(1))
+        runs.append(run.state.modes["theta"].float())
+    assert run.engine.fates == ("pool",)
+    torch.testing.assert_close(*runs, rtol=0, atol=0.05)
+
+
+def test_the_memory_budget_counts_what_is_pooled():
+    """Which oneDNN keeps in a layout of its own; at least what goes out of the convolution, by images."""
+    data = FederatedData.from_clients([(torch.randn(200, 1, 28, 28), torch.arange(200) % 3)])
+    run = Federation(
+        lambda: nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6272, 3)),
+        data, FedAvg(lr=0.1), modes=1, batch_size=64, engine="vector",
+    )  # fmt: skip
+    assert run.engine.fates == ("pool",)
+    assert activations(run.engine) >= 64 * 32 * 28 * 28 * 4

@@ -165,6 +165,7 @@ class Images(nn.Module):
         self.between = between
 
     def forward(self, x):
+        self.given = x
         return self.out(self.between(self, self.first(x)).flatten(1)[:, :27])
 
 
@@ -184,6 +185,11 @@ def unseen(net, h):
     return F.max_pool2d(h, 2) + Halved.apply(h)[..., :3, :3]
 
 
+def no_slope(net, h):
+    with torch.no_grad():
+        return net.first(net.given)
+
+
 def pooled(x, size=2, **other):
     return F.max_pool2d(x, size, **other)
 
@@ -200,6 +206,10 @@ POOLED = {
     "two in a row": (lambda net, h: pooled(net.second(pooled(h)), 1), ("pool", "pool")),
     "with steps": (lambda net, h: pooled(h, stride=1), ()),
     "with edges": (lambda net, h: pooled(h, padding=1), ()),
+    "with parts of squares": (lambda net, h: pooled(h, 4, ceil_mode=True).repeat(1, 3, 1, 1), ()),
+    "without parts of squares": (lambda net, h: pooled(h, 4).repeat(1, 9, 1, 1), ("pool",)),
+    "of other sides": (lambda net, h: pooled(h, (2, 1)), ()),
+    "without a slope": (lambda net, h: pooled(no_slope(net, h)) + h[..., :3, :3], ()),
     "twice": (lambda net, h: pooled(h) + pooled(h), ()),
     "and added": (lambda net, h: pooled(h) + h[..., :3, :3], ()),
     "and the ReLU added": (lambda net, h: pooled(r := h.relu()) + r[..., :3, :3], ()),
@@ -239,7 +249,23 @@ def test_engines_agree_on_pooled_convolutions(case):
     require_close(runs["vector"].state.modes, runs["loop"].state.modes, f"Engines disagree on {case}")
 
 
-@pytest.mark.parametrize("other", [torch.tanh, lambda h: F.avg_pool2d(h, 2), lambda h: F.max_pool2d(h, 2, 1), F.relu])
+def test_images_that_are_written_over_before_they_are_pooled():
+    """With a frozen convolution nothing else would notice; here the change is one that no trial sees."""
+
+    class Clipped(Images):
+        def __init__(self):
+            super().__init__(lambda net, h: (net.given.clamp_(-9, 9), pooled(h))[1])
+            self.first.requires_grad_(False)
+
+    data = images()
+    run = Federation(Clipped, data, FedAvg(lr=0.1), modes=1, engine="vector", dtype=torch.float64)
+    assert run.engine.fates == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.tanh, lambda h: F.avg_pool2d(h, 2), lambda h: F.max_pool2d(h, 2, 1), F.relu, lambda h: torch.zeros(4, 27)],
+)
 def test_a_pooling_that_does_not_come_is_noticed(other):
     data = images()
     learner = Learner(lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64)

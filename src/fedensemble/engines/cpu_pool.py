@@ -21,9 +21,10 @@ def convolve_and_pool(
     Large layers are left in the layout in which oneDNN computes them and pooled there, visit by visit: neither are they
     laid out in torch's way nor have they left the cache.
     """
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     way = way_for(x, weight, stride, padding, dilation, groups)
-    known = x.dtype == torch.float32 and large(x, weight, stride, padding, dilation) and _blocks()
-    if way in ("transforms", "product") or not known or not _all_finite(x, weight):
+    known = x.dtype == torch.float32 and large(x, weight, stride, padding, dilation) and _pools_blocks()
+    if way in ("transforms", "product") or not known or not _all_finite(x, weight, bias):
         return PlanePool.apply(on_cpu(x, weight, bias, stride, padding, dilation, groups), size)  # type: ignore[no-any-return, no-untyped-call]
     plus = [None] * len(weight) if bias is None else bias
     parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
@@ -31,16 +32,20 @@ def convolve_and_pool(
     return torch.cat([F.max_pool2d(image, size, size).to_dense() for image in images])
 
 
+def _pools_blocks() -> bool:
+    """Whether oneDNN computes in blocks of channels here, and nothing is on that cannot read them."""
+    return _has_blocks() and torch._C._get_mkldnn_enabled() and not torch.is_anomaly_enabled()
+
+
 @cache
-def _blocks() -> bool:
-    """Whether oneDNN computes in blocks of channels here."""
+def _has_blocks() -> bool:
     known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return known and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _all_finite(*values: Tensor) -> bool:
+def _all_finite(*values: Tensor | None) -> bool:
     """Whether there is no nan or infinity: oneDNN's pooling passes over nan."""
-    return all(isfinite(value.detach().sum()) for value in values)
+    return all(isfinite(value.detach().sum()) for value in values if value is not None)
 
 
 class PlanePool(torch.autograd.Function):

@@ -138,7 +138,7 @@ class Fated(KeyedRandomness):
         Args:
             like: gives a tensor of the outputs' shape, type and device, whatever is in it.
         """
-        if self._next_fate() == "pool":
+        if self._next_fate() == "pool" and not torch.is_autocast_enabled("cpu"):  # which may be off when it is computed
             stands_in = like()
             self.pooling[id(stands_in)] = (stands_in, done)
             return stands_in

@@ -77,10 +77,13 @@ class FoldedConvolutions(FoldedNorms):
         if weight.dim() != 5 or x.dim() != 4:
             raise NotFoldable("a convolution without a batch")
         given = self._to_convolve(x, weight, bias, stride, padding, dilation, groups)
+        before = _version(given[0])
 
         def done(size: int | None) -> Tensor:
             if size is None:
                 return kernels.conv2d(*given, self.pieces.get(id(weight)))
+            if _version(given[0]) != before:  # written into since
+                raise InputError(OTHER_WAYS)
             return convolve_and_pool(*given, size)
 
         def like() -> Tensor:
@@ -99,6 +102,11 @@ class FoldedConvolutions(FoldedNorms):
             padding = (around[0] // 2, around[1] // 2)
         padding = _pair(0 if padding == "valid" else padding)
         return x.to(self.compute), weight, bias, _pair(stride), padding, _pair(dilation), groups
+
+
+def _version(x: Tensor) -> int:
+    """How often it was written into, as far as torch counts."""
+    return 0 if x.is_inference() else x._version
 
 
 def _pair(value: Any) -> Pair:

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..core.cores import inside
 from ..core.learner import GradientFn
 from ..core.shortage import SHORTAGES, SMALLER_VISIT, gib, lack, out_of_memory, too_large
+from .folded_gradient import folded_gradient
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -74,11 +75,12 @@ def _estimated(engine: VectorEngine) -> int:
     """By what autograd saves for a few examples; weights that it saves do not grow with them."""
     batch = engine.work.batch_size
     learner = engine.learner.with_another_model()  # what this one keeps in Python stays as it was
-    gradient = engine.gradient_of(learner) if engine.folded else learner.gradient_function(batched=False)
+    # Layers apart: what oneDNN keeps in its own layout, nobody can look at.
+    gradient = folded_gradient(learner) if engine.folded else learner.gradient_function(batched=False)
     if batch > 2 * _FEW:
         try:
             small, large = (_saved(engine, gradient, count) for count in (_FEW, 2 * _FEW))
-            return small + (large - small) * (batch - _FEW) // _FEW
+            return small + max(0, large - small) * (batch - _FEW) // _FEW
         except Exception as error:  # a model may know one size only
             if out_of_memory(error):
                 raise
