@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .core.making import DRAWING
 from .core.shortage import out_of_memory
 from .data.federated import FederatedData
 from .errors import InputError, first_line
@@ -55,7 +56,7 @@ def extreme_rows(x: Tensor) -> Tensor:
 def _failure(model: nn.Module, x: Tensor) -> Exception | None:
     """What a model raises on inputs, which are a copy: it may write into them."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():
             model(x.clone())
     except Exception as error:
         return error

@@ -1,6 +1,6 @@
 """Shares of a block in threads: the same numbers, and the user's settings as they were."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from time import sleep
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
+from fedensemble.core.making import Maker
 from fedensemble.engines import threads
 from fedensemble.engines.block import received
 from fedensemble.engines.operations import operations
@@ -186,3 +187,18 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
     made = train(federation(), 1)
     assert max(most) <= 3
     assert len(made.engine.threads._idle) == 3
+
+
+def test_models_made_in_threads_start_as_alone():
+    """Factories draw from torch's generator, of which there is one."""
+    maker = Maker(lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32)
+
+    def start(seed):
+        return torch.cat([p.detach().flatten() for p in maker(seed).parameters()])
+
+    alone = [start(seed) for seed in range(8)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert all(map(torch.equal, pool.map(start, range(8)), alone))
+    assert torch.equal(torch.get_rng_state(), before)

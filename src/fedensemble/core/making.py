@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from threading import RLock
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import InputError, first_line
 
 ModelFactory = Callable[[], nn.Module]
+DRAWING = RLock()  # who holds it has torch's generator, one for all threads, to themselves
 
 
 class Recipe:
@@ -52,7 +54,7 @@ class Maker:
 
     def __call__(self, seed: int) -> nn.Module:
         """A model initialised from a seed, on the CPU so that every device starts alike."""
-        with torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             _seed(seed)
             model = self._checked()
             if self._share is None:
