@@ -1,12 +1,12 @@
 """Ways to convolve on a CPU, where each visit has filters of its own: which is fastest for which shape; one table.
 
-    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--quick]
+    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--filters 200] [--quick]
 
 Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is the time of the way
 that the engine chooses by shape (`engines/convolutions.py`) over that of the fastest; "one by one / it" what choosing
 gains. Larger models train shares of the visits on one core each, hence one thread. `--random` adds shapes drawn with a
-fixed seed. A second table has layers with max-pooling of 2 × 2 pixels after them: by torch, by planes, and in one with
-the convolution (`engines/cpu_pool.py`).
+fixed seed, `--filters` such with large filters for which transforms are chosen. A second table has layers with
+max-pooling of 2 × 2 pixels after them: by torch, by planes, and in one with the convolution (`engines/cpu_pool.py`).
 """
 
 from __future__ import annotations
@@ -109,6 +109,23 @@ def drawn(count: int) -> list[Layer]:
     return layers
 
 
+def with_large_filters(count: int) -> list[Layer]:
+    """Random shapes for which the engine chooses transforms, always the same on a kind of machine."""
+    numbers, layers = random.Random(1), list[Layer]()
+    while available() and len(layers) < count:
+        layer = Layer(
+            "large filters", 5, numbers.choice([8, 16, 32]),
+            numbers.choice([4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64]),
+            numbers.choice([6, 8, 10, 12, 16, 20, 24, 30, 32, 40, 50, 64, 96]),
+            numbers.choice([8, 10, 12, 13, 14, 16, 18, 20, 24, 28, 32]), numbers.choice([4, 5, 5, 5, 5, 6, 7, 9]),
+            padded=numbers.random() < 0.5,
+        )  # fmt: skip
+        work = layer.batch * layer.channels * layer.outputs * (layer.image * layer.size) ** 2
+        if layer.image > layer.size and work < 3e8 and ways(layer)[0] == "transforms":
+            layers.append(layer)
+    return layers
+
+
 def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     """What the engine chooses, and each way's forward and backward pass."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
@@ -158,6 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.3, help="for each way and shape")
     parser.add_argument("--random", type=int, default=0, help="so many shapes more")
+    parser.add_argument("--filters", type=int, default=0, help="so many with large filters more")
     parser.add_argument("--quick", action="store_true", help="few shapes, each a short time")
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     options = parser.parse_args()
@@ -168,7 +186,8 @@ def main() -> None:
     header = ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "chosen", "it / best"]
     table = LiveTable(f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say)
     gains, losses = [], []
-    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random):
+    filters = with_large_filters(options.filters)
+    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random) + filters:
         choice, calls = ways(layer)
         took = fastest(calls, "cpu", 0.02 if options.quick else options.seconds)
         gains.append(took["one by one"] / took[choice])
@@ -179,6 +198,10 @@ def main() -> None:
     means = [exp(sum(map(log, values)) / len(values)) for values in (losses, gains)]
     table.add("geometric mean", *[""] * (len(header) - 2), *(f"{mean:.2f}" for mean in means))
     say(f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way.")
+    if filters:
+        ahead = gains[-len(filters) :]
+        mean, behind = exp(sum(map(log, ahead)) / len(ahead)), sum(gain < 0.95 for gain in ahead)
+        say(f"Of {len(ahead)} by transforms: {mean:.2f} times as fast as one by one, {behind} over 5 % slower.")
     names = ["by torch", "by planes", "in one"]
     after = LiveTable(
         "Convolutions and pooling, forth and back",
