@@ -1,12 +1,14 @@
 """The battery catches what it is there for: deliberately broken algorithms, schedules and engines."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
-from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified
+from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified, draws
 from fedensemble.core.engine import engines
+from fedensemble.core.sampling import lowest
 from fedensemble.engines.loop import LoopEngine
 from fedensemble.engines.memory import ClientMemory
 from fedensemble.testing import check_algorithm, check_engine, check_schedule
@@ -233,6 +235,38 @@ class AlwaysTheFirstClients(Stratified):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsManyFromEveryStratum(Stratified):
+    """Strata differ by one client, which is enough: clients of a stratum of one are asked twice as often."""
+
+    def plan(self, state, round):
+        mode = self.permutations(state, round // self.modes)[:, round % self.modes]
+        drawn = draws.bits(draws.key(int(state["seed"]), "clients", round), len(state["stratum"]))
+        each, rest = divmod(self.clients_per_round, self.strata)
+        room = torch.bincount(state["stratum"]) > each
+        extra = torch.argsort(draws.bits(draws.key(0, "extra", round), self.strata).masked_fill(~room, (1 << 63) - 1))
+        share = torch.full((self.strata,), each).index_add(0, extra[:rest], torch.ones(rest, dtype=torch.int64))
+        client = torch.sort(lowest(state["stratum"], drawn, share)).values
+        return Plan(client, mode[state["stratum"][client]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefersSomeAndSaysSo(AsManyFromEveryStratum):
+    uniform: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenClientsLikeModeZero(Stratified):
+    """Everybody is asked equally often, and all modes are trained alike, but not by the same clients."""
+
+    def plan(self, state, round):
+        plan = super().plan(state, round)
+        order = torch.argsort(plan.client % 2, stable=True)
+        mode = torch.empty_like(plan.mode)
+        mode[order] = plan.mode.sort().values
+        return Plan(plan.client, mode)
+
+
+@dataclass(frozen=True, kw_only=True)
 class IgnoresTheSeed(Stratified):
     def init(self, population, seed):
         return super().init(population, 0)
@@ -271,6 +305,8 @@ SCHEDULES = [
     (CountsFromOne, "a mode is outside"),
     (ForgetsTheLastMode, "must be treated alike"),
     (AlwaysTheFirstClients, "different seeds|must be treated alike"),
+    (AsManyFromEveryStratum, r"is asked in .* % of \d+ rounds where the mean is .* must be treated alike"),
+    (EvenClientsLikeModeZero, r"trains mode \d in .* must be treated alike"),
     (IgnoresTheSeed, "different seeds"),
     (DrawsPlansFromTorch, "function of state and round alone"),
     (CountsItsCalls, "wrote into the state"),
@@ -284,6 +320,10 @@ def test_schedule(broken, says):
     assert issubclass(broken, Schedule)
     with pytest.raises(AssertionError, match=says):
         check_schedule(broken)
+
+
+def test_schedule_may_prefer_clients_and_say_so():
+    check_schedule(PrefersSomeAndSaysSo)
 
 
 class ForgetsBuffers(LoopEngine):

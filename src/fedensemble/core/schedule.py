@@ -20,6 +20,9 @@ schedules: Registry[type[Schedule]] = Registry("schedule")
 class Schedule(ABC):
     """A rule that makes each round's plan from the seed and the round alone.
 
+    Every client should be asked equally often on average, and train every mode equally often: otherwise the fixed point
+    of FedAvg moves towards some clients. A schedule that prefers clients on purpose sets `uniform = False`.
+
     Args:
         modes: K, number of models in the ensemble.
         strata: Q, groups of clients that train one mode together in a round.
@@ -27,6 +30,7 @@ class Schedule(ABC):
     """
 
     one_mode_a_client: ClassVar[bool] = True  # within a round; False where models are trained apart
+    uniform: ClassVar[bool] = True  # every client is asked equally often on average; False where some are preferred
 
     modes: int = 5
     strata: int = 1
@@ -54,8 +58,8 @@ class Schedule(ABC):
             )
         if q > m:
             raise InputError(
-                f"Schedule '{name}' needs strata <= clients_per_round, so that every stratum serves a mode in every "
-                f"round; got strata={q}, clients_per_round={m}. Lower ensemble.strata or raise "
+                f"Schedule '{name}' needs strata <= clients_per_round, or a mode could not visit every stratum in an "
+                f"age; got strata={q}, clients_per_round={m}. Lower ensemble.strata or raise "
                 "ensemble.clients_per_round."
             )
 

@@ -110,7 +110,8 @@ class Devices(Participation):
 
         keep = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
         places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), keep, seed, round)
-        kept = first_to_finish(asked.mode, finish, answers, places)
+        ties = draws.bits(draws.key(seed, "ties", round), len(finish))  # devices of one kind finish at the same time
+        kept = first_to_finish(asked.mode, finish, answers, places, ties)
         seconds = self.seconds(finish, kept, late=~dropped & ~kept, full=int(kept.sum()) == keep)
         turnout = Turnout(
             asked=len(asked.client),

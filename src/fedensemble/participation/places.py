@@ -32,7 +32,9 @@ def quotas(asked: Tensor, keep: int, seed: int, round: int) -> Tensor:
     return sure + share
 
 
-def first_to_finish(mode: Tensor, finish: Tensor, answers: Tensor, places: Tensor) -> Tensor:
+def first_to_finish(
+    mode: Tensor, finish: Tensor, answers: Tensor, places: Tensor, ties: Tensor | None = None
+) -> Tensor:
     """Which visits get a place, [J] bool: in each mode the first to finish of those who answer.
 
     A place that a mode cannot fill goes to the next to finish in any mode.
@@ -42,8 +44,11 @@ def first_to_finish(mode: Tensor, finish: Tensor, answers: Tensor, places: Tenso
         finish: when each finishes, [J].
         answers: whether it answers at all, [J] bool.
         places: of each mode, [K].
+        ties: of visits that finish at the same time the one with the lowest number is first, [J]; None takes the plan's
+            order, in which clients with low numbers always win.
     """
-    order = torch.argsort(finish, stable=True)
+    order = torch.arange(len(mode)) if ties is None else torch.argsort(ties, stable=True)
+    order = order[torch.argsort(finish[order], stable=True)]
     order = order[answers[order]]
     by_mode = order[torch.argsort(mode[order], stable=True)]
     count = torch.bincount(mode[order], minlength=len(places))

@@ -1,6 +1,6 @@
 """The paper's schedule: every age, each stratum goes through the modes in a random order of its own.
 
-P[q, .] = a random permutation of the K modes, drawn anew each age;   in round r of the age, stratum q trains P[q, r].
+P[q, .] = a random permutation of the K modes for each age;   in round r of the age, stratum q trains P[q, r].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .. import draws
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
 from ..vectors import Tree
-from .strata import divide, sample
+from .strata import divide, draw_plan
 
 
 @schedules.register("stratified")
@@ -24,6 +24,11 @@ class Stratified(Schedule):
 
     In one round several strata may draw the same mode, and some mode none. With K = 1 and Q = 1 it is plain client
     sampling.
+
+    Every client is asked in a round with probability M / N, for every N, Q and M. Where Q does not divide N, the larger
+    strata therefore give more clients on average. A stratum with M * size < N gives none in some rounds, and a few
+    clients of a round train another mode than the rest of their stratum, so that each mode has M / Q clients (rounded)
+    per stratum. Where Q divides N, every stratum gives M / Q clients (rounded) in every round.
 
     >>> schedule = Stratified(modes=2, strata=2, clients_per_round=4)
     >>> state = schedule.init(population=8, seed=0)
@@ -51,5 +56,5 @@ class Stratified(Schedule):
 
     def plan(self, state: Tree, round: int) -> Plan:
         age, place = divmod(round, self.modes)
-        client = sample(state["stratum"], self.clients_per_round, int(state["seed"]), round)
-        return Plan(client, self.permutations(state, age)[state["stratum"][client], place])
+        mode = self.permutations(state, age)[:, place]
+        return draw_plan(state["stratum"], mode, self.modes, self.clients_per_round, int(state["seed"]), round)
