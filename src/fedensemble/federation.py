@@ -184,18 +184,24 @@ class Federation:
         """Everything that training changes, by name."""
         return self.state.tensors(self.engine.memory_tensors())
 
+    def checkpoint_tensors(self) -> Tree:
+        """`tensors()`, and the engine's choices that decide the last bits of results; every rank must ask."""
+        return {**self.tensors(), **{f"engine/{name}": value for name, value in self.engine.numerics().items()}}
+
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Puts back what `tensors` gave after `round` rounds."""
+        """Puts back what `tensors` or `checkpoint_tensors` gave after `round` rounds."""
         state, memory = EnsembleState.of(tensors, round, self.learner.device)
         saved.check_fit(self.state, state)
         self.engine.load_memory(memory)
+        choices = {n.removeprefix("engine/"): value for n, value in tensors.items() if n.startswith("engine/")}
+        self.engine.keep_numerics(choices)
         self.state = state
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""
         path = Path(folder) / saved.FILE
         facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
-        tensors = self.tensors()
+        tensors = self.checkpoint_tensors()
         if self.engine.writes:
             write_checkpoint(path, tensors, facts)
         return path
@@ -210,6 +216,8 @@ class Federation:
         """
         settings, tensors, round = saved.read(folder, data, changes)
         federation = cls(model, data, **settings)
+        if {"engine", "engine_options"} & set(changes):  # another engine, or other options, make their own choices
+            tensors = {name: value for name, value in tensors.items() if not name.startswith("engine/")}
         federation.restore(tensors, round)
         return federation
 

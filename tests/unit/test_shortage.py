@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FederatedData, Federation, InputError
+from fedensemble import EngineWarning, FederatedData, Federation, InputError
 from fedensemble.algorithms import FedAvg, Scaffold
 from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.shortage import lack, out_of_memory
@@ -60,12 +60,15 @@ def crowd(monkeypatch, place, most, error=ERRORS["CUDA"]):
 def test_smaller_blocks_give_the_same(monkeypatch, place, error):
     expected = train(made(), ROUNDS)
     sizes = crowd(monkeypatch, place, 2, ERRORS[error])
-    got = train(made(), ROUNDS)
+    with pytest.warns(EngineWarning, match=r"Out of memory in round 1.*: from there on 2 visits .* instead of 4"):
+        got = train(made(), ROUNDS)
     assert got.engine.block == 2
+    assert got.engine.blocks == [(0, 64), (0, 2)]
     assert sizes == [4, 2, 2] + [2, 2] * (ROUNDS - 1)  # it does not run into it again
     require_close(got.tensors(), expected.tensors(), f"{place} without memory")
 
 
+@pytest.mark.filterwarnings("ignore:Out of memory in round:fedensemble.errors.EngineWarning")  # as blocks get smaller
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.parametrize("place", PLACES)
 def test_one_visit_that_does_not_fit_is_said_and_leaves_no_trace(monkeypatch, place, engine):
@@ -90,7 +93,8 @@ def test_what_each_client_sent_is_there_once(monkeypatch):
     federation = small_federation(Gathering(lr=0.1), "vector", 2, 2)
     crowd(monkeypatch, "sums", 2)
     request = federation.ask()
-    members = federation.engine.visit(*request).cohort.members
+    with pytest.warns(EngineWarning, match="from there on 2 visits"):
+        members = federation.engine.visit(*request).cohort.members
     assert sorted(members.client.tolist()) == sorted(request.plan.client.tolist())
     assert len(members.uploads["theta"]) == 4
 
@@ -116,7 +120,8 @@ def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Share, "take", take)
         requests = [run.ask() for run in runs]
-        answers = visit_together([run.engine for run in runs], requests)
+        with pytest.warns(EngineWarning, match="from there on 4 visits"):
+            answers = visit_together([run.engine for run in runs], requests)
     assert trained == [8, 4]
     assert calls == [4, 4, 4]
     for run, request, answer, other in zip(runs, requests, answers, apart, strict=True):
@@ -242,6 +247,7 @@ def test_recorded_programs_are_let_go():
     assert isinstance(engine, VectorEngine)
     engine._captured["a shape"] = object()
     engine.block = 5
-    engine.shrink(4, "")
+    with pytest.warns(EngineWarning, match=r"Out of memory in round 3: from there on 2 visits"):
+        engine.shrink(4, "", round=2)
     assert engine.block == 2
     assert not engine._captured

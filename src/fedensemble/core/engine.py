@@ -21,6 +21,7 @@ class Engine(ABC):
     notes: Sequence[str] = ()  # what a user should know of how the work is done
     precision: str = ""  # of products, such as "tf32" or "float64", where it is known
     writes: bool = True  # whether this process keeps files; of the processes of a job, one does
+    blocks: Sequence[tuple[int, int]] = ()  # rounds (counted from 0) and the number of visits at once from then on
 
     @abstractmethod
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
@@ -41,6 +42,13 @@ class Engine(ABC):
     def agree(self, modes: Tree) -> Tree:
         """The modes after the server's step, the same in all processes of a job."""
         return modes
+
+    def numerics(self) -> Tree:
+        """Choices that change the last bits of results, such as a block's size, as named tensors for a checkpoint."""
+        return {}
+
+    def keep_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
+        """Makes the choices that `numerics` gave again; ignores those that do not fit this engine or device."""
 
     @abstractmethod
     def memory_tensors(self) -> Tree:

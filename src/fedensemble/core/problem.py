@@ -11,7 +11,9 @@ from torch import Tensor
 from .. import draws
 from ..vectors import Tree
 from .optimizer import Optimizer
+from .secret import SecretSource
 
+_SECRET = 0x5EC2E7  # sets the keys of simulated secret numbers apart from those of `uniform`
 Gradient = Callable[[Tensor], Tensor]
 Step = Callable[[Tree, Gradient], Tree]
 Adjust = Callable[[Tensor, Tensor], Tensor]
@@ -41,6 +43,7 @@ class LocalProblem:
         counts: local steps of the client, [..., 1].
         key: for random numbers of the algorithm's own, [...].
         coin: a number in (0, 1) that all clients of a mode and the server share in a round, [..., 1].
+        secret: where secret numbers come from; None, in a simulation, makes them from the key.
     """
 
     def __init__(
@@ -53,16 +56,46 @@ class LocalProblem:
         counts: Tensor,
         key: Tensor,
         coin: Tensor,
+        secret: SecretSource | None = None,
     ) -> None:
         self.optimizer, self.lr, self.sizes, self.counts, self.coin = optimizer, lr, sizes, counts, coin
         self.buffers = buffers
         self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
         self._steps, self._key, self._drawn = steps, key, 0
+        self._secret, self._secrets = secret, 0
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Fresh random numbers in (0, 1) shaped like `like`, [..., P]: for compression, sampling and the like."""
+        """Fresh random numbers in (0, 1) shaped like `like`, [..., P]: for compression, sampling and the like.
+
+        They follow from the run's seed, which the server knows: they hide nothing from it. See `secret_uniform`.
+        """
         self._drawn += 1
         return draws.uniform(draws.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
+
+    def secret_uniform(self, like: Tensor) -> Tensor:
+        """Fresh random numbers in (0, 1) shaped like `like` that only the client knows, [..., P].
+
+        On a real client they come from the operating system's cryptographic source: they are different at each visit,
+        also if the server asks for the same visit twice, and nobody can repeat them. In a simulation, where there is
+        nobody to hide from, they follow from seed, round, client and mode, so that runs can be repeated.
+        """
+        return self._secret_numbers(like).to(like.dtype)
+
+    def secret_normal(self, like: Tensor) -> Tensor:
+        """The same with a standard normal distribution: noise for differential privacy.
+
+        Noise in floating point can leak through its last bits (Mironov 2012). A method that must withstand this rounds
+        what it sends to a grid.
+        """
+        drawn: Tensor = torch.special.ndtri(self._secret_numbers(like))
+        return drawn.to(like.dtype)
+
+    def _secret_numbers(self, like: Tensor) -> Tensor:
+        """As `secret_uniform`, in float64: rounded to float32, a number could be 1, for which `ndtri` is infinite."""
+        self._secrets += 1
+        if self._secret is not None:
+            return self._secret(like.numel()).reshape(like.shape).to(like.device)
+        return draws.uniform(draws.fold(self._key, _SECRET, self._secrets), like.shape[-1])
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.

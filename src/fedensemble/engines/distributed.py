@@ -52,6 +52,28 @@ class DistributedEngine(Engine):
         """That of the engine on each rank."""
         return self.inner.precision
 
+    @property
+    def blocks(self) -> Sequence[tuple[int, int]]:  # type: ignore[override]
+        """Those of this rank."""
+        return self.inner.blocks
+
+    def numerics(self) -> Tree:
+        """Every rank's choices on rank 0, nothing on the others; every rank must ask."""
+        own = self.inner.numerics()
+        return self.ranks.gather({
+            name: torch.cat([torch.full_like(rows[:, :1], self.ranks.rank), rows[:, 1:]], 1)
+            for name, rows in own.items()
+        })  # fmt: skip
+
+    def keep_numerics(self, tensors: Tree) -> None:
+        """Each rank takes its own rows, if there were as many ranks."""
+        own: Tree = {}
+        for name, rows in tensors.items():
+            mine = rows[rows[:, 0] == self.ranks.rank]
+            if int(rows[:, 0].max()) + 1 == self.ranks.size and len(mine):
+                own[name] = torch.cat([torch.zeros_like(mine[:, :1]), mine[:, 1:]], 1)
+        self.inner.keep_numerics(own)
+
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
         self._check()
         if not len(plan.client):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COPIES = 10  # of a visit's weights alive at once: sent, point, gradient, slots, upload, memory and their new values
 _GIB = 1 << 30
 _ON_CPU = 4  # GiB
-_OF_GPU = 0.6  # of what is free
+_OF_GPU = 0.6  # of what this process could have
 _MOST = {"cpu": 64, "cuda": 4096}
 _FEW = 2  # examples of a trial on a CPU, and twice as many: what a batch needs follows
 _UNSEEN = _GIB  # bytes of a visit, where nothing is known
@@ -37,7 +37,7 @@ def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
     most, needed = _MOST["cuda" if cuda else "cpu"], _COPIES * weights
     room = (budget if budget is not None else _ON_CPU) * _GIB
     if cuda and budget is None:
-        room = _OF_GPU * torch.cuda.mem_get_info(learner.device)[0]
+        room = _room_on_gpu(engine)
     if room >= needed:
         needed += activations(engine)
     if room < needed:
@@ -45,7 +45,37 @@ def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
             f"One visit needs about {gib(needed)}, more than the memory budget of {gib(room)}: visits are trained one "
             "by one, and may take more than the budget."
         )
-    return int(max(1, min(most, room // needed)))
+    visits = int(max(1, min(most, room // needed)))
+    return _coarse(visits) if cuda else visits
+
+
+def _room_on_gpu(engine: VectorEngine) -> float:
+    """Bytes for a block: a part of the GPU's memory less what this process holds, so that every start finds the same.
+
+    What is free at the start would differ with other programs, and with it blocks, the order of sums and the last bits
+    of results. Only where others leave less than that part, what is free decides, and the engine's notes say so.
+    """
+    device = engine.learner.device
+    free, total = torch.cuda.mem_get_info(device)
+    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    room, free = _OF_GPU * (total - held), free + reserved - held
+    if room <= free:
+        return room
+    engine.notes.append(
+        f"Other programs leave only {gib(free)} of the {gib(total)} of {device}: blocks are sized for that, and the "
+        "last digits of results may differ from those on an idle GPU. To repeat them, set engine.options.block."
+    )
+    return _OF_GPU * free
+
+
+def _coarse(visits: int) -> int:
+    """A number of visits rounded down to three binary digits: what a visit needs is measured, and varies a little.
+
+    >>> [_coarse(n) for n in (1, 7, 9, 100, 4096)]
+    [1, 7, 8, 96, 4096]
+    """
+    step = 1 << max(0, visits.bit_length() - 3)
+    return visits - visits % step
 
 
 def activations(engine: VectorEngine) -> int:

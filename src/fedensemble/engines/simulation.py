@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -15,9 +16,11 @@ from ..core.keys import shared_coin, visit_key
 from ..core.learner import Learner
 from ..core.problem import LocalProblem
 from ..core.round import Request
+from ..core.secret import SecretSource
 from ..core.shortage import SHORTAGES, SMALLER_VISIT, out_of_memory, too_large
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
+from ..errors import EngineWarning
 from ..vectors import Tree, rows
 from .block import Inputs, Minibatches, Tables, Trained, received, single, tuned
 from .device import moved, onto
@@ -41,6 +44,7 @@ class Simulation(Engine):
 
     batched: ClassVar[bool]
     block: int = 1  # visits trained together
+    secret: SecretSource | None = None  # of numbers that only a client knows; a simulation makes them from the seed
 
     def __init__(
         self, learner: Learner, data: FederatedData, work: LocalWork, seed: int, *, client_memory: Placement = "auto"
@@ -134,12 +138,23 @@ class Simulation(Engine):
         """Local training of a block of visits."""
         return self.train_plainly(algorithm, given, ragged)
 
-    def shrink(self, tried: int, lacking: str) -> None:
-        """Smaller blocks from now on, for one of `tried` visits did not fit into memory; raises if one does not."""
+    def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
+        """Smaller blocks from this round on, because one of `tried` visits did not fit into memory.
+
+        It is recorded, and the user is warned: sums in another order change the last bits of results. Raises if blocks
+        cannot be smaller.
+        """
         if self.block == 1:
             raise too_large("One visit does", self.learner.device, lacking, SMALLER_VISIT)
         self.block = max(1, tried // 2)
+        self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
+        note = (
+            f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are trained at once "
+            f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
+        )
+        self.notes = [*self.notes, note]
+        warnings.warn(note, EngineWarning, stacklevel=2)
 
     def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training step by step; without batching the block is one visit and has no leading dimension."""
@@ -149,8 +164,9 @@ class Simulation(Engine):
             given, sent = single(given), rows(sent, 0)
         steps = Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
         problem = LocalProblem(
-            steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin
-        )
+            steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin,
+            self.secret,
+        )  # fmt: skip
         uploads, memory = tuned(algorithm, given.hyper).local_training(sent, given.memory, problem)
         losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
         return Trained(

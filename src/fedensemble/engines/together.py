@@ -51,7 +51,7 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
                 raise
             lacking = lack(error, lead.learner.device)
         if lacking is not None:  # out here, where the failed try holds no memory any more
-            lead.shrink(len(block), lacking)
+            lead.shrink(len(block), lacking, requests[0].round)
             waiting = torch.cat([block[torch.isin(runs, torch.tensor([*left]))], waiting])
     for share in shares:
         share.engine.waiting = share.kept

@@ -17,6 +17,7 @@ from ..core.shortage import SMALLER_VISIT, out_of_memory, room_for
 from ..data.federated import FederatedData
 from ..data.options import flag, positive, whole
 from ..errors import InputError
+from ..vectors import Tree
 from .block import Inputs, Minibatches, Trained
 from .capture import CapturedTraining
 from .fold_check import can_fold, check_vmap, examples
@@ -41,7 +42,7 @@ class VectorEngine(Simulation):
 
     Args:
         block: visits at once; None takes as many as the memory budget allows.
-        memory: budget in GiB for a block; None takes 60 % of a GPU's free memory, or 4 GiB on a CPU.
+        memory: budget in GiB for a block; None takes 60 % of a GPU's memory (less the data), or 4 GiB on a CPU.
         precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32; "auto" is tf32.
         graphs: record local training as CUDA graphs; None does on a GPU.
         deterministic: only kernels whose sums always come in the same order, even if they are slower.
@@ -83,6 +84,7 @@ class VectorEngine(Simulation):
         if graphs and not cuda:
             self.notes.append(f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing.")
         self.block = min(block or visits_that_fit(self, memory), _GRID)
+        self.blocks, self._chosen = [(0, self.block)], block is not None
         self.most_steps = int(self.work.count(self.host_sizes).max())
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
@@ -126,9 +128,27 @@ class VectorEngine(Simulation):
                 return self.threads.train(self, algorithm, given, ragged)
             return self.train_plainly(algorithm, given, ragged)
 
-    def shrink(self, tried: int, lacking: str) -> None:
+    def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
         self._captured.clear()
-        super().shrink(tried, lacking)
+        super().shrink(tried, lacking, round)
+
+    @property
+    def _block_name(self) -> str:
+        return f"blocks.{self.learner.device.type}"  # a size for a GPU says nothing of a CPU
+
+    def numerics(self) -> Tree:
+        """All block sizes so far: rows of rank, round and size. They decide in which order sums are taken."""
+        return {self._block_name: torch.tensor([(0, *each) for each in self.blocks])}
+
+    def keep_numerics(self, tensors: Tree) -> None:
+        """Keeps the last size of the same kind of device, unless the user has chosen another one since."""
+        rows = tensors.get(self._block_name)
+        if rows is None or int(rows[:, 0].max()) > 0:  # of a job of several ranks, whose sums are others anyway
+            return
+        blocks = [(int(round), int(size)) for _, round, size in rows.tolist()]
+        if self._chosen and blocks[0][1] != self.blocks[0][1]:
+            return
+        self.blocks, self.block = blocks, blocks[-1][1]
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))

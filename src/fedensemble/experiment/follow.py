@@ -20,7 +20,7 @@ def follow(config: Config, ranks: Ranks) -> None:
             for _ in federation.rounds(config.rounds - federation.round):
                 save, stop = end_round(ranks, interruption.asked)
                 if save:
-                    federation.tensors()
+                    federation.checkpoint_tensors()
                 if stop:
                     raise KeyboardInterrupt
     except RankError as error:

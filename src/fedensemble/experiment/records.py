@@ -96,6 +96,7 @@ def sum_up(config: Config, store: RunFolder, federation: Federation) -> dict[str
         "bytes_down": sum(record["bytes_down"] for record in records),
         "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
+        "blocks": list(federation.engine.blocks),
         **simulated(records),
         **{key: value for key, value in records[-1].items() if key.startswith("test")},
     }

@@ -85,7 +85,8 @@ def carry_out(
         told = remarks(federation)
         for sentence in told:
             watcher.say(sentence)
-        facts_of_engine = {"precision": federation.engine.precision, "ranks": ranks.size}
+        engine = federation.engine
+        facts_of_engine = {"precision": engine.precision, "ranks": ranks.size, "blocks": list(engine.blocks)}
         write_json(folder / "env.json", {**environment(config), **facts_of_engine})
         write_compact(store.clients_file, describe_clients(data))
         store.diverged_file.unlink(missing_ok=True)
@@ -147,7 +148,7 @@ def _train(
         due = time.monotonic() - saved_at >= checkpoint_seconds
         save, stop = end_round(ranks, interruption.asked, due or report.round == config.rounds)
         if save:
-            store.save(federation.tensors(), federation.round, facts)
+            store.save(federation.checkpoint_tensors(), federation.round, facts)
             saved_at = time.monotonic()
         if stop:
             raise KeyboardInterrupt

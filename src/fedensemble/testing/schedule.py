@@ -136,11 +136,12 @@ def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> No
     each = rate.mean(0)
     away = (each - mean).abs()
     worst = int((away - _ERRORS * error).argmax())
+    who = what.format(worst // columns, worst % columns)
     require(
         bool(away[worst] <= _ERRORS * error[worst] + 1e-9),
-        f"{what.format(worst // columns, worst % columns)} in {100 * float(each[worst]):.1f} % of {ages * rounds} rounds "
-        f"where the mean is {100 * mean:.1f} %. Clients must be treated alike, or FedAvg's fixed point moves towards "
-        "some of them; a schedule that prefers clients on purpose sets uniform = False.",
+        f"{who} in {100 * float(each[worst]):.1f} % of {ages * rounds} rounds where the mean is {100 * mean:.1f} %. "
+        "Clients must be treated alike, or FedAvg's fixed point moves towards some of them; a schedule that prefers "
+        "clients on purpose sets uniform = False.",
     )
 
 

@@ -14,6 +14,7 @@ from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork
 from ...core.keys import shared_coin
 from ...core.learner import Learner
+from ...core.secret import system_uniform
 from ...core.shortage import SMALLER_VISIT, room_for
 from ...core.types import Plan
 from ...data.federated import FederatedData
@@ -77,6 +78,7 @@ class LocalClient:
         # Seen from here all clients up to this one hold these same rows; `expand` takes no memory for that.
         alike = replace(self.data, start=self.data.start.expand(everybody), size=self.data.size.expand(everybody))
         engine = LoopEngine(self.learner, alike, work, self.seed)
+        engine.secret = system_uniform  # the server knows the seed
         plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
         one = {name: value.unsqueeze(0) for name, value in sent.items()}
         only = torch.tensor([0], device=buffers.device)
