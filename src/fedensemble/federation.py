@@ -129,8 +129,10 @@ class Federation:
     def _rounds(self, count: int) -> Iterator[RoundReport]:
         for _ in range(count):
             started = time.perf_counter()
-            request = self.ask()
+            request, told = self.ask(), len(self.engine.notes)
             returned = self.engine.visit(*request)
+            for note in self.engine.notes[told:]:
+                warnings.warn(note, EngineWarning, stacklevel=3)
             if self.learner.device.type == "cuda":  # which is busy now
                 self.foresee()
             report = self.conclude(request, returned)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedensemble import FedAvg, Federation
+from fedensemble import EngineWarning, FedAvg, Federation
 from fedensemble.core.algorithm import algorithms
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import remembered
@@ -113,7 +113,7 @@ def test_group_norms_have_kernels(monkeypatch):
 
 @pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d, lambda channels: torch.nn.GroupNorm(2, channels)])
 def test_a_view_that_kernels_do_not_allow_is_found_on_trial(norm):
-    from fedensemble import EngineWarning, FederatedData
+    from fedensemble import FederatedData
 
     class Viewed(torch.nn.Module):
         def __init__(self):
@@ -168,7 +168,8 @@ def test_too_little_memory_halves_the_block(monkeypatch):
         return real(self, algorithm, given, ragged)
 
     monkeypatch.setattr(type(made.engine), "_train_captured", crowded)
-    train(made, ROUNDS)
+    with pytest.warns(EngineWarning, match="Out of memory in round 1"):
+        train(made, ROUNDS)
     assert made.engine.block == 2
     assert_close(states(made), states(reference))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -20,7 +19,6 @@ from ..core.secret import SecretSource
 from ..core.shortage import SHORTAGES, SMALLER_VISIT, out_of_memory, too_large
 from ..core.types import Plan, Returned
 from ..data.federated import FederatedData
-from ..errors import EngineWarning
 from ..vectors import Tree, rows
 from .block import Inputs, Minibatches, Tables, Trained, received, single, tuned
 from .device import moved, onto
@@ -141,7 +139,7 @@ class Simulation(Engine):
     def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
         """Smaller blocks from this round on, because one of `tried` visits did not fit into memory.
 
-        It is recorded, and the user is warned: sums in another order change the last bits of results. Raises if blocks
+        It is recorded, and the notes say so: sums in another order change the last bits of results. Raises if blocks
         cannot be smaller.
         """
         if self.block == 1:
@@ -149,12 +147,10 @@ class Simulation(Engine):
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
-        note = (
+        self.notes = [*self.notes, (
             f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are trained at once "
             f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
-        )
-        self.notes = [*self.notes, note]
-        warnings.warn(note, EngineWarning, stacklevel=2)
+        )]  # fmt: skip
 
     def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
         """Local training step by step; without batching the block is one visit and has no leading dimension."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from ..checkpoint import write_json
 from ..core.types import RoundReport
 from ..data import FederatedData
 from ..engines.ranks import Ranks
-from ..errors import DivergedError, RankError, StoreError
+from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation import Federation
 from ..predict import Prediction
 from .assemble import Read, assemble, end_round, fingerprint, meet, resume
@@ -58,7 +59,9 @@ def run(
             federation = next(work)
             while True:
                 try:
-                    report = next(federation.rounds(1))
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", EngineWarning)  # `remarks` says it
+                        report = next(federation.rounds(1))
                 except BaseException as error:  # the run must know, to let go of its folder
                     work.throw(error)
                 federation = work.send(report)
