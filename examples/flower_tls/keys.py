@@ -1,7 +1,7 @@
 """Certificates and keys of a fleet, made with the `cryptography` package that Flower brings.
 
-python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses clients reach the gateway at
-python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a client's public key, which the client sent
+python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses of the gateway
+python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a public key that a client has sent
 """
 
 import datetime
