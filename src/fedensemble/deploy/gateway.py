@@ -103,15 +103,18 @@ class Gateway:
 
     def __init__(self, options: GatewayOptions) -> None:
         self.options = options
-        context = ssl.create_default_context(cafile=str(options.authority))
+        try:
+            context = ssl.create_default_context(cafile=str(options.authority))
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(f"The gateway's --authority {options.authority} is not a certificate: {error}.") from None
         self.upstream = httpx.AsyncClient(
             base_url=f"https://{options.superlink}", verify=context, timeout=PATIENCE, trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+        if scope["type"] == "lifespan":
+            return await self._live(receive, send)
         path = bytes(scope["raw_path"]).decode("ascii", "replace")
         try:
             if scope[PEER] is None:  # TLS has asked for a certificate already: without one this is no connection of it
@@ -128,6 +131,14 @@ class Gateway:
         except RefusedError as refused:
             logger.warning("%s %.60s %.100r: %s", (scope["client"] or "?")[0], scope["method"], path, refused)
             await _respond(send, refused.status, str(refused).encode())
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """From the server's start to its end, when connections to the SuperLink are closed."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.upstream.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _serve_signature(self, name: str, send: Send) -> None:
         file = self.options.signatures / name if self.options.signatures else None
@@ -215,11 +226,11 @@ def peer_key(connection: ssl.SSLObject | None) -> bytes | None:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def serve(options: GatewayOptions) -> None:
-    """Runs a gateway until it is interrupted."""
+def build_server(options: GatewayOptions) -> uvicorn.Server:
+    """A server of a gateway, not started yet; nobody without a certificate of the authority gets past its handshake."""
     host, port = split_address(options.listen)
     config = uvicorn.Config(
-        Gateway(options), host=host, port=port, http=_PeerProtocol, ws="none", interface="asgi3", lifespan="off",
+        Gateway(options), host=host, port=port, http=_PeerProtocol, ws="none", interface="asgi3", lifespan="on",
         loop="asyncio", workers=1, proxy_headers=False, server_header=False, access_log=False, log_level="warning",
         limit_concurrency=options.max_connections, timeout_keep_alive=15, ssl_certfile=str(options.certificate),
         ssl_keyfile=str(options.key), ssl_ca_certs=str(options.authority), ssl_cert_reqs=ssl.CERT_REQUIRED,
@@ -230,7 +241,13 @@ def serve(options: GatewayOptions) -> None:
         raise InputError(f"The gateway's certificate, key or authority cannot be used: {error}.") from None
     assert config.ssl is not None
     config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    return uvicorn.Server(config)
+
+
+def serve(options: GatewayOptions) -> None:
+    """Runs a gateway until it is interrupted."""
+    server = build_server(options)
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
     logger.setLevel(logging.INFO)
     logger.info("SuperNodes reach the SuperLink %s at %s.", options.superlink, options.listen)
-    uvicorn.Server(config).run()
+    server.run()

@@ -68,7 +68,13 @@ def render_nginx(options: GatewayOptions) -> str:
     locations = [_LOCATION.format(route=route, superlink=options.superlink) for route in sorted(FLEET_ROUTES)]
     signatures = _SIGNATURES.format(prefix=SIGNATURES_PREFIX, folder=paths["signatures"]) if options.signatures else ""
     return _SERVER.format(
-        listen=options.listen, max_body=options.max_body, upstream_name=split_address(options.superlink)[0],
+        listen=options.listen, max_body=options.max_body, upstream_name=_certified_name(options),
         headers="\n".join(headers), locations="".join(locations), signatures=signatures,
         **{name: paths[name] for name in ("authority", "certificate", "key")},
     )  # fmt: skip
+
+
+def _certified_name(options: GatewayOptions) -> str:
+    """The name in the SuperLink's certificate: nginx compares host names only, never addresses."""
+    host = split_address(options.superlink)[0]
+    return "localhost" if host in ("127.0.0.1", "::1") else host
