@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def build_bundle(app: Path) -> bytes:
     if not (app / "pyproject.toml").is_file():
         raise InputError(f"{app} is not the folder of an app: it has no pyproject.toml.")
     try:
-        return build_fab_from_disk(app)
+        with warnings.catch_warnings():  # Flower uses a name of pathspec's that is to go
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return build_fab_from_disk(app)
     except (click.ClickException, ValueError, KeyError) as error:
         raise InputError(f"Flower cannot bundle the app in {app}: {error}.") from None
 
