@@ -67,7 +67,8 @@ def grid_of(app):
 
 
 def settings(tmp_path, **more):
-    return {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, **more}
+    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, "identity": "partition"}
+    return told | more
 
 
 def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
@@ -153,7 +154,7 @@ def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
     ("given", "words"),
     [
         ({"time-out": 3}, "did you mean 'timeout'"),
-        ({"timeout": "long"}, "such as 600.0"),
+        ({"timeout": "long"}, "such as 300.0"),
         ({"clients": 2.5}, "such as 2"),
         ({"clients": True}, "such as 2"),
         ({"identity": "face"}, "one of auto"),

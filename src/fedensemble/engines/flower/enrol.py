@@ -80,6 +80,7 @@ class Roster:
     met: dict[int, Member | None] = field(default_factory=dict)  # by node number; None if the answer was no good
     _asked: list[_Asked] = field(default_factory=list)
     _holders: dict[str, int] = field(default_factory=dict)  # the node that is asked, by identity
+    _failures: dict[int, str] = field(default_factory=dict)  # why a node could not answer, as it was logged
     _refused: set[int] = field(default_factory=set)  # nodes that were refused as somebody's second, and logged
     _settled: bool = False
 
@@ -181,9 +182,15 @@ class Roster:
                     continue
                 node = asked.exchange.messages[index].metadata.dst_node_id
                 if message.has_error():  # it may do better the next time
-                    self.say(f"Node {node} does not say who it is: {message.error.reason}.")
+                    self._log_failure(node, shorten(message.error.reason))
                 elif node in online:
                     self.met[node] = self._read(message, online[node])
+
+    def _log_failure(self, node: int, reason: str) -> None:
+        """Once for each reason: it is asked again and again, and a log must not grow with that."""
+        if self._failures.get(node) != reason:
+            self._failures[node] = reason
+            self.say(f"Node {node} does not say who it is: {reason}.")
 
     def _online(self) -> dict[int, Any]:
         """Nodes by number, in the order of registration."""
@@ -229,6 +236,15 @@ class Roster:
         if self.identity != "key":
             return identity
         return str(node.name) or f"key-{identity[:16]}"
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """A node's own words, fit for a log: on one line, without control characters, and not endless.
+
+    >>> shorten("out of" + chr(10) + "memory")
+    'out of memory'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def fingerprint(key: bytes) -> str:
