@@ -162,13 +162,16 @@ class Gateway:
             async for piece in response.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        except httpx.TransportError as error:  # the answer stays incomplete, and the SuperNode asks again
+            logger.warning("The SuperLink broke off its answer to %s: %s", path, type(error).__name__)
         finally:
             await response.aclose()
 
     def _check(self, scope: Scope, headers: dict[str, bytes]) -> None:
         """Refuses a call that is too large, or not of the client whose certificate it came with."""
         length = headers.get("content-length", b"")
-        if not length.isdigit():
+        # With both headers h11 goes by the encoding, and a stated length would say nothing about the body.
+        if not length.isdigit() or "transfer-encoding" in headers:
             raise RefusedError(411, "no content-length")
         if int(length) > self.options.max_body:
             raise RefusedError(413, f"{int(length)} bytes, where {self.options.max_body} are allowed")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -46,7 +45,7 @@ def run_supernode(certificate: Path, arguments: Sequence[str]) -> None:
     )
     # Flower's connection looks the class up here when it connects, and nowhere else in this process: ClientApps run in
     # processes of their own and speak to the SuperNode alone.
-    fleet_http_connection.FleetHttpClient = client_class(context)  # type: ignore[misc]
+    setattr(fleet_http_connection, FleetHttpClient.__name__, client_class(context))
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
@@ -69,6 +68,8 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def check_trust(file: Path) -> None:
     """Raises if a file names nobody: Flower would take that for "trust everybody"."""
+    import yaml  # type: ignore[import-untyped]  # comes with Flower, which reads this file as YAML
+
     try:
         named = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError) as error:

@@ -109,7 +109,7 @@ class StandIn:
             event = await receive()
             body, more = body + event.get("body", b""), event.get("more_body", False)
         self.seen.append((scope["method"], scope["raw_path"].decode(), dict(scope["headers"]), body))
-        headers = [(b"content-type", b"application/x-protobuf"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", b"application/protobuf"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-secret", b"1")]})
         await send({"type": "http.response.body", "body": body})
 
@@ -226,11 +226,11 @@ def test_the_list_is_what_flowers_supernode_calls_and_nothing_else_of_the_superl
 def test_a_client_with_its_certificate_reaches_the_calls_of_a_supernode(scene, front, path):
     body = bytes(range(256)) * 100
     scene.stand_in.seen.clear()
-    kind = {"content_type": "application/x-protobuf", "flwr_timestamp": "now", "flwr_task_token": "secret"}
+    kind = {"content_type": "application/protobuf", "flwr_timestamp": "now", "flwr_task_token": "secret"}
     assert scene.ask(front, "POST", path, body, cookie="a=b", **kind) == (200, body)
     [(method, seen, headers, received)] = scene.stand_in.seen
     assert (method, seen, received) == ("POST", path, body)
-    assert headers[b"flwr-timestamp"] == b"now" and headers[b"content-type"] == b"application/x-protobuf"
+    assert headers[b"flwr-timestamp"] == b"now" and headers[b"content-type"] == b"application/protobuf"
     assert headers[b"flwr-public-key"].decode() == scene.public_key()
     assert not {b"flwr-task-token", b"cookie", b"authorization"} & set(headers), "meant for other APIs"
 
@@ -298,6 +298,8 @@ def test_a_key_that_is_not_the_certificates_is_refused(scene, gateway):
 def test_a_body_of_unknown_length_is_refused_and_answers_tell_nothing_more_than_they_must(scene, gateway):
     scene.stand_in.seen.clear()
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", iter([b"x"]))[0] == 411
+    both = {"content_length": "1", "transfer_encoding": "chunked"}
+    assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"5\r\nabcde\r\n0\r\n\r\n", **both)[0] in (400, 411)
     assert not scene.stand_in.seen
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"x")[0] == 200
     assert not {"x-secret", "server"} & {name.lower() for name in scene.headers}

@@ -182,7 +182,7 @@ class Roster:
                     continue
                 node = asked.exchange.messages[index].metadata.dst_node_id
                 if message.has_error():  # it may do better the next time
-                    self._log_failure(node, shorten(message.error.reason))
+                    self._log_failure(node, shorten(message.error.reason or f"error {message.error.code}"))
                 elif node in online:
                     self.met[node] = self._read(message, online[node])
 
