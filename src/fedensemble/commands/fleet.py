@@ -84,6 +84,9 @@ def supernode_command(
 ) -> None:
     """Start a SuperNode that shows a certificate and runs signed apps only; other options are `flower-supernode`'s."""
     _need_flower()
-    from ..deploy.supernode import run_supernode
+    try:
+        from ..deploy.supernode import run_supernode
+    except ImportError as error:  # it needs more of Flower than what Flower promises to keep
+        raise InputError(f"This version of Flower is not one that can be started so; install 1.41 ({error}).") from None
 
     run_supernode(certificate, context.args)

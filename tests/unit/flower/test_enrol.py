@@ -3,6 +3,8 @@
 from hashlib import sha256
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
@@ -93,3 +95,33 @@ def test_rosters_of_version_0_1_are_read():
     assert (old.name, old.identity) == (b"key".hex(), sha256(b"key").hexdigest())
     new = Member("clinic-1", 5, "abc")
     assert Member.from_record(new.record(), "key") == new
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["name", "partition", "key"]),
+    st.lists(st.sets(st.integers(0, 11), min_size=1), min_size=1, max_size=6),
+)
+def test_whoever_comes_and_goes_a_client_has_one_node_which_keeps_its_place(identity, present):
+    """Nodes 0 to 5 are the clients', 6 to 11 claim to be the same."""
+    fleet = named_fleet(identity)
+    fleet.roster.enrol(6, 10.0)
+    twins = {FIRST_NODE + 6 + i: Node(fleet.client(i), i, name=fleet.node(i).name) for i in range(6)}
+    fleet.nodes.update(twins)
+    members = [member.name for member in fleet.roster.members]
+    owner = {node: members.index(f"partition-{n.partition}" if identity == "partition" else n.name)
+             for node, n in fleet.nodes.items()}  # fmt: skip
+    before = fleet.roster.nodes(10.0)
+    for online in present:
+        for number, node in fleet.nodes.items():
+            node.online = number - FIRST_NODE in online
+        fleet.time.sleep(1.0)
+        fleet.roster.nodes(10.0)  # whoever is new is asked,
+        fleet.time.sleep(1.0)
+        now = fleet.roster.nodes(10.0)  # and has answered
+        assert len(set(now.values())) == len(now) and all(owner[node] == client for client, node in now.items())
+        assert all(now[client] == node for client, node in before.items() if node - FIRST_NODE in online)
+        known = {number for number in fleet.nodes if number - FIRST_NODE in online and not (
+            identity == "key" and number in twins)}  # fmt: skip
+        assert set(now) == {owner[number] for number in known}, "nobody is left out for whom there is a node"
+        before = now
