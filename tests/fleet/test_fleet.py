@@ -25,7 +25,7 @@ from fedensemble.report.run import write_report
 
 from .conftest import CLIENTS, configure
 
-pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("fleet"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("fleet"), pytest.mark.timeout(900)]
 
 EXTRA = ("client-4", "client-5")  # nodes that only some of the tests start
 TOLERANCE = 1e-6  # the wire carries every bit; two machines' sums may differ in the last
