@@ -1,6 +1,6 @@
-"""A whole fleet on this machine: TLS, registered nodes, one training; and what strangers get, which is nothing.
+"""A whole fleet on this machine, closed to outsiders: one training, and what outsiders get, which is nothing.
 
-python examples/flower_tls/fleet.py FOLDER      # two minutes; FOLDER must be new
+python examples/flower_tls/fleet.py FOLDER      # some minutes; FOLDER must be new
 
 On real machines the same commands run in the same order; each is printed before it is started.
 """
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from keys import make_certificates, make_node_key
+from keys import certify_node, make_certificates, make_node_key, make_operator_key
 
 HOST = "127.0.0.1"
 HERMETIC = {  # nothing is installed, nobody is told, nothing is asked of the outside
@@ -42,12 +42,12 @@ device = "cpu"
 
 
 class Fleet:
-    """Flower's processes on this machine; all of them, and only they, are stopped at the end."""
+    """The processes of a fleet on this machine; all of them, and only they, are stopped at the end."""
 
     def __init__(self, folder: Path, echo=lambda text: None) -> None:
         self.folder, self.echo = folder.resolve(), echo
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port, self.public = free_port(), free_port()  # of the SuperLink, on loopback, and of the gateway
         self.started: dict[str, subprocess.Popen] = {}
         bin_folder = str(Path(sys.executable).parent)
         self.environment = {
@@ -55,7 +55,11 @@ class Fleet:
             "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
         }  # fmt: skip
         make_certificates(self.folder / "keys", ["localhost", HOST])
+        make_operator_key(self.folder / "operator")
+        (self.folder / "signatures").mkdir(exist_ok=True)
         self.write_connections()
+        trusted = self.command("fedensemble", "fleet", "trust", self.folder / "operator.pub").stdout
+        (self.folder / "trusted.yaml").write_text(trusted)
 
     def __enter__(self):
         return self
@@ -65,29 +69,46 @@ class Fleet:
             self.kill(name)
 
     def write_connections(self) -> None:
-        """Tells the `flwr` command where the SuperLink is, and whose certificates to believe."""
+        """Tells the `flwr` command of the operator, who is on the server, and of an outsider where the SuperLink is."""
         lines = []
-        for name, authority in (("fleet", "keys"), ("mistrusted", "stranger")):
-            lines += [f"[superlink.{name}]", f'address = "{HOST}:{self.port}"']
-            lines += [f'root-certificates = "{self.folder / authority / "ca.crt"}"', ""]
+        for name, port in (("fleet", self.port), ("outside", self.public)):
+            lines += [f"[superlink.{name}]", f'address = "{HOST}:{port}"']
+            lines += [f'root-certificates = "{self.folder / "keys" / "ca.crt"}"', ""]
         (self.folder / "flwr").mkdir(exist_ok=True)
         (self.folder / "flwr" / "config.toml").write_text("\n".join(lines))
 
     def superlink(self) -> None:
-        """Starts the SuperLink, and waits until it listens."""
+        """Starts the SuperLink on loopback, and waits until it listens."""
         keys = self.folder / "keys"
         self.start("superlink", [
             "flower-superlink", "--host", HOST, "--port", self.port, "--database", self.folder / "state.db",
-            "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt",
-            "--ssl-keyfile", keys / "server.key", "--enable-supernode-auth",
+            "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "superlink.crt",
+            "--ssl-keyfile", keys / "superlink.key", "--enable-supernode-auth",
         ])  # fmt: skip
         wait(lambda: listens(self.port), 120, "the SuperLink does not listen", self.log("superlink"))
 
-    def register(self, name: str) -> str:
-        """Makes a node's key, unless there is one, and registers its public half; gives the node's number."""
+    def gateway(self) -> None:
+        """Starts what clients reach, and waits until it listens."""
+        keys = self.folder / "keys"
+        self.start("gateway", [
+            "fedensemble", "fleet", "gateway", "--listen", f"{HOST}:{self.public}",
+            "--superlink", f"{HOST}:{self.port}", "--authority", keys / "ca.crt",
+            "--certificate", keys / "server.crt", "--key", keys / "server.key",
+            "--signatures", self.folder / "signatures",
+        ])  # fmt: skip
+        wait(lambda: listens(self.public), 120, "the gateway does not listen", self.log("gateway"))
+
+    def make_node(self, name: str) -> Path:
+        """Makes a node's key and its certificate, unless they are there; gives the key's file."""
         key = self.folder / "nodes" / name
         if not key.exists():
             make_node_key(key)
+            certify_node(self.folder / "keys", Path(f"{key}.pub"), Path(f"{key}.crt"))
+        return key
+
+    def register(self, name: str) -> str:
+        """Registers a node's public key, under a name for people; gives the node's number."""
+        key = self.make_node(name)
         done = self.flwr("supernode", "register", f"{key}.pub", "fleet", "--name", name, "--format", "json")
         return str(read_json(done.stdout)["node-id"])
 
@@ -96,18 +117,30 @@ class Fleet:
         name = name or f"client-{number}"
         told = f'partition-id={number} memory-dir="{self.folder / "memory" / name}"'
         told += f' data="{data}"' if data else ""
+        key = self.folder / "nodes" / name
         self.start(name, [
-            "flower-supernode", "--superlink", f"{HOST}:{self.port}", "--port", free_port(),
+            "fedensemble", "fleet", "supernode", "--certificate", f"{key}.crt",
+            "--superlink", f"{HOST}:{self.public}", "--port", free_port(),
             "--root-certificates", self.folder / authority / "ca.crt",
-            "--auth-supernode-private-key", self.folder / "nodes" / name, "--node-config", told,
+            "--auth-supernode-private-key", key, "--trusted-entities", self.folder / "trusted.yaml",
+            "--node-config", told,
         ])  # fmt: skip
+
+    def sign(self, app: Path) -> None:
+        """Signs an app as it is now; clients run no other."""
+        folder = self.folder / "signatures"
+        self.command("fedensemble", "fleet", "sign", app, "--key", self.folder / "operator", "--signatures", folder)
 
     def flwr(self, *words, check: bool = True) -> subprocess.CompletedProcess:
         """Runs the `flwr` command to its end."""
-        command = ["flwr", *map(str, words)]
+        return self.command("flwr", *words, check=check)
+
+    def command(self, *words, check: bool = True) -> subprocess.CompletedProcess:
+        """Runs a command to its end."""
+        command = [str(word) for word in words]
         self.echo(shlex.join(command))
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False
         )
         if check and done.returncode:
             raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -175,28 +208,28 @@ def main(folder: Path) -> None:
             check=True,
         )
         fleet.superlink()
+        fleet.gateway()
         for number in range(3):
             fleet.register(f"client-{number}")
             fleet.node(number)
+        fleet.sign(fleet.folder / "app")
         run_dir = fleet.folder / "run"
         fleet.run(fleet.folder / "app", run_dir=str(run_dir), clients=3)
 
-        make_node_key(fleet.folder / "nodes" / "unregistered")
-        make_certificates(fleet.folder / "stranger", ["localhost", HOST])
-        fleet.register("client-3")
-        for name, authority in (("unregistered", "keys"), ("client-3", "stranger")):
-            fleet.node(3, authority, name=name)
-        refused = fleet.flwr("list", "mistrusted", check=False)
-        print(f"A `flwr` command that believes another authority: exit status {refused.returncode}")
+        print("\nAn outsider, who has the authority's certificate:")
+        refused = fleet.flwr("list", "outside", check=False)
+        print(f"exit status {refused.returncode}")
+        print("\nA node with a certificate and without registration:")
+        fleet.make_node("unregistered")
+        fleet.node(3, name="unregistered")
 
         wait((run_dir / "summary.json").exists, 600, "The training is not finished", fleet.log("superlink"))
         for line in (run_dir / "metrics.jsonl").read_text().splitlines():
             print(line)
-        for name in ("unregistered", "client-3"):
-            said = fleet.log(name).read_text().strip().splitlines() or ["nothing"]
-            print(f"{name} got no message; it says: {said[-1]}")
-            if "Receiving" in fleet.log(name).read_text():
-                raise SystemExit(f"{name} must not get any message")
+        said = fleet.log("unregistered").read_text()
+        print(f"unregistered got no message; it says: {(said.strip().splitlines() or ['nothing'])[-1]}")
+        if not refused.returncode or "Receiving" in said:
+            raise SystemExit("outsiders must get nothing")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A certificate authority, a server certificate and node keys, made with the `cryptography` package that Flower brings.
+"""Certificates and keys of a fleet, made with the `cryptography` package that Flower brings.
 
-python examples/flower_tls/keys.py FOLDER HOST...      # HOST: names and addresses the SuperLink is reached at
+python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses of the gateway
+python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a public key that a client has sent
 """
 
 import datetime
@@ -11,56 +12,90 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 
 
 def make_certificates(folder: Path, hosts: list[str]) -> None:
-    """Writes ca.crt, for everybody; ca.key, to be locked away; server.crt and server.key, for the SuperLink alone."""
+    """Writes the authority and the two certificates of the server.
+
+    ca.crt is for everybody, ca.key is to be locked away; server.crt and server.key are the gateway's, superlink.crt and
+    superlink.key the SuperLink's, which is reached on loopback only.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fleet authority")])
-    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    ca = (
-        _certificate(ca_name, ca_name, ca_key)
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("fleet authority")
+    authority = (
+        _certificate(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_usage(signs=True), critical=True)
-        .sign(ca_key, hashes.SHA384())
+        .sign(key, hashes.SHA384())
     )
-    server = (
-        _certificate(server_name, ca_name, server_key)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
-    for name, certificate in (("ca.crt", ca), ("server.crt", server)):
-        (folder / name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    for name, key in (("ca.key", ca_key), ("server.key", server_key)):
-        _write_secret(folder / name, key, serialization.PrivateFormat.PKCS8)
+    _write_certificate(folder / "ca.crt", authority)
+    _write_secret(folder / "ca.key", key, serialization.PrivateFormat.PKCS8)
+    for file, names in (("server", hosts), ("superlink", LOOPBACK)):
+        own = ec.generate_private_key(ec.SECP384R1())
+        reached = x509.SubjectAlternativeName([_host(host) for host in names])
+        signed = _sign(folder, names[0], own.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, reached)
+        _write_certificate(folder / f"{file}.crt", signed)
+        _write_secret(folder / f"{file}.key", own, serialization.PrivateFormat.PKCS8)
+
+
+def certify_node(folder: Path, public: Path, certificate: Path) -> None:
+    """Writes a client certificate for a node's public key, signed by the authority in a folder."""
+    key = serialization.load_ssh_public_key(public.read_bytes())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SystemExit(f"{public} is not an ECDSA key, which Flower wants: ssh-keygen -t ecdsa -b 384 -N '' -f node")
+    _write_certificate(certificate, _sign(folder, public.stem, key, ExtendedKeyUsageOID.CLIENT_AUTH))
 
 
 def make_node_key(path: Path) -> None:
-    """Writes a node's private key, which never leaves its machine, and `path`.pub, which is registered."""
+    """Writes a node's private key, which never leaves its machine, and `path`.pub: ssh-keygen -t ecdsa -b 384."""
+    _write_pair(path, ec.generate_private_key(ec.SECP384R1()))
+
+
+def make_operator_key(path: Path) -> None:
+    """Writes the key that an operator signs apps with, and `path`.pub: ssh-keygen -t ed25519."""
+    _write_pair(path, ed25519.Ed25519PrivateKey.generate())
+
+
+def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, key, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     Path(f"{path}.pub").write_bytes(public + b"\n")
 
 
-def _certificate(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _sign(folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.ObjectIdentifier, *extensions):
+    """A certificate of the authority in a folder; `use` keeps a client from posing as the server."""
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    made = _certificate(_name(name), authority.subject, key)
+    for extension in extensions:
+        made = made.add_extension(extension, critical=False)
+    return (
+        made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use]), critical=True)
+        .sign(secret, hashes.SHA384())
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _certificate(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=DAYS))
@@ -81,11 +116,21 @@ def _host(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _write_secret(path: Path, key, form: serialization.PrivateFormat) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # for its owner alone
         file.write(content)
 
 
 if __name__ == "__main__":
-    make_certificates(Path(sys.argv[1]), sys.argv[2:] or ["localhost", "127.0.0.1"])
+    match sys.argv[1:]:
+        case ["authority", folder, *hosts] if hosts:
+            make_certificates(Path(folder), hosts)
+        case ["certify", folder, public, certificate]:
+            certify_node(Path(folder), Path(public), Path(certificate))
+        case _:
+            raise SystemExit(__doc__)

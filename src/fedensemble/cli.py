@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import typer.core
 
+from .commands.fleet import fleet_app
 from .commands.guard import guarded
 from .commands.terminal import console, print_table
 from .version import VERSION
@@ -20,6 +21,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
                   help="Federated ensembles: K models trained at the price of one.")  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at how they are divided among clients.")
 app.add_typer(data_app, name="data")
+app.add_typer(fleet_app, name="fleet")
 
 File = Annotated[Path | None, typer.Argument(help="A TOML config; without one, the default on real digits.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: --set ensemble.modes=3.")]

@@ -1,4 +1,4 @@
-"""One fleet for all of these tests: a SuperLink with TLS and four registered SuperNodes, as processes of their own."""
+"""One fleet for all of these tests: SuperLink, gateway and four registered SuperNodes, as processes of their own."""
 
 import contextlib
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedensemble
 from fedensemble.deploy.write import write_app
 from fedensemble.experiment.build import build_data
 from fedensemble.experiment.config import resolve
@@ -68,13 +69,15 @@ class TestedFleet:
     def __getattr__(self, name):
         return getattr(self.fleet, name)
 
-    def begin(self, config, name, clients=CLIENTS, gated=False, **settings):
-        """Starts a run, with gates before its trainings or without; gives its folder."""
+    def begin(self, config, name, clients=CLIENTS, gated=False, signed=True, **settings):
+        """Starts a run, with gates before its trainings or without, of a signed app or not; gives its folder."""
         app = self.folder / f"app-{name}"
         if not app.exists():
             write_app(config, app)
             if gated:
                 (app / "fleet" / "data.py").write_text(GATED.replace("GATES", str(self.folder / "gates" / name)))
+            if signed:
+                self.sign(app)
         run = self.folder / f"run-{name}"
         self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **settings)
         return run
@@ -148,9 +151,14 @@ def fleet(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("fleet")
     data = build_data(configure())
-    with module.Fleet(folder) as started:
+    source = str(Path(fedensemble.__file__).parents[1])  # processes in other folders run the code that is tested, too
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", source)
+        made = module.Fleet(folder)
+    with made as started:
         tested = TestedFleet(started, module)
         started.superlink()
+        started.gateway()
         for number in range(CLIENTS):
             x, y = data.client(number)
             own = folder / "memory" / f"client-{number}"

@@ -1,6 +1,11 @@
-"""Real processes on loopback: a deployment computes what the simulator does, and outlives its parts."""
+"""Real processes on loopback: a deployment computes what the simulator does, outlives its parts and is closed."""
 
+import contextlib
+import http.client
+import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +13,11 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
+
 from fedensemble.core.round import begin_round, finish_round
 from fedensemble.core.types import Plan
+from fedensemble.deploy.supernode import client_context
 from fedensemble.experiment.build import build_data, build_federation
 from fedensemble.experiment.modes import read_ensemble
 from fedensemble.report.predictions import predict_file
@@ -17,7 +25,7 @@ from fedensemble.report.run import write_report
 
 from .conftest import CLIENTS, configure
 
-pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("fleet"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("fleet"), pytest.mark.timeout(900)]
 
 EXTRA = ("client-4", "client-5")  # nodes that only some of the tests start
 TOLERANCE = 1e-6  # the wire carries every bit; two machines' sums may differ in the last
@@ -83,6 +91,19 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
     assert "3 rounds" in write_report(run).title
 
 
+def test_clients_do_not_run_an_app_that_is_not_signed(fleet):
+    before = {number: fleet.log(f"client-{number}").read_text().count("could not be verified") for number in range(4)}
+    fleet.begin(configure(), "unsigned", gated=True, signed=False, enrol_timeout=20)
+    for number, count in before.items():
+        log = fleet.log(f"client-{number}")
+        fleet.until(
+            lambda log=log, count=count: log.read_text().count("could not be verified") > count,
+            "an unsigned app is not refused",
+        )
+    fleet.flwr("stop", fleet.number, "fleet", check=False)
+    assert not (fleet.folder / "gates" / "unsigned").exists(), "code of the app ran"
+
+
 @pytest.fixture(scope="module")
 def interrupted(fleet):
     """A run one of whose clients is killed in the first round, and started again as soon as Flower lets it in.
@@ -112,27 +133,81 @@ def interrupted(fleet):
     supervisor.join()
 
 
-def test_strangers_get_nothing(fleet, interrupted):
-    """An unregistered key, and a node or a command that believes another authority; each works once that is mended."""
-    fleet.module.make_node_key(fleet.folder / "nodes" / "client-5")
+def known(fleet):
+    """Runs and nodes that the SuperLink knows of, as its operator sees them."""
+    runs = fleet.module.read_json(fleet.flwr("list", "fleet", "--format", "json").stdout)["runs"]
+    nodes = fleet.module.read_json(fleet.flwr("supernode", "list", "fleet", "--format", "json").stdout)["nodes"]
+    return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
+
+
+def post(fleet, port, path, message, context):
+    """Status of a call of the SuperLink's API; 0 if TLS ends it."""
+    connection = http.client.HTTPSConnection(fleet.module.HOST, port, context=context, timeout=120)
+    with contextlib.closing(connection):
+        kind = "application/protobuf"
+        try:
+            connection.request("POST", path, message.SerializeToString(), {"content-type": kind, "accept": kind})
+            return connection.getresponse().status
+        except (ssl.SSLError, ConnectionError):
+            return 0
+
+
+def test_outsiders_can_neither_list_register_nor_run(fleet, interrupted):
+    """They have what is public: the authority's certificate and the address that clients use."""
+    key = fleet.folder / "nodes" / "outsider"
+    fleet.module.make_node_key(key)
+    before = known(fleet)
+    assert before[0] and len(before[1]) >= CLIENTS, "an operator on the server sees both"
+    commands = (
+        ["list", "outside"],
+        ["supernode", "list", "outside"],
+        ["supernode", "register", f"{key}.pub", "outside", "--name", "client-0"],
+        ["run", fleet.folder / "app-interrupted", "outside"],
+    )
+    with ThreadPoolExecutor() as pool:  # each tries for a while before it gives up
+        refused = list(pool.map(lambda words: fleet.flwr(*words, "--format", "json", check=False).stdout, commands))
+    for printed in refused:
+        assert not fleet.module.read_json(printed)["success"], printed
+        assert "run-id" not in printed and "node-id" not in printed
+    assert known(fleet) == before
+
+
+def test_the_control_api_is_for_the_servers_own_machine(fleet, interrupted):
+    """Not for outsiders, and not for a registered client with its certificate; the calls as such are in order."""
+    authority, key = fleet.folder / "keys" / "ca.crt", fleet.folder / "nodes" / "client-0"
+    outsider = ssl.create_default_context(cafile=authority)
+    client = client_context(authority, Path(f"{key}.crt"), key)
+    for name, message in (("list-runs", ListRunsRequest()), ("list-nodes", ListNodesRequest())):
+        path = f"/v1/control/{name}"
+        assert post(fleet, fleet.port, path, message, outsider) == 200, "on the server it would work"
+        assert post(fleet, fleet.public, path, message, outsider) == 0
+        assert post(fleet, fleet.public, path, message, client) == 403
+    assert post(fleet, fleet.public, "/v1/control/register-node", RegisterNodeRequest(name="client-0"), client) == 403
+
+
+def test_nodes_that_lack_one_proof_get_nothing_until_it_is_mended(fleet, interrupted):
+    """One is not registered, one has no certificate, one believes another authority."""
+    fleet.make_node("client-5")
     fleet.module.make_certificates(fleet.folder / "stranger", ["localhost", fleet.module.HOST])
     fifth = fleet.register("client-4")
     fleet.node(5)
     fleet.node(4, "stranger")
-    refused = fleet.flwr("list", "mistrusted", "--format", "json", check=False)
-    assert not fleet.module.read_json(refused.stdout)["success"] and "run-id" not in refused.stdout
-    trusted = fleet.module.read_json(fleet.flwr("list", "fleet", "--format", "json").stdout)
-    assert trusted["success"] and trusted["runs"]
+    fleet.start("uncertified", [
+        "flower-supernode", "--superlink", f"{fleet.module.HOST}:{fleet.public}", "--port", fleet.module.free_port(),
+        "--root-certificates", fleet.folder / "keys" / "ca.crt",
+        "--auth-supernode-private-key", fleet.folder / "nodes" / "client-4",
+    ])  # fmt: skip
     before = fleet.online()
-    for stranger in EXTRA:
+    for stranger in (*EXTRA, "uncertified"):
         log = fleet.log(stranger)
         fleet.until(lambda log=log: "Connection attempt failed" in log.read_text(), f"{stranger} is not refused")
         assert "SuperNode ID" not in log.read_text() and "Receiving" not in log.read_text()
     assert fleet.online() <= before and fifth not in before
+    fleet.kill("uncertified")
 
     sixth = fleet.register("client-5")
     for number in (4, 5):
-        fleet.kill(f"client-{number}")  # and start it anew, for it tries ever more seldom
+        fleet.kill(f"client-{number}")  # and start it again, for it tries ever more seldom
         fleet.node(number)
     fleet.until(lambda: {fifth, sixth} <= fleet.online(), "the mended nodes are not there")
 

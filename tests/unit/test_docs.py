@@ -20,7 +20,7 @@ from fedensemble.experiment.config import Config
 from fedensemble.testing import check_algorithm
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON_PAGE = ROOT / "docs" / "ref-python.md"
 
 

@@ -128,11 +128,16 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
     if file.exists():
         known = read_json(file)
         roster.identity = known["identity"]
-        roster.members = tuple(Member(name, examples) for name, examples in known["members"])
+        if settings.identity not in ("auto", roster.identity):
+            logger.warning(
+                'The clients of %s were enrolled by %s; identity = "%s" is for new runs only.',
+                file.parent, roster.identity, settings.identity,
+            )  # fmt: skip
+        roster.members = tuple(Member.from_record(record, roster.identity) for record in known["members"])
         return roster, str(known["training"])
     roster.enrol(settings.clients, settings.enrol_timeout)
     training = secrets.token_hex(8)
-    members = [[member.name, member.examples] for member in roster.members]
+    members = [member.record() for member in roster.members]
     write_json(file, {"training": training, "identity": roster.identity, "members": members})
     return roster, training
 

@@ -16,9 +16,10 @@ class Settings:
     Args:
         run_dir: the run's folder on the server; the same folder again continues the run.
         clients: how many must be there before the first round.
-        identity: what makes a client the same client: "name", "key", "partition", or "auto" for names where all nodes
-            have one, else partitions.
-        timeout: seconds a round waits for answers.
+        identity: what makes a client the same client: its public "key", its registered "name", the "partition" it says
+            it is, or "auto" for keys where any node was registered with a name, else partitions. Apps are written
+            with "key".
+        timeout: seconds a round waits for answers; every round in which a silent client is asked takes that long.
         enrol_timeout: seconds the start waits for clients.
         keep: answers that count in a round, the first of each mode; the config's `ensemble.clients_per_round` where it
             asks for more.
@@ -29,8 +30,8 @@ class Settings:
 
     run_dir: str = ""
     clients: int = 2
-    identity: str = "auto"
-    timeout: float = 600.0
+    identity: str = "key"
+    timeout: float = 300.0
     enrol_timeout: float = 600.0
     keep: int = 0
     poll: float = 1.0

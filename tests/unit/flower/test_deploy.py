@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 import fedensemble
 from fedensemble.commands.guard import BAD_INPUT
 from fedensemble.deploy import example_client
+from fedensemble.deploy import fleet as fleet_module
 from fedensemble.deploy.app import client_app, local_client, server_app
 from fedensemble.deploy.description import read_description
 from fedensemble.deploy.fleet import run_fleet
@@ -67,7 +68,8 @@ def grid_of(app):
 
 
 def settings(tmp_path, **more):
-    return {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, **more}
+    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, "identity": "partition"}
+    return told | more
 
 
 def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
@@ -153,7 +155,7 @@ def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
     ("given", "words"),
     [
         ({"time-out": 3}, "did you mean 'timeout'"),
-        ({"timeout": "long"}, "such as 600.0"),
+        ({"timeout": "long"}, "such as 300.0"),
         ({"clients": 2.5}, "such as 2"),
         ({"clients": True}, "such as 2"),
         ({"identity": "face"}, "one of auto"),
@@ -205,3 +207,18 @@ def test_an_app_can_be_written_without_flower(tmp_path):
         )
         assert done.returncode == expected, done.stderr
     assert "data.py" in done.stderr and (tmp_path / "app" / "fleet" / "data.py").exists()
+
+
+def test_a_run_goes_on_with_the_identities_it_began_with_and_says_so(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(fleet_module.logger, "warning", lambda text, *values: lines.append(text % values))
+    roster = {"training": "t", "identity": "name", "members": [["clinic-1", 5]]}
+    file = tmp_path / "roster.json"
+    file.write_text(json.dumps(roster))
+    for wanted, count in (("key", 1), ("name", 1), ("auto", 1), ("partition", 2)):
+        found, training = fleet_module.enrolled(
+            FakeGrid({}, Time()), Settings(identity=wanted), tmp_path / "roster.json"
+        )
+        assert (found.identity, training, found.members[0].identity) == ("name", "t", "clinic-1")
+        assert len(lines) == count
+    assert "enrolled by name" in lines[0]

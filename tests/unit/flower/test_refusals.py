@@ -278,16 +278,3 @@ def test_too_few_clients_are_named():
     fleet = FakeFleet(federation)
     with pytest.raises(fe.InputError, match=r"Only 0 of 7|Only 6 of 7"):
         fleet.roster.enrol(7, 10.0)
-
-
-def test_names_and_keys_outlive_node_numbers():
-    for identity in ("name", "key"):
-        federation = small_federation(fe.FedAvg(), "loop", modes=1, strata=1)
-        fleet = FakeFleet(federation)
-        for client in range(6):
-            fleet.node(client).name = f"clinic-{12 - client}"
-        fleet.roster.identity = identity if identity == "key" else "auto"
-        fleet.roster.enrol(6, 10.0)
-        names = [member.name for member in fleet.roster.members]
-        assert fleet.roster.identity == identity
-        assert names == ([f"clinic-{n}" for n in range(7, 13)] if identity == "name" else sorted(names))

@@ -1,10 +1,11 @@
-"""Who the clients are: a stable name for each, so that strata and memory survive a node's new number."""
+"""Who the clients are: a stable identity for each, so that strata and memory survive a node's new number."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -19,10 +20,32 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Member:
-    """A client as it was enrolled."""
+    """A client as it was enrolled.
+
+    Args:
+        name: for people; no two members share one.
+        examples: how many it has.
+        identity: what it is recognised by: the fingerprint of its public key, or its name.
+    """
 
     name: str
     examples: int
+    identity: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity", self.identity or self.name)
+
+    def record(self) -> list[Any]:
+        """For the roster's file."""
+        return [self.name, self.examples, self.identity]
+
+    @classmethod
+    def from_record(cls, record: list[Any], identity: str) -> Member:
+        """A member from the roster's file; without a third entry it is of version 0.1."""
+        name, examples, *known = record
+        if not known and identity == "key":  # the name was the whole key, in hexadecimal digits
+            return cls(name, examples, fingerprint(bytes.fromhex(name)))
+        return cls(name, examples, *known)
 
 
 @dataclass
@@ -42,9 +65,9 @@ class Roster:
     """The clients of a training, client i being `members[i]`, and the nodes they are reached at.
 
     Args:
-        identity: what makes a client the same client: the "name" its node was registered with, its public "key", or the
+        identity: what makes a client the same client: its public "key", the "name" its node was registered with, or the
             "partition" number it gives when asked (which proves nothing: for simulation and closed networks). "auto"
-            settles for names, where all nodes have one when clients are enrolled, or else partitions.
+            means keys where any node was registered with a name, which takes an operator, or else partitions.
     """
 
     grid: Grid
@@ -56,6 +79,9 @@ class Roster:
     say: Say = print
     met: dict[int, Member | None] = field(default_factory=dict)  # by node number; None if the answer was no good
     _asked: list[_Asked] = field(default_factory=list)
+    _holders: dict[str, int] = field(default_factory=dict)  # the node that is asked, by identity
+    _failures: dict[int, str] = field(default_factory=dict)  # why a node could not answer, as it was logged
+    _refused: set[int] = field(default_factory=set)  # nodes that were refused as somebody's second, and logged
     _settled: bool = False
 
     def __post_init__(self) -> None:
@@ -72,15 +98,14 @@ class Roster:
         while True:
             online = self._online()
             if len(online) >= count:
-                if self.identity == "auto":
-                    self.identity = "name" if all(node.name for node in online.values()) else "partition"
+                self._settle_identity(online)
                 self.meet(online, max(deadline - self.clock.now(), self.poll))
-            found = {member.name: member for member in self.met.values() if member is not None}
+            found = [member for node in self._assign(online).values() if (member := self.met[node]) is not None]
             if len(found) >= count:
-                self.members, self._settled = tuple(found[name] for name in sorted(found, key=natural)), True
+                self.members, self._settled = tuple(sorted(found, key=lambda member: natural(member.name))), True
                 return
             if self.clock.now() >= deadline:
-                listed = ", ".join(sorted(found, key=natural)) or "nobody"
+                listed = ", ".join(sorted((member.name for member in found), key=natural)) or "nobody"
                 raise InputError(
                     f"Only {len(found)} of {count} clients were there after {timeout:g} s: {listed}. Start more "
                     "SuperNodes, or lower the run's setting `clients`."
@@ -95,22 +120,56 @@ class Roster:
             self.clock.sleep(self.poll)
             self.meet(online, timeout)
         self._settled = True
-        place = {member: index for index, member in enumerate(self.members)}
-        found: dict[int, int] = {}
-        for node in online:
+        place = {member.identity: index for index, member in enumerate(self.members)}
+        return {place[identity]: node for identity, node in self._assign(online).items() if identity in place}
+
+    def _settle_identity(self, online: dict[int, Any]) -> None:
+        """What "auto" means on this fleet; one node without a name does not make it trust self-declared numbers."""
+        if self.identity != "auto":
+            return
+        named = any(node.name for node in online.values())
+        self.identity = "key" if named else "partition"
+        self.say(
+            "Clients are identified by their public keys (identity = auto, and nodes are registered with names)."
+            if named
+            else "Clients are identified by the partition-id that they give themselves, which proves nothing (identity "
+            '= auto, and no node is registered with a name). Outside a closed network set identity = "key".'
+        )
+
+    def _assign(self, online: dict[int, Any]) -> dict[str, int]:
+        """One node for each identity: the one that holds it while it is there, else the first to be registered."""
+        known = {member.name: member.identity for member in self.members}
+        nodes: dict[str, int] = {}
+        for node in sorted(online, key=lambda node: self._holders.get(self._identity_of(node), node) != node):
             member = self.met.get(node)
-            if member in place:
-                found[place[member]] = node  # the newest node of that name
-        return found
+            if member is None:
+                continue
+            if member.identity in nodes:
+                self._refuse_second(node, f"node {nodes[member.identity]} is '{member.name}' already")
+            elif known.setdefault(member.name, member.identity) != member.identity:
+                self._refuse_second(node, f"another key is enrolled under its name '{member.name}'")
+            else:
+                nodes[member.identity] = node
+        self._holders |= nodes
+        return nodes
+
+    def _identity_of(self, node: int) -> str:
+        member = self.met.get(node)
+        return "" if member is None else member.identity
+
+    def _refuse_second(self, node: int, reason: str) -> None:
+        if node not in self._refused:
+            self._refused.add(node)
+            self.say(f"Node {node} is refused: {reason}.")
 
     def meet(self, online: dict[int, Any], timeout: float) -> None:
         """Asks nodes that were never met how many examples they have and who they are, and hears what came in."""
         now = self.clock.now()
         self._asked = [asked for asked in self._asked if asked.exchange.waiting and now < asked.until]
         if self.identity in ("name", "key"):  # who is known by these need not be asked again
-            known = {member.name: member for member in self.members}
-            names = {node: self._proven(info) for node, info in online.items() if node not in self.met}
-            self.met |= {node: known[name] for node, name in names.items() if name in known}
+            known = {member.identity: member for member in self.members}
+            proven = {node: self._proven(info) for node, info in online.items() if node not in self.met}
+            self.met |= {node: known[identity] for node, identity in proven.items() if identity in known}
         pending = {node for asked in self._asked for node in asked.nodes()}
         new = [node for node in online if node not in self.met and node not in pending]
         if new:
@@ -123,9 +182,15 @@ class Roster:
                     continue
                 node = asked.exchange.messages[index].metadata.dst_node_id
                 if message.has_error():  # it may do better the next time
-                    self.say(f"Node {node} does not say who it is: {message.error.reason}.")
+                    self._log_failure(node, shorten(message.error.reason or f"error {message.error.code}"))
                 elif node in online:
                     self.met[node] = self._read(message, online[node])
+
+    def _log_failure(self, node: int, reason: str) -> None:
+        """Once for each reason: it is asked again and again, and a log must not grow with that."""
+        if self._failures.get(node) != reason:
+            self._failures[node] = reason
+            self.say(f"Node {node} does not say who it is: {reason}.")
 
     def _online(self) -> dict[int, Any]:
         """Nodes by number, in the order of registration."""
@@ -134,21 +199,27 @@ class Roster:
 
     def _read(self, message: Any, node: Any) -> Member | None:
         try:
-            name, examples = self._name(message, node), number(message.content, "examples", int)
+            identity, examples = self._identify(message, node), number(message.content, "examples", int)
             if not 1 <= examples <= self.most:
                 raise UnreadableError(f"{examples} examples, where 1 to {self.most} are plausible")
-            known = [member for member in self.members if member.name == name]
+            known = [member for member in self.members if member.identity == identity]
             if known and known[0].examples != examples:
-                raise UnreadableError(f"'{name}' has {examples} examples, and was enrolled with {known[0].examples}")
-            return Member(name, examples)
+                raise UnreadableError(
+                    f"'{known[0].name}' has {examples} examples, and was enrolled with {known[0].examples}"
+                )
+            return known[0] if known else Member(self._display_name(identity, node), examples, identity)
         except UnreadableError as problem:
             self.say(f"Node {node.node_id} is not enrolled: {problem}.")
             return None
 
-    def _name(self, message: Any, node: Any) -> str:
+    def _identify(self, message: Any, node: Any) -> str:
         if self.identity in ("name", "key"):
             if not self._proven(node):
-                raise UnreadableError("its registration has no name (flwr supernode register --name)")
+                raise UnreadableError(
+                    "its registration has no name (flwr supernode register --name)"
+                    if self.identity == "name"
+                    else "Flower knows no public key of it"
+                )
             return self._proven(node)
         partition = number(message.content, "partition", int)
         if partition < 0:
@@ -157,7 +228,28 @@ class Roster:
 
     def _proven(self, node: Any) -> str:
         """What the SuperLink knows of a node, which had to prove it."""
-        return str(node.name) if self.identity == "name" else bytes(node.public_key).hex()
+        if self.identity == "name":
+            return str(node.name)
+        return fingerprint(bytes(node.public_key)) if node.public_key else ""
+
+    def _display_name(self, identity: str, node: Any) -> str:
+        if self.identity != "key":
+            return identity
+        return str(node.name) or f"key-{identity[:16]}"
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """A node's own words, fit for a log: on one line, without control characters, and not endless.
+
+    >>> shorten("out of" + chr(10) + "memory")
+    'out of memory'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
+
+
+def fingerprint(key: bytes) -> str:
+    """SHA-256 of a public key as Flower stores it."""
+    return sha256(key).hexdigest()
 
 
 def natural(name: str) -> list[Any]:
