@@ -109,14 +109,20 @@ def test_fedpd_step_by_step(p, regression):
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_fedpd_counts_only_messages_that_are_sent(p, regression):
-    federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2)
-    seen = set()
-    for round, report in enumerate(federation.rounds(8)):
+    """Up: in rounds that communicate. Down: to clients whose own copy is older than the last such round."""
+    federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2, clients_per_round=4)
+    seen, talked, known = set(), [0, 0], {}
+    for round, report in enumerate(federation.rounds(16)):
         talks = shared_coin(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
-        seen |= set(talks.tolist())
+        visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
+        fresh = [known.get(visit) == talked[visit[1]] for visit in visits]
         assert report.bytes_up == int(talks.sum()) * 3 * 8
-        assert report.bytes_down == int(talks.sum()) * (3 + 1) * 8  # the model and the count of talks
-    assert seen == ({True} if p == 0 else {True, False})
+        assert report.bytes_down == fresh.count(False) * (3 + 1) * 8  # the model and the count of talks
+        known |= {visit: talked[visit[1]] for visit in visits}
+        for mode in {visit[1] for visit, talk in zip(visits, talks.tolist(), strict=True) if talk}:
+            talked[mode] += 1
+        seen |= set(talks.tolist()) | {"silent" for value in fresh if value}
+    assert seen == ({True} if p == 0 else {True, False, "silent"})
 
 
 def test_feddyn_with_infinite_alpha_keeps_the_model(regression):

@@ -42,6 +42,15 @@ class Engine(ABC):
         """The modes after the server's step, the same in all processes of a job."""
         return modes
 
+    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+        """What the plan's clients remember of its modes, [J, ...], without training them.
+
+        Args:
+            fresh: what those remember that have not trained the mode yet, [J, ...]; an engine that cannot look into its
+                clients returns it for all.
+        """
+        return fresh
+
     @abstractmethod
     def memory_tensors(self) -> Tree:
         """Client memory as named tensors, for a checkpoint."""
