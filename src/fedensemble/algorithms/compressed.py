@@ -80,7 +80,7 @@ class Compressed(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDifferences(ServerRate, Compressed):
-    """The clients' side of DIANA and DORE: g_i = (w - w_i) / lr;   d_i = Q(g_i - h_i) is sent;   h_i <- h_i + alpha d_i.
+    """The clients' side of DIANA and DORE: g_i = (w - w_i) / lr; d_i = Q(g_i - h_i) is sent; h_i <- h_i + alpha d_i.
 
     With one local step g_i is the papers' minibatch gradient, and the server's step size is server_lr times the
     clients' rate of the round, so that server_lr = 1 is the papers' step. With more steps g_i is FedAvg's

@@ -1,7 +1,7 @@
 """DORE: DIANA up, and down only the compressed change of the model, with what was lost carried over.
 
 Clients as in DIANA, at w, the copy that server and clients share;   g = h + mean_S d_i, h as in DIANA;
-q = -server_lr lr g + eta e;   r = Q(q) is all that is broadcast;   e <- q - r;   w <- w + beta r, by server and clients.
+q = -server_lr lr g + eta e;   r = Q(q) is all that is broadcast;   e <- q - r;   w <- w + beta r, everywhere.
 
 Reference: Liu, Li, Tang, Yan, "A double residual compression algorithm for efficient distributed learning", AISTATS
 2020.
