@@ -62,7 +62,7 @@ class Compressed(Algorithm):
             return Dither(self.block, self.norm, self.levels)
         return RandK(self.share) if self.compressor == "rand-k" else TopK(self.share)
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:  # type: ignore[override] # needs no `sent`
         return sum(self.quantiser.bytes(value.shape[-1], value.element_size()) for value in uploads.values())
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:

@@ -90,7 +90,7 @@ class FedPD(Algorithm):
     def broadcast(self, mode: Tree) -> Tree:
         return mode if self.average == "reporting" else {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # needs no `sent`
         return torch.where(coin >= self.p, row_bytes(uploads), 0)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:

@@ -38,8 +38,8 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
     weight, coin = 2.0 + order, torch.full_like(order, 0.3)
     members = two_a_mode(uploads, weight) if algorithm.gathers else None
-    when = {"round": 3, "lr": algorithm.rate(3)}
-    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members, **when)
+    round, lr = 3, algorithm.rate(3)
+    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members, round=round, lr=lr)
     given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
              members.uploads if members is not None else {})  # fmt: skip
     before = snapshot(*given)
@@ -64,7 +64,9 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
         place = torch.tensor([j]) if algorithm.gathers else j  # who gathers has a leading dimension of modes, always
-        part = Cohort(cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place], **when)
+        part = Cohort(
+            cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place], round=round, lr=lr
+        )
         if members is not None:
             part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
         single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)
