@@ -7,7 +7,7 @@ x, the weighted mean of z_i over all clients that were ever seen, becomes
     seen <- seen + share mean_S [first visit];   x <- x + share / seen mean_S change.
 
 A client that reports for the first time starts at z_i = x: its change is then z_i - x, and the same formula takes it
-into the mean.
+into the mean. A client of a fleet that lost its memory reports as new once more, and its former z_i stays in the mean.
 """
 
 from __future__ import annotations
