@@ -28,7 +28,7 @@ from .data.federated import FederatedData
 from .data.options import whole
 from .errors import EngineWarning
 from .predict import Combine, Ensemble
-from .vectors import Tree
+from .vectors import Tree, rows
 
 
 class Federation:
@@ -167,10 +167,16 @@ class Federation:
                 found = Outcome(foreseen[2], state.participation)
             else:
                 found = self.participation.outcome(
-                    state.participation, self.schedule, state.schedule, state.round, self.costs
+                    state.participation, self.schedule, state.schedule, state.round, self.costs.seeing(self._look)
                 )
             self._outcome = (state, found)
         return self._outcome[1]
+
+    def _look(self, plan: Plan) -> tuple[Tree, Tree]:
+        """What the next round sends to a plan's visits, and what their clients remember, [J, ...] each."""
+        sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.learner.device)
+        fresh = self.algorithm.init_memory(sent["theta"])
+        return rows(sent, mode), self.engine.read_memory(plan, rows(fresh, mode))
 
     @property
     def ensemble(self) -> Ensemble:
@@ -193,6 +199,7 @@ class Federation:
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Puts back what `tensors` or `checkpoint_tensors` gave after `round` rounds."""
         state, memory = EnsembleState.of(tensors, round, self.learner.device)
+        self.algorithm.check_state(state.modes)
         saved.check_fit(self.state, state)
         self.engine.load_memory(memory)
         choices = {n.removeprefix("engine/"): value for n, value in tensors.items() if n.startswith("engine/")}

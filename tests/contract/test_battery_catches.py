@@ -123,7 +123,16 @@ class CostsFractions(FedAvg):
         return coin * 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaysForModes(FedAvg):
+    """Bytes may depend on the visit, but not on how many modes there are."""
+
+    def download_bytes(self, sent, coin):
+        return 8 * len(sent["theta"])
+
+
 ALGORITHMS = [
+    (PaysForModes, "depend on the number of modes"),
     (CostsFractions, "upload_bytes must give an int"),
     (ReducesOverTheBatch, "the same result alone"),
     (MixesModesOnTheServer, "the same result alone"),
@@ -367,7 +376,14 @@ class WritesIntoSent(LoopEngine):
         return returned
 
 
+class DoesNotTellTheRound(LoopEngine):
+    def visit(self, algorithm, sent, buffers, plan, round):
+        returned = super().visit(algorithm, sent, buffers, plan, round)
+        return returned._replace(cohort=replace(returned.cohort, round=0))
+
+
 ENGINES = [
+    (DoesNotTellTheRound, "must fill in the cohort's round and lr"),
     (ForgetsBuffers, "on BatchNorm"),
     (ForgetsMemory, "loses client memory"),
     (SharesMemoryBetweenModes, "client memory"),

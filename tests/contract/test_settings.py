@@ -2,13 +2,15 @@
 
 import pytest
 
-from fedensemble import QSGD, Diana, Dore, FedAc, FedAvgM, FedDyn, FedPD, FedProx, Scaffold
+from fedensemble import QSGD, Diana, Dore, FedAc, FedAvgM, FedDyn, FedPD, FedProx, FedSplit, Scaffold
 from fedensemble.testing import check_algorithm
 
 ALGORITHMS = [
     FedAvgM(lr=0.3, beta=0.5, lr_decay=0.5, lr_decay_every=2),
     FedAc(lr=0.1, coupling="II"),
     FedPD(p=0.5),
+    FedPD(average="all"),
+    FedSplit(average="all", weighting="examples"),
     FedProx(stragglers=0.5),
     Scaffold(weighting="examples", server_lr=0.5),
     FedDyn(weighting="examples"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedensemble.algorithms import FedAvg, FedDyn, Scaffold
+from fedensemble.algorithms import Dore, FedAvg, FedDyn, FedPD, FedSplit, Scaffold
 from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed import DistributedEngine
 from fedensemble.engines.job import job
@@ -15,6 +15,7 @@ from fedensemble.errors import DivergedError, InputError, RankError
 from fedensemble.experiment.assemble import meet
 from fedensemble.experiment.config import resolve
 from fedensemble.federation import Federation
+from fedensemble.participation import Devices
 from fedensemble.schedules import Stratified
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import remembered, require, require_close, require_equal
@@ -86,6 +87,17 @@ def one_client_a_round(ranks):
         lambda: Federation(small_model, classification(), Scaffold(), dtype=torch.float64, batch_size=3,
                            modes=2, clients_per_round=1, strata=1), ranks, rounds=6,
     )  # fmt: skip
+
+
+def bytes_on_a_simulated_clock(ranks):
+    """What a visit downloads depends on its client's memory, which one rank has and all ranks must know."""
+    for algorithm in (Dore(block=8, lr_decay=0.5, lr_decay_every=2), FedPD(p=0.5), FedSplit(average="all")):
+        agree_with_one_process(
+            lambda algorithm=algorithm: small_federation(
+                algorithm, "vector", modes=2, strata=2, participation=Devices(ask=5)
+            ),
+            ranks, rounds=8,
+        )  # fmt: skip
 
 
 def a_rank_that_fails(ranks):
@@ -190,6 +202,7 @@ def main(folder):
             agree_with_one_process(make, ranks)
             passed.append(name)
         one_client_a_round(ranks)
+        bytes_on_a_simulated_clock(ranks)
         a_rank_that_fails(ranks)
         a_loss_that_explodes(ranks)
         a_saved_federation(ranks, folder)

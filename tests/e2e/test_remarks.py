@@ -30,10 +30,18 @@ def test_partial_participation_where_the_method_assumes_all(folder: Path) -> Non
     code, out, errors = run("run", "small.toml", "--set", "algorithm.name=fedsplit", cwd=folder)
     assert code == 0, errors
     assert lines(out).count(WARNING) == 1
-    settings = ["algorithm.name=fedsplit", "ensemble.clients_per_round=12", "ensemble.strata=3"]
-    code, out, errors = run("run", "small.toml", *(p for s in settings for p in ("--set", s)), cwd=folder)
-    assert code == 0, errors
-    assert "take part" not in out
+    everybody = ["ensemble.clients_per_round=12", "ensemble.strata=3"]
+    for said, settings in [
+        (1, ["algorithm.name=fedsplit", *everybody]),  # a client trains one of three modes: none has them all
+        (0, ["algorithm.name=fedsplit", "ensemble.clients_per_round=12", "ensemble.modes=1", "ensemble.strata=1"]),
+        (0, ["algorithm.name=fedsplit", "algorithm.average=all"]),
+        (0, ["algorithm.name=fedpd", "algorithm.average=all", *everybody]),
+        (0, ["algorithm.name=fedavg"]),
+    ]:
+        code, out, errors = run("run", "small.toml", *(p for s in settings for p in ("--set", s)), cwd=folder)
+        assert code == 0, errors
+        assert lines(out).count("take part in every round: with 3 modes, of which a client trains one,") == said
+        assert out.count("take part") == said, settings
 
 
 def test_a_comparison_says_it_once_a_method(folder: Path) -> None:

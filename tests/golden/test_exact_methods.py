@@ -43,6 +43,47 @@ def test_reaches_it_with_two_clients_of_five_and_two_modes(name, weighting, regr
     assert regression.error(algorithm, 300, modes=2, strata=2, clients_per_round=4) < EXACT
 
 
+EXACT_IN_AN_ENSEMBLE = {
+    "scaffold": lambda **more: Scaffold(lr=LR, **more),
+    "feddyn": lambda **more: FedDyn(lr=LR, alpha=1.0, **more),
+    "fedpd": lambda **more: FedPD(lr=LR, eta=1.0, average="all", **more),
+    "fedsplit": lambda **more: FedSplit(lr=LR, s=1.0, average="all", **more),
+}
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("name", EXACT_IN_AN_ENSEMBLE)
+def test_three_modes_reach_it(name, weighting, regression):
+    """Everybody is asked, yet a mode has two or three of the five clients in a round, or none."""
+    assert regression.error(EXACT_IN_AN_ENSEMBLE[name](weighting=weighting), 250, modes=3, strata=2) < EXACT
+
+
+@pytest.mark.parametrize("kind", [FedPD, FedSplit])
+def test_the_mean_over_those_who_report_does_not(kind, regression):
+    assert regression.error(kind(lr=LR, average="reporting"), 100, modes=3, strata=2) > BIASED
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("kind", [FedPD, FedSplit])
+def test_both_averages_are_the_papers_method_with_full_participation(kind, weighting, regression):
+    everybody, reporting = (
+        regression.federation(kind(lr=LR, average=average, weighting=weighting)) for average in ("all", "reporting")
+    )
+    for _ in zip(everybody.rounds(12), reporting.rounds(12), strict=True):
+        torch.testing.assert_close(
+            everybody.state.modes["theta"], reporting.state.modes["theta"], rtol=0, atol=SAME_FORMULA
+        )
+    torch.testing.assert_close(everybody.state.modes["seen"], torch.ones(1, 1, dtype=torch.float64))
+
+
+def test_fedpd_over_all_clients_has_no_silent_rounds():
+    with pytest.raises(InputError, match=r"average 'all' communicates in every round and needs p = 0; got 0\.5"):
+        FedPD(average="all", p=0.5)
+    for kind in (FedPD, FedSplit):
+        with pytest.raises(InputError, match=f"{kind.__name__} needs average 'all' or 'reporting'; got 'some'"):
+            kind(average="some")
+
+
 def test_the_two_optima_differ(regression):
     """Or the test above would not tell a wrong weight."""
     assert float((regression.optimum("examples") - regression.optimum("uniform")).abs().max()) > BIASED
@@ -109,14 +150,20 @@ def test_fedpd_step_by_step(p, regression):
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_fedpd_counts_only_messages_that_are_sent(p, regression):
-    federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2)
-    seen = set()
-    for round, report in enumerate(federation.rounds(8)):
+    """Up: in rounds that communicate. Down: to clients whose own copy is older than the last such round."""
+    federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2, clients_per_round=4)
+    seen, talked, known = set(), [0, 0], {}
+    for round, report in enumerate(federation.rounds(16)):
         talks = shared_coin(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
-        seen |= set(talks.tolist())
+        visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
+        fresh = [known.get(visit) == talked[visit[1]] for visit in visits]
         assert report.bytes_up == int(talks.sum()) * 3 * 8
-        assert report.bytes_down == int(talks.sum()) * (3 + 1) * 8  # the model and the count of talks
-    assert seen == ({True} if p == 0 else {True, False})
+        assert report.bytes_down == fresh.count(False) * (3 + 1) * 8  # the model and the count of talks
+        known |= {visit: talked[visit[1]] for visit in visits}
+        for mode in {visit[1] for visit, talk in zip(visits, talks.tolist(), strict=True) if talk}:
+            talked[mode] += 1
+        seen |= set(talks.tolist()) | {"silent" for value in fresh if value}
+    assert seen == ({True} if p == 0 else {True, False, "silent"})
 
 
 def test_feddyn_with_infinite_alpha_keeps_the_model(regression):

@@ -80,7 +80,7 @@ def test_top_k_keeps_the_largest(quantiser, size, seed):
 @given(quantisers, sizes, seeds, st.sampled_from([0.5, 4.0]))
 @settings(max_examples=50, deadline=None)
 def test_scales_with_its_input(quantiser, size, seed, factor):
-    """What lets DIANA work with lr times a gradient in place of the gradient."""
+    """So that the units of what is compressed do not matter: a gradient, or the rate times it."""
     x = vector(seed, size)
     once, scaled = compressed(quantiser, x, seed, 1), compressed(quantiser, factor * x, seed, 1)
     assert torch.equal(factor * once, scaled)

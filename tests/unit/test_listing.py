@@ -45,7 +45,7 @@ def test_every_method_says_who_described_it_and_what_it_sends(records):
         ("scaffold", ["c"], ["c"], 2, 2),
         ("fedpd", ["talks"], ["dual", "own", "talks"], 1, 1),
         ("qsgd", [], [], 0.054, 1),  # 1/20 for the trits, 1/256 for the units
-        ("dore", ["h", "e"], ["h"], 0.054, 0.054),
+        ("dore", ["gradient", "e", "updates"], ["gradient", "updates"], 0.054, 0.054),
     ],
 )
 def test_state_memory_and_messages(name, server, client, up, down, records):

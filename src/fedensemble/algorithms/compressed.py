@@ -12,9 +12,10 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
-from ..errors import InputError
+from ..errors import InputError, StoreError
 from ..vectors import Tree
 from .compress import Dither, Quantiser, RandK, TopK
+from .server_rate import ServerRate
 
 Compressor = Literal["ternary", "dither", "rand-k", "top-k"]
 
@@ -61,7 +62,7 @@ class Compressed(Algorithm):
             return Dither(self.block, self.norm, self.levels)
         return RandK(self.share) if self.compressor == "rand-k" else TopK(self.share)
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:  # type: ignore[override] # needs no `sent`
         return sum(self.quantiser.bytes(value.shape[-1], value.element_size()) for value in uploads.values())
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
@@ -78,47 +79,62 @@ class Compressed(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientDifferences(Compressed):
-    """The clients' side of DIANA and DORE: g_i = w - w_i;   d_i = Q(g_i - h_i) is sent;   h_i <- h_i + alpha d_i.
+class GradientDifferences(ServerRate, Compressed):
+    """The clients' side of DIANA and DORE: g_i = (w - w_i) / lr; d_i = Q(g_i - h_i) is sent; h_i <- h_i + alpha d_i.
 
-    With one local step g_i is lr times the papers' gradient, and server_lr = 1 is their step size lr: quantisers scale
-    with their input, so it is the same sequence. With more steps g_i is FedAvg's pseudo-gradient.
+    With one local step g_i is the papers' minibatch gradient, and the server's step size is server_lr times the
+    clients' rate of the round, so that server_lr = 1 is the papers' step. With more steps g_i is FedAvg's
+    pseudo-gradient, the sum of the local gradients. With another local optimiser it is the change of the model
+    divided by the rate.
+
+    h_i is kept in units of the gradient and not of the model. A change of the model shrinks with the rate: an h_i
+    learned before the rate decayed would be too long by the ratio of the two rates, for ever, and the difference that
+    is compressed would not go to 0.
 
     The papers have all clients take part. Here those who do not keep h_i, and the server's h stays the weighted mean of
     all N; with uniform weights (the papers' and the default) g = h + mean_S d_i is right on average.
 
     Args:
         alpha: how fast h_i learns; None is 1 / (1 + omega), the most that theory allows.
-        server_lr: the server's step.
+        server_lr: the server's step along the gradient, in units of the clients' rate.
     """
 
     full_participation = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
     alpha: float | None = None
-    server_lr: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owner = type(self).__name__
         if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise InputError(f"{owner} needs 0 < alpha <= 1 or None; got {self.alpha}.")
-        if not self.server_lr > 0:
-            raise InputError(f"{owner} needs server_lr > 0; got {self.server_lr}.")
+            raise InputError(f"{type(self).__name__} needs 0 < alpha <= 1 or None; got {self.alpha}.")
 
     def pace(self, size: int) -> float:
         """Alpha for P = `size`."""
         return self.alpha if self.alpha is not None else 1 / (1 + self.quantiser.omega(size))
 
+    def check_state(self, mode: Tree) -> None:
+        if "h" in mode and "gradient" not in mode:
+            raise StoreError(
+                f"This checkpoint of {type(self).__name__} was written by an earlier version, which kept what clients "
+                "remember in units of the model (the learning rate times the gradient). This version keeps gradients "
+                "and cannot continue it. Start the run again in another folder, or finish it with the version that "
+                "began it."
+            )
+
     def init_memory(self, theta: Tensor) -> Tree:
-        return {"h": torch.zeros_like(theta)}
+        return {"gradient": torch.zeros_like(theta)}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
-        start, h = sent["theta"], memory["h"]
-        difference = start - problem.descend(start) - h
-        heard = self.quantiser.compress(difference, problem.uniform(difference))
-        return {"difference": heard}, {"h": h + self.pace(h.shape[-1]) * heard}
+        start, h = sent["theta"], memory["gradient"]
+        difference = (start - problem.descend(start)) / problem.lr - h
+        compressed = self.quantiser.compress(difference, problem.uniform(difference))
+        return {"difference": compressed}, {"gradient": h + self.pace(h.shape[-1]) * compressed}
 
-    def learned(self, h: Tensor, heard: Tensor, cohort: Cohort) -> Tensor:
+    def learned(self, h: Tensor, difference: Tensor, cohort: Cohort) -> Tensor:
         """The server's next h: h + alpha share mean_S d_i, the share being M/N with uniform weights."""
-        return h + self.pace(h.shape[-1]) * cohort.share * heard
+        return h + self.pace(h.shape[-1]) * cohort.share * difference
+
+    def step_size(self, cohort: Cohort) -> float:
+        """How far the server steps along a gradient: the clients' rate of the round times the server's own."""
+        return self.server_rate(cohort) * cohort.lr

@@ -1,7 +1,7 @@
 """DIANA: clients send the compressed difference between their gradient and what the server already knows of it.
 
-g_i = w - w_i after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i + alpha d_i;
-g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w - server_lr v.
+g_i = (w - w_i) / lr after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i + alpha d_i;
+g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w - server_lr lr v.
 
 Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019.
 """
@@ -40,10 +40,10 @@ class Diana(GradientDifferences):
             raise InputError(f"Diana needs 0 <= beta < 1; got {self.beta}.")
 
     def init_mode(self, theta: Tensor) -> Tree:
-        return {"theta": theta, "h": torch.zeros_like(theta), "velocity": torch.zeros_like(theta)}
+        return {"theta": theta, "gradient": torch.zeros_like(theta), "velocity": torch.zeros_like(theta)}
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        heard = uploads["difference"]
-        velocity = self.beta * mode["velocity"] + mode["h"] + heard
-        theta = mode["theta"] - self.server_lr * velocity
-        return {"theta": theta, "h": self.learned(mode["h"], heard, cohort), "velocity": velocity}
+        h, difference = mode["gradient"], uploads["difference"]
+        velocity = self.beta * mode["velocity"] + h + difference
+        theta = mode["theta"] - self.step_size(cohort) * velocity
+        return {"theta": theta, "gradient": self.learned(h, difference, cohort), "velocity": velocity}

@@ -16,11 +16,12 @@ from ..core.types import Cohort
 from ..errors import InputError
 from ..vectors import Tree
 from .fedavg import FedAvg
+from .server_rate import ServerRate
 
 
 @algorithms.register("fedavgm")
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(FedAvg):
+class FedAvgM(ServerRate, FedAvg):
     """FedAvg with server momentum; with beta = 0 and server_lr = 1 it is FedAvg.
 
     Under partial participation the mean change is that of the clients that report.
@@ -37,12 +38,12 @@ class FedAvgM(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.beta < 1 or not self.server_lr > 0:
-            raise InputError(f"FedAvgM needs 0 <= beta < 1 and server_lr > 0; got {self.beta} and {self.server_lr}.")
+        if not 0 <= self.beta < 1:
+            raise InputError(f"FedAvgM needs 0 <= beta < 1; got {self.beta}.")
 
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "velocity": torch.zeros_like(theta)}
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         velocity = self.beta * mode["velocity"] + uploads["theta"] - mode["theta"]
-        return {"theta": mode["theta"] + self.server_lr * velocity, "velocity": velocity}
+        return {"theta": mode["theta"] + self.server_rate(cohort) * velocity, "velocity": velocity}

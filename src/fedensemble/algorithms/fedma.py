@@ -46,6 +46,13 @@ class FedMA(Matched):
     def broadcast(self, mode: Tree) -> Tree:
         return mode
 
+    def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
+        """Frozen layers are what the server sent, and need not travel."""
+        if sent is None or self.structure is None:
+            return super().upload_bytes(uploads, coin)
+        trained = (self.structure.stage >= sent["frozen"]).sum(-1, keepdim=True)
+        return trained * sent["theta"].element_size()
+
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = sent["theta"]
         if self.structure is None:

@@ -22,10 +22,11 @@ from ..core.types import Cohort
 from ..errors import InputError
 from ..vectors import Tree
 from .fedavg import FedAvg
+from .server_rate import ServerRate
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedOpt(FedAvg):
+class FedOpt(ServerRate, FedAvg):
     """What the three share. Under partial participation D is the mean over the clients that report.
 
     Args:
@@ -43,8 +44,8 @@ class FedOpt(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if not self.server_lr > 0 or not self.tau > 0:
-            raise InputError(f"{owner} needs server_lr > 0 and tau > 0; got {self.server_lr} and {self.tau}.")
+        if not self.tau > 0:
+            raise InputError(f"{owner} needs tau > 0; got {self.tau}.")
         for name in ("beta1", "beta2"):
             if hasattr(self, name) and not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{owner} needs 0 <= {name} < 1; got {getattr(self, name)}.")
@@ -56,7 +57,8 @@ class FedOpt(FedAvg):
         change = uploads["theta"] - mode["theta"]
         m = self.beta1 * mode["m"] + (1 - self.beta1) * change
         v = self.second_moment(mode["v"], change**2)
-        return {"theta": mode["theta"] + self.server_lr * m / (torch.sqrt(v) + self.tau), "m": m, "v": v}
+        theta = mode["theta"] + self.server_rate(cohort) * m / (torch.sqrt(v) + self.tau)
+        return {"theta": theta, "m": m, "v": v}
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

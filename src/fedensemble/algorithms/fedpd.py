@@ -5,8 +5,9 @@ From x0_i, the client's copy of the model, and its dual variable l_i:
 x_i = local SGD from x0_i on f_i(x) + <l_i, x - x0_i> + ||x - x0_i||^2 / (2 eta);   l_i <- l_i + (x_i - x0_i) / eta;
 y_i = x_i + eta l_i;   with probability 1 - p: x0_i <- mean_i y_i for all;   else, without a message: x0_i <- y_i.
 
-Reference: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to non-iid data", IEEE
-Transactions on Signal Processing 2021.
+References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to non-iid data", IEEE
+Transactions on Signal Processing 2021; for average = "all", Wang, Marella, Anderson, "FedADMM: a federated primal-dual
+algorithm allowing partial participation", IEEE CDC 2022.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
 from ..vectors import Tree, row_bytes
+from .all_clients import first_visit, mean_of_all, unvisited
 
 
 @algorithms.register("fedpd")
@@ -29,14 +31,25 @@ class FedPD(Algorithm):
 
     Local training starts at x0_i (the paper starts at the last x_i). With p > 0 clients drift in silent rounds.
 
-    The paper has all clients take part. Here the model is the mean of y_i over those who report; the others keep l_i.
-    It then moves about the optimum, at a distance that shrinks with eta; FedDyn is the variant that does not. A client
-    goes on from its own copy only if nobody has communicated since; one that was away needs the model even in a silent
-    round, which is not counted. (BatchNorm's statistics are averaged, and counted, in every round.)
+    The paper has all clients take part in every round. In an ensemble a mode never has that, for each client trains one
+    mode per round. `average` says what is done instead; with full participation and p = 0 both are the paper's method.
+
+    "all": the model is the mean of y_i over all clients that were ever seen, and clients upload the change of y_i. This
+    is FedADMM (Wang et al. 2022) and converges to the optimum of strongly convex, smooth losses. A round moves the
+    model by the share of the clients that report, so that it is slow where that share is small. It needs p = 0: the
+    mean would miss what absent clients did in silent rounds.
+
+    "reporting": the model is the mean of y_i over those who report; the others keep l_i. This is a heuristic and not
+    FedPD: the model moves about the optimum, at a distance that shrinks with eta, and in an ensemble can be further
+    from it than FedAvg; but the first hundred rounds with few clients per round are faster. A client goes on from its
+    own copy only if nobody has communicated since; otherwise it receives the model, even in a silent round.
+    (BatchNorm's statistics are averaged, and counted, in every round.)
 
     Args:
         eta: penalty parameter; it needs lr < 2 eta or so.
-        p: probability that a round does not communicate; in such a round no bytes of the method are counted.
+        p: probability that a round does not communicate; in such a round nothing is sent up.
+        average: the model is the mean over "all" clients (exact), or over those "reporting" (a heuristic, faster at
+            first where few clients take part).
     """
 
     reference = "Zhang et al. 2020"
@@ -46,26 +59,47 @@ class FedPD(Algorithm):
     weighting: Literal["examples", "uniform"] = "uniform"
     eta: float = 2.0
     p: float = 0.0
+    average: Literal["all", "reporting"] = "reporting"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.eta > 0 or not 0 <= self.p < 1:
             raise InputError(f"FedPD needs eta > 0 and 0 <= p < 1; got {self.eta} and {self.p}.")
+        if self.average not in ("all", "reporting"):
+            raise InputError(f"FedPD needs average 'all' or 'reporting'; got {self.average!r}.")
+        if self.average == "all" and self.p > 0:
+            raise InputError(
+                f"FedPD with average 'all' communicates in every round and needs p = 0; got {self.p}. "
+                "Set p = 0, or use average 'reporting'."
+            )
+
+    @property
+    def assumes_full_participation(self) -> bool:
+        return self.average == "reporting"
 
     def init_mode(self, theta: Tensor) -> Tree:
+        if self.average == "all":
+            return {"theta": theta, "seen": torch.zeros_like(theta[..., :1])}
         return {"theta": theta, "talks": torch.zeros_like(theta[..., :1])}  # how often the mode has communicated
 
     def init_memory(self, theta: Tensor) -> Tree:
+        if self.average == "all":
+            return {"dual": torch.zeros_like(theta), "own": theta, "visited": unvisited(theta)}
         return {"dual": torch.zeros_like(theta), "own": theta, "talks": torch.full_like(theta[..., :1], -1)}
 
     def broadcast(self, mode: Tree) -> Tree:
-        return mode
+        return mode if self.average == "reporting" else {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # needs no `sent`
         return torch.where(coin >= self.p, row_bytes(uploads), 0)
 
-    def download_bytes(self, sent: Tree, coin: Tensor) -> Tensor:
-        return torch.where(coin >= self.p, row_bytes(sent), 0)
+    def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
+        """The model, unless the client's own copy is still current: nobody has communicated since its last visit."""
+        if self.average == "all":
+            return row_bytes(sent)
+        if memory is None:
+            return torch.where(coin >= self.p, row_bytes(sent), 0)
+        return torch.where(sent["talks"] == memory["talks"], 0, row_bytes(sent))
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
         return uploads if bool(coin >= self.p) else {}
@@ -74,13 +108,24 @@ class FedPD(Algorithm):
         return message if bool(coin >= self.p) else {name: torch.zeros_like(value) for name, value in like.items()}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        if self.average == "all":
+            dual, own = self._solve(sent["theta"], memory["dual"], problem)
+            return (
+                {"change": own - memory["own"], "first": first_visit(memory)},
+                {"dual": dual, "own": own, "visited": torch.ones_like(memory["visited"])},
+            )
         start = torch.where(sent["talks"] == memory["talks"], memory["own"], sent["theta"])
-        dual = memory["dual"]
-        x = problem.descend(start, lambda at, gradient: gradient + dual + (at - start) / self.eta)
-        dual = dual + (x - start) / self.eta
-        own = x + self.eta * dual
+        dual, own = self._solve(start, memory["dual"], problem)
         return {"theta": own}, {"dual": dual, "own": own, "talks": sent["talks"]}
 
+    def _solve(self, start: Tensor, dual: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
+        """The next l_i and y_i from x0_i = `start`."""
+        x = problem.descend(start, lambda at, gradient: gradient + dual + (at - start) / self.eta)
+        dual = dual + (x - start) / self.eta
+        return dual, x + self.eta * dual
+
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        if self.average == "all":
+            return mean_of_all(mode, uploads, cohort)
         talk = cohort.coin >= self.p
         return {"theta": torch.where(talk, uploads["theta"], mode["theta"]), "talks": mode["talks"] + talk}

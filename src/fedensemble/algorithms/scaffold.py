@@ -14,16 +14,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, algorithms
+from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
-from ..errors import InputError
 from ..vectors import Tree
+from .server_rate import ServerRate
 
 
 @algorithms.register("scaffold")
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Algorithm):
+class Scaffold(ServerRate):
     """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
 
     Made for partial participation: those who do not take part keep their c_i, and c stays the weighted mean of all N.
@@ -38,12 +38,6 @@ class Scaffold(Algorithm):
     plain_sgd = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.server_lr > 0:
-            raise InputError(f"Scaffold needs server_lr > 0; got {self.server_lr}.")
 
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "c": torch.zeros_like(theta)}
@@ -62,4 +56,4 @@ class Scaffold(Algorithm):
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         c = mode["c"] + cohort.share * uploads["c"]
-        return {"theta": mode["theta"] + self.server_lr * uploads["theta"], "c": c}
+        return {"theta": mode["theta"] + self.server_rate(cohort) * uploads["theta"], "c": c}

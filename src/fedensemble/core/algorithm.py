@@ -71,6 +71,11 @@ class Algorithm(ABC):
         return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
     @property
+    def assumes_full_participation(self) -> bool:
+        """Whether the method, with these settings, relies on all clients taking part in every round."""
+        return self.full_participation
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how the server does its work."""
         return ()
@@ -82,6 +87,9 @@ class Algorithm(ABC):
     def init_mode(self, theta: Tensor) -> Tree:
         """Server state of modes with weights `theta`; "theta" is always in it."""
         return {"theta": theta}
+
+    def check_state(self, mode: Tree) -> None:  # noqa: B027 (most methods never changed what they keep)
+        """Raises StoreError if server state from a file cannot be continued, such as that of an earlier version."""
 
     def init_memory(self, theta: Tensor) -> Tree:
         """What a client keeps for a mode before it first trains it; empty for most methods."""
@@ -95,18 +103,28 @@ class Algorithm(ABC):
         """What travels down to a client."""
         return {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int | Tensor:
-        """Bytes of what one client sends; methods that compress say the length of their encoding.
+    def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
+        """Bytes of what one client sends; methods that compress give the length of their encoding.
+
+        A method whose messages differ between visits returns int64 [..., 1] in place of one number. An override may
+        leave out the last argument.
 
         Args:
             uploads: their shapes and types count, not their values, [..., P].
-            coin: the round's, on the CPU, [..., 1]; a method that skips messages by it gives int64 [..., 1] in place of
-                one number.
+            coin: the round's, on the CPU, [..., 1].
+            sent: what the client received, [..., P]; None asks for the size of an ordinary message.
         """
         return row_bytes(uploads)
 
-    def download_bytes(self, sent: Tree, coin: Tensor) -> int | Tensor:
-        """Bytes of what one client receives; arguments as for `upload_bytes`."""
+    def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
+        """Bytes of what one client receives; returns as `upload_bytes` does. An override may leave out `memory`.
+
+        Args:
+            sent: what is broadcast, [..., P].
+            coin: the round's, on the CPU, [..., 1].
+            memory: what the client keeps for the mode, [..., P]; None asks for the size of an ordinary message, to a
+                client that has missed nothing.
+        """
         return row_bytes(sent)
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:

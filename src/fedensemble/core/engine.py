@@ -50,6 +50,15 @@ class Engine(ABC):
     def keep_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
         """Makes the choices that `numerics` gave again; ignores those that do not fit this engine or device."""
 
+    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+        """What the plan's clients remember of its modes, [J, ...], without training them.
+
+        Args:
+            fresh: what those remember that have not trained the mode yet, [J, ...]; an engine that cannot look into its
+                clients returns it for all.
+        """
+        return fresh
+
     @abstractmethod
     def memory_tensors(self) -> Tree:
         """Client memory as named tensors, for a checkpoint."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +18,8 @@ from .batches import LocalWork
 from .keys import shared_coin
 from .probe import Messages, probe
 from .schedule import Schedule
-from .types import Outcome
+from .traffic import bytes_down, bytes_up, sees
+from .types import Outcome, Plan
 
 participations: Registry[type[Participation]] = Registry("participation")
 
@@ -29,7 +32,11 @@ class Costs:
         carried: bytes of running statistics, which travel both ways.
         sizes: examples of each client, [N].
         seed: of the run.
+        look: gives what is sent to a plan's visits and what their clients remember, [J, ...] each; without it
+            `of_visits` counts ordinary messages.
     """
+
+    look: Callable[[Plan], tuple[Tree, Tree]] | None = None
 
     def __init__(
         self, algorithm: Algorithm, theta: Tensor, carried: int, sizes: Tensor, work: LocalWork, seed: int
@@ -41,8 +48,28 @@ class Costs:
     def _messages(self) -> Messages:
         return probe(self._algorithm, self._theta)
 
+    def seeing(self, look: Callable[[Plan], tuple[Tree, Tree]]) -> Costs:
+        """The same costs with a view of what is sent and remembered now."""
+        other = copy(self)
+        other.look = look
+        return other
+
+    def of_visits(self, round: int, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Bytes down and bytes up of each visit of a plan, [J] each, as the engine will count them."""
+        algorithm = self._algorithm
+        looking = any(sees(type(algorithm), name) for name in ("upload_bytes", "download_bytes"))
+        if self.look is None or not looking or not len(plan.client):
+            down, up = self.traffic(round, 1 + max(plan.mode.tolist(), default=0))
+            return down[plan.mode], up[plan.mode]
+        sent, memory = self.look(plan)
+        coin = shared_coin(self._seed, round, plan.mode).to(self._theta.dtype)
+        down = torch.as_tensor(bytes_down(algorithm, sent, memory, coin)).cpu()
+        up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, coin)).cpu()
+        visits = len(plan.mode)
+        return self._carried + down.expand(visits, 1)[:, 0], self._carried + up.expand(visits, 1)[:, 0]
+
     def traffic(self, round: int, modes: int) -> tuple[Tensor, Tensor]:
-        """Bytes down and bytes up of a visit to each mode, [K] each."""
+        """Bytes down and bytes up of an ordinary visit to each mode, [K] each: of a client that has missed nothing."""
         coin = shared_coin(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
         down = self._carried + self._algorithm.download_bytes(self._messages.sent, coin)
         up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, coin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -46,6 +47,8 @@ class Cohort:
     population: int  # N
     coin: Tensor  # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
     members: Members | None = None  # what each client sent, where the method gathers it
+    round: int = 0  # counted from 0; every engine fills it in
+    lr: float = math.nan  # learning rate of local training in this round; every engine fills it in
 
     def key(self, word: int) -> Tensor:
         """A key for random numbers of the server, one a mode and word, [K].

@@ -87,6 +87,7 @@ class DistributedEngine(Engine):
         forms = next(each["forms"] for each in said if each["forms"])
         own_weight = torch.zeros(len(buffers), 1, device=buffers.device) if returned is None else returned.cohort.weight
         cohort, loss, whole = self._facts(returned, own, plan, len(buffers), round)
+        cohort = replace(cohort, round=round, lr=algorithm.rate(round))
         scale = torch.where(cohort.weight > 0, cohort.weight, 1.0)
         means: Tree = {}
         for name, (kind, shape) in forms["uploads"].items():
@@ -153,6 +154,17 @@ class DistributedEngine(Engine):
         """Where this rank's visits are in the plan, and they alone."""
         own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
         return own, Plan(plan.client[own], plan.mode[own])
+
+    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+        """Each rank looks up its own clients' rows, and these are added up; every rank must ask."""
+        own, part = self._part(plan)
+        found: Tree = {}
+        mine = self.inner.read_memory(part, {name: value[own.to(value.device)] for name, value in fresh.items()})
+        for name, value in fresh.items():
+            table = torch.zeros_like(value)
+            table[own.to(value.device)] = mine[name]
+            found[name] = self.ranks.sum(table)
+        return found
 
     def memory_tensors(self) -> Tree:
         """All clients' memory on rank 0, nothing on the others; every rank must ask."""

@@ -11,9 +11,10 @@ from torch import Tensor
 from ..core.aggregate import ModeMeans, gather
 from ..core.keys import shared_coin
 from ..core.round import Request
+from ..core.traffic import bytes_down, bytes_up, sees
 from ..core.types import Members, Plan, Returned
 from ..vectors import Tree, rows
-from .block import Inputs, Trained, judge
+from .block import Inputs, Trained, judge, received
 from .device import onto
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Share:
         self.means = ModeMeans(len(request.buffers))
         self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
         self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
+        self.downloads: list[tuple[Tensor, Tensor]] = []  # places and bytes, where these differ between visits
         self.kept: list[tuple[Plan, Tree]] = []
         self.gathered: list[Members] = []
 
@@ -56,6 +58,10 @@ class Share:
         given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
         if self.hyper:
             given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
+        if sees(type(algorithm), "download_bytes"):
+            coin = shared_coin(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
+            size = bytes_down(algorithm, received(given), given.memory, coin)
+            self.downloads.append((places, torch.as_tensor(size).expand(len(places), 1)))
         return Block(part, modes, onto(places, buffers.device), given)
 
     def take(self, block: Block, trained: Trained) -> None:
@@ -89,9 +95,26 @@ class Share:
         return Returned(
             uploads=uploads,
             buffers=buffers + moved,
-            cohort=replace(self.means.cohort(population, total, onto(coin, buffers.device)), members=members),
+            cohort=replace(
+                self.means.cohort(population, total, onto(coin, buffers.device)),
+                members=members,
+                round=round,
+                lr=algorithm.rate(round),
+            ),
             loss=self.loss,
             first_bad_step=self.bad_step,
-            bytes_up=(carried + algorithm.upload_bytes(uploads, coin))[plan.mode, 0],
-            bytes_down=(carried + algorithm.download_bytes(sent, coin))[plan.mode, 0],
+            bytes_up=(carried + torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu())[plan.mode, 0],
+            bytes_down=self._downloaded(coin),
         )
+
+    def _downloaded(self, coin: Tensor) -> Tensor:
+        """Bytes that each visit received, running statistics included, [J]; read from the device only now."""
+        algorithm, sent, buffers, plan, _ = self.request
+        carried = buffers.shape[-1] * buffers.element_size()
+        if not sees(type(algorithm), "download_bytes"):
+            size = torch.as_tensor(bytes_down(algorithm, sent, {}, coin)).expand(len(buffers), 1)
+            return carried + size[plan.mode, 0]
+        total = torch.full((len(plan.client),), carried)
+        for places, size in self.downloads:  # visits that are tried again are counted again, in the same place
+            total[places] = carried + size[:, 0].cpu()
+        return total

@@ -176,6 +176,9 @@ class Simulation(Engine):
         waiting, self.waiting = self.waiting, []
         self.memory.write_all(waiting)
 
+    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+        return self.memory.read(plan, fresh) if len(plan.client) else fresh
+
     def memory_tensors(self) -> Tree:
         return self.memory.tensors()
 

@@ -25,7 +25,8 @@ from .share import Share
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-RATES = ("lr", "lr_decay", "lr_decay_every", "weighting")  # given to each visit, or used on the server only
+# Settings that are given to each visit, or used on the server only: runs that differ in them train together.
+RATES = ("lr", "lr_decay", "lr_decay_every", "weighting", "server_lr_decay", "server_lr_decay_every")
 
 
 def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -> list[Returned]:

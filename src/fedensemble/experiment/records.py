@@ -33,11 +33,14 @@ def remarks(federation: Federation) -> list[str]:
         )
     if own is not None and not algorithm.distils:
         said.insert(0, f"{name} makes no use of the {len(own)} inputs that the server holds.")
-    if algorithm.full_participation and schedule.clients_per_round < clients:
+    asked, modes = schedule.clients_per_round, schedule.modes
+    shared = schedule.one_mode_a_client and modes > 1  # then no mode has all clients in a round
+    if algorithm.assumes_full_participation and (asked < clients or shared):
+        how = f"with {asked} of {clients}" if asked < clients else f"with {modes} modes, of which a client trains one"
         said.insert(
             0,
-            f"{name} assumes that all clients take part in every round: with {schedule.clients_per_round} of "
-            f"{clients}, the server goes by those who report, and the others keep what they remember.",
+            f"{name} assumes that all clients take part in every round: {how}, the server goes by those who report, "
+            "and the others keep what they remember.",
         )
     return said
 

@@ -101,7 +101,7 @@ class Devices(Participation):
         if left is not None:
             stratum = schedule.stratum(planned)
             asked = stand_in(wanted, stratum, left > 0, seed, round, schedule.one_mode_a_client)
-        down, up = (sizes[asked.mode] for sizes in costs.traffic(round, schedule.modes))
+        down, up = costs.of_visits(round, asked)
         finish = self.finish(state, asked, down + up, costs.samples)
         dropped = draws.uniform(draws.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
         if left is not None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
+from ..core.round import Request, finish_round
+from ..core.types import Plan
 from ..engines.simulation import Simulation
 from ..federation import Federation
 from ..vectors import Tree, rows
@@ -123,21 +125,28 @@ def check_idle(algorithm: Algorithm, engine: str) -> None:
 
 
 def check_bytes(algorithm: Algorithm, engine: str) -> None:
-    """What a client sends and receives does not depend on the number of modes; mode 0 has the same coin in both."""
-    several, one = (small_federation(algorithm, engine, modes, strata) for modes, strata in reversed(_ENSEMBLES))
-    plans = [several.schedule.plan(several.state.schedule, round) for round in range(_ROUNDS)]
-    for round in [round for round, plan in enumerate(plans) if 0 in plan.mode][:2]:
-        costs = {}
-        for federation in (one, several):
-            state, plan = federation.state, federation.schedule.plan(federation.state.schedule, round)
-            sent = federation.algorithm.broadcast(state.modes)
-            returned = federation.engine.visit(federation.algorithm, sent, state.buffers, plan, round)
-            pairs = torch.stack([returned.bytes_up, returned.bytes_down], 1)[plan.mode == 0]
-            costs[federation.schedule.modes] = {(int(up), int(down)) for up, down in pairs}
-        require(
-            costs[1] == costs[several.schedule.modes] and len(costs[1]) == 1,
-            f"{_name(algorithm)}, engine '{engine}': bytes a client (up, down) depend on the number of modes: {costs}.",
-        )
+    """What a visit sends and receives does not depend on the number of modes; mode 0 has the same coin in both.
+
+    All clients but one train mode 0, then all of them: bytes may depend on the visit, on what a client remembers and
+    on how often it was absent.
+    """
+    costs: dict[int, list[list[list[int]]]] = {}
+    for modes, strata in _ENSEMBLES:
+        federation = small_federation(algorithm, engine, modes, strata)
+        state, method = federation.state, federation.algorithm
+        for count in (len(federation.data) - 1, len(federation.data)):
+            plan = Plan(torch.arange(count), torch.zeros(count, dtype=torch.int64))
+            request = Request(method, method.broadcast(state.modes), state.buffers, plan, state.round)
+            returned = federation.engine.visit(*request)
+            state, _ = finish_round(state, request, returned, federation.schedule)
+            federation.engine.commit()
+            costs.setdefault(modes, []).append(torch.stack([returned.bytes_up, returned.bytes_down], 1).tolist())
+    one, several = (costs[modes] for modes, _ in _ENSEMBLES)
+    require(
+        one == several,
+        f"{_name(algorithm)}, engine '{engine}': bytes of visits (up, down) depend on the number of modes: with one "
+        f"{one}, with several {several}.",
+    )
 
 
 def _of_others(tree: Tree, mode: int) -> Tree:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.probe import as_pair
+from ..core.traffic import bytes_down, bytes_up
 from ..core.types import Cohort, Members
 from ..vectors import Tree, rows
 from .compare import require, require_close, require_equal, snapshot
@@ -37,7 +38,8 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
     weight, coin = 2.0 + order, torch.full_like(order, 0.3)
     members = two_a_mode(uploads, weight) if algorithm.gathers else None
-    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members)
+    round, lr = 3, algorithm.rate(3)
+    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members, round=round, lr=lr)
     given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
              members.uploads if members is not None else {})  # fmt: skip
     before = snapshot(*given)
@@ -47,8 +49,8 @@ def check_arithmetic(algorithm: Algorithm) -> None:
             f"{_forms(updated)}.")  # fmt: skip
 
     costs = {
-        "upload_bytes": algorithm.upload_bytes(uploads, coin),
-        "download_bytes": algorithm.download_bytes(sent, coin),
+        "upload_bytes": bytes_up(algorithm, uploads, sent, coin),
+        "download_bytes": bytes_down(algorithm, sent, memory, coin),
     }
     for name, cost in costs.items():
         whole = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
@@ -62,7 +64,9 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
         place = torch.tensor([j]) if algorithm.gathers else j  # who gathers has a leading dimension of modes, always
-        part = Cohort(cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place])
+        part = Cohort(
+            cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place], round=round, lr=lr
+        )
         if members is not None:
             part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
         single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)

@@ -51,6 +51,7 @@ def check_engine(name: str, **options: Any) -> None:
         options: engine options, such as `block` for "vector".
     """
     check_inputs(name, options)
+    check_cohort(name, options)
     check_nobody(name, options)
     check_memory(name, options)
     for case in CASES:
@@ -91,6 +92,20 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     require_equal(
         revived.tensors(), got.tensors(), f"Engine '{name}' goes on differently after client memory is loaded"
     )
+
+
+def check_cohort(name: str, options: dict[str, Any]) -> None:
+    """The server learns the round and its learning rate."""
+    federation = _federation(name, CASES[0], options, FedAvg(lr=0.1, lr_decay=0.5, lr_decay_every=2))
+    state, algorithm = federation.state, federation.algorithm
+    for round in (0, 3):
+        plan = federation.schedule.plan(state.schedule, round)
+        cohort = federation.engine.visit(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, round).cohort
+        require(
+            (cohort.round, cohort.lr) == (round, algorithm.rate(round)),
+            f"Engine '{name}' must fill in the cohort's round and lr, {round} and {algorithm.rate(round)}; "
+            f"got {cohort.round} and {cohort.lr}.",
+        )
 
 
 def check_nobody(name: str, options: dict[str, Any]) -> None:

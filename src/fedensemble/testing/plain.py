@@ -68,17 +68,18 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             sent_up.append(uploads)
             sums = {name: sums.get(name, 0) + own * value for name, value in uploads.items()}
             total += own
-        facts = (len(clients), total, total / float(shares.sum()))
-        count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in facts)
+        sizes = (len(clients), total, total / float(shares.sum()))
+        count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in sizes)
         means = {name: value / total for name, value in sums.items()}
-        cohort = Cohort(count, weights, share, len(data), coin)
+        lr = algorithm.rate(round)
+        cohort = Cohort(count, weights, share, len(data), coin, round=round, lr=lr)
         if not algorithm.gathers:
             mode = algorithm.server_update(mode, means, cohort)
             continue
         everyone, none = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
         each = {name: torch.stack([tree[name] for tree in sent_up]) for name in means}
         members = Members(everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double())
-        alone = Cohort(count[None], weights[None], share[None], len(data), coin[None], members)
+        alone = Cohort(count[None], weights[None], share[None], len(data), coin[None], members, round=round, lr=lr)
         state, sent_mean = ({name: value[None] for name, value in tree.items()} for tree in (mode, means))
         mode = {name: value[0] for name, value in algorithm.server_update(state, sent_mean, alone).items()}
     named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}

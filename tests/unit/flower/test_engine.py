@@ -1,6 +1,7 @@
 """The round loop over a grid: equal to the loop engine, whatever happens to single answers."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import fedensemble as fe
 from fedensemble.core.round import begin_round, finish_round
 from fedensemble.core.types import Plan
+from fedensemble.engines.flower.checks import Limits
 from fedensemble.engines.flower.waiting import Patience
 from fedensemble.errors import InputError
 from fedensemble.participation.places import first_to_finish, quotas
@@ -34,6 +36,19 @@ def test_two_ages_equal_the_loop_engine(name):
     logs = fleet.rounds(4)
     close(fleet, train(federation, 4))
     assert not any(log.lost or log.refused or log.forgot for _, log in logs)
+
+
+EXACT = [fe.FedSplit(average="all"), fe.FedPD(average="all", weighting="examples"), fe.FedAdam(server_lr_decay=0.5)]
+
+
+@pytest.mark.parametrize("algorithm", EXACT, ids=lambda a: type(a).__name__)
+def test_settings_that_need_the_round_or_first_visits(algorithm):
+    """Clipping at a length that no update has must not touch the flag of a first visit either."""
+    algorithm = dataclasses.replace(algorithm, lr_decay=0.7, lr_decay_every=2)
+    federation = small_federation(algorithm, "loop", modes=2, strata=2)
+    fleet = FakeFleet(federation, {"limits": Limits(clip=0.9)})
+    fleet.rounds(6)
+    close(fleet, train(federation, 6))
 
 
 def test_running_statistics_travel_too():

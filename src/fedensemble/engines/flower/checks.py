@@ -118,6 +118,10 @@ def _clipped(uploads: Tree, still: Mapping[str, Tensor], clip: float | None) -> 
         return uploads
     clipped = {}
     for name, value in uploads.items():
+        # A single number, such as the flag of a first visit, is no update: shortened, it would mean something else.
+        if value.shape[-1] == 1:
+            clipped[name] = value
+            continue
         change = value - still[name]
         length = float(change.norm())
         clipped[name] = value if length <= clip else still[name] + change * (clip / length)

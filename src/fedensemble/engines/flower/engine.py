@@ -70,7 +70,8 @@ class FlowerEngine(Engine):
             self.counted[visit.client, visit.mode] = round
         for name, reason in [*self.log.lost.items(), *self.log.refused.items()]:
             logger.warning("round %d: %s does not count: %s", round + 1, name, reason)
-        return self._sum_up(kept, {visit: answers[visit] for visit in order}, row_bytes({**sent, BUFFERS: buffers}))
+        returned = self._sum_up(kept, {visit: answers[visit] for visit in order}, row_bytes({**sent, BUFFERS: buffers}))
+        return returned._replace(cohort=replace(returned.cohort, round=round, lr=algorithm.rate(round)))
 
     def _messages(self, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> tuple[list[Message], list[Visit]]:
         """A message for each visit whose client is there; a mode's model is one record, whoever gets it."""
