@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
+from ..core.aggregator import check_aggregator as check_rule
 from ..core.engine import engines
 from ..data import partitions
 from ..data.options import check_names
@@ -82,6 +84,13 @@ def check_participation(given: dict[str, Any], problems: list[str]) -> dict[str,
 def check_aggregator(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """The table `[aggregator]` with its defaults."""
     return _checked(AGGREGATOR, build_aggregator, given, problems)
+
+
+def check_fit(algorithm: Any, aggregator: Any, problems: list[str]) -> None:
+    """Whether a method can take an aggregator; both tables are good by themselves."""
+    if isinstance(algorithm, Mapping) and isinstance(aggregator, Mapping) and not problems:
+        rule, method = build_aggregator(aggregator), build_algorithm(algorithm)
+        tried("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
 
 
 def check_attack(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .checks import (
     check_attack,
     check_data,
     check_engine,
+    check_fit,
     check_model,
     check_participation,
     named,
@@ -137,6 +138,7 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
         given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
         if isinstance(given, Mapping):
             filled[name] = checked(dict(given), problems)
+    check_fit(filled.get("algorithm"), filled.get("aggregator"), problems)
     check_engine(filled.get("engine"), problems)
     _schedule(filled, problems)
     tracked = filled.get("track")
