@@ -96,7 +96,7 @@ def test_weights_count_where_they_are_asked_for():
     np.testing.assert_allclose(found(GeometricMedian(weighted=True)), expected, atol=CLOSE)
     chosen = numpy_krum_order(x, 1)[:4]
     weighted = weight.numpy()[chosen] @ x[chosen] / weight.numpy()[chosen].sum()
-    np.testing.assert_allclose(found(MultiKrum(weighted=True)), weighted, atol=CLOSE)
+    np.testing.assert_allclose(found(MultiKrum(malicious=0.2, weighted=True)), weighted, atol=CLOSE)
     np.testing.assert_allclose(found(CenteredClipping(tau=1e9, weighted=True)), weight.numpy() @ x / 15, atol=CLOSE)
     for aggregator in (Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian(), CenteredClipping()):
         np.testing.assert_array_equal(found(aggregator), combined(aggregator, x))

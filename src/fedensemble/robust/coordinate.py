@@ -41,16 +41,16 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """The coordinate-wise mean without the smallest and the largest values.
 
-    Clients count alike, whatever their weight. In a small mode the number that is cut is rounded up, so that up to two
-    clients are averaged and up to four give the median.
+    Clients count alike, whatever their weight. The number that is cut is rounded up: in a small mode it is the median.
 
     Args:
-        trim: share of a mode's clients cut from each end; the most malicious clients that it tolerates.
+        trim: share of a mode's clients cut from each end, the most malicious ones that it tolerates. Take more than the
+            share of all clients: by chance a mode may have more of them in a round.
     """
 
     by_coordinate = True
 
-    trim: float = 0.2
+    trim: float = 0.3
 
     def __post_init__(self) -> None:
         check_share(self, "trim")

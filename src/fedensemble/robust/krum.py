@@ -27,10 +27,11 @@ class Krum(Aggregator):
     alike, whatever their weight. A mode with one or two clients takes their mean.
 
     Args:
-        malicious: share of a mode's clients that may be malicious; f is this share of them, rounded up.
+        malicious: share of a mode's clients that may be malicious; f is this share of them, rounded up. Take more than
+            the share of all clients: by chance a mode may have more of them in a round.
     """
 
-    malicious: float = 0.2
+    malicious: float = 0.3
 
     def __post_init__(self) -> None:
         check_share(self, "malicious")
