@@ -1,8 +1,11 @@
 """`[aggregator]` and `[attack]` in a config: defaults, hashes, errors, remarks, lists."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedensemble.cli import app
@@ -12,7 +15,7 @@ from fedensemble.experiment.build import build_data, build_federation
 from fedensemble.experiment.config import resolve
 from fedensemble.experiment.files import merge
 from fedensemble.experiment.records import remarks
-from fedensemble.robust import ALIE, Krum, Mean, TrimmedMean
+from fedensemble.robust import ALIE, Krum, Mean, TrimmedMean, aggregators
 
 BASE = {
     "rounds": 2,
@@ -87,6 +90,17 @@ def test_a_fleet_takes_no_attack(tmp_path):
     with pytest.raises(InputError, match="'ipm' is for simulation only"):
         write_app(config, tmp_path / "app")
     assert not (tmp_path / "app").exists()
+
+
+def test_the_rule_of_the_page_trains(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "how-to-robust.md").read_text(encoding="utf-8")
+    example = re.findall(r"^```python\n(from dataclasses.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
+    monkeypatch.setattr(aggregators, "_items", dict(aggregators._items))  # it is there for this test alone
+    exec(example, {"__name__": "page"})
+    made = federation(aggregator={"name": "first-half"})
+    before = made.state.modes["theta"]
+    list(made.rounds(1))
+    assert not torch.equal(made.state.modes["theta"], before)
 
 
 def test_lists_name_them():
