@@ -63,5 +63,5 @@ class TrimmedMean(Aggregator):
 def trimmed_mean(values: Tensor, cut: int) -> Tensor:
     """The mean of every column of [n, P] without its `cut` smallest and `cut` largest values, [P]."""
     kept = slice(cut, len(values) - cut)
-    pieces = [torch.sort(piece, 0).values[kept].mean(0) for piece in values.split(_PIECE, dim=1)]
+    pieces = [torch.sort(piece, 0).values[kept].mean(0) for piece in torch.split(values, _PIECE, dim=1)]
     return torch.cat(pieces) if pieces else values.new_empty(0)
