@@ -28,6 +28,9 @@ $(BASE): pyproject.toml constraints.txt
 
 $(STAMP): $(BASE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+# The aggregators of ByzFL, which ours are compared with. Without its dependencies: only its benchmark needs them, and
+# torchvision would have to match torch's build. Where it cannot be had, that one test is skipped.
+	-$(BIN)/python -m pip install --quiet --no-deps byzfl==0.0.11
 	touch $(STAMP)
 
 clean:

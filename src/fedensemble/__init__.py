@@ -20,7 +20,9 @@ from .algorithms import (  # fmt: skip
     FedYogi,
     Scaffold,
 )
+from .core.aggregator import Aggregator, aggregators
 from .core.algorithm import Algorithm, algorithms
+from .core.attack import Attack, attacks
 from .core.engine import Engine
 from .core.optimizer import SGD, Adam, Optimizer
 from .core.participation import Participation
@@ -28,11 +30,20 @@ from .core.problem import LocalProblem
 from .core.schedule import Schedule, schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
 from .data import FederatedData
-from .errors import DataError, DivergedError, EngineWarning, FedEnsembleError, InputError, StoreError
+from .errors import (  # fmt: skip
+    AggregatorWarning,
+    DataError,
+    DivergedError,
+    EngineWarning,
+    FedEnsembleError,
+    InputError,
+    StoreError,
+)
 from .federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
+from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .version import VERSION
 
@@ -57,10 +68,11 @@ def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
 
 
 __all__ = [
-    "QSGD", "SGD", "Adam", "Algorithm", "Balanced", "Cohort", "DataError", "Devices", "Diana", "DivergedError",
-    "Dore", "Engine", "EngineWarning", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam",
-    "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData",
-    "Federation", "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
-    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate",
-    "load_ensemble", "register", "schedules",
+    "QSGD", "SGD", "Adam", "Aggregator", "AggregatorWarning", "Algorithm", "Attack", "Balanced", "CenteredClipping",
+    "Cohort", "DataError", "Devices", "Diana", "DivergedError", "Dore", "Engine", "EngineWarning", "Ensemble",
+    "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError",
+    "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation", "GeometricMedian", "Independent",
+    "IndependentKFold", "InputError", "Krum", "LocalProblem", "Median", "MultiKrum", "Optimizer", "Participation",
+    "Plan", "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "TrimmedMean",
+    "aggregators", "attacks", "evaluate", "load_ensemble", "register", "schedules",
 ]  # fmt: skip

@@ -161,7 +161,8 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, datasets, engines, models, optimizers, participations, partitions, schedules or runs."
+            help="aggregators, algorithms, attacks, datasets, engines, models, optimizers, participations, partitions, "
+            "schedules or runs."
         ),
     ],
     name: Annotated[str | None, typer.Argument(help="One of them, with each of its options.")] = None,

@@ -36,6 +36,10 @@ class RankError(FedEnsembleError, RuntimeError):
         self.heard = heard
 
 
+class AggregatorWarning(UserWarning):
+    """A robust aggregator has too few clients to tell who is malicious."""
+
+
 class EngineWarning(UserWarning):
     """An engine trains a model more slowly, or less precisely, than it could train another."""
 

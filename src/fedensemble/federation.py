@@ -14,7 +14,9 @@ from torch import Tensor
 
 from . import fitting, saved
 from .checkpoint import write_checkpoint
+from .core.aggregator import STATISTICS, Aggregator, check_aggregator, few_clients, gathering
 from .core.algorithm import Algorithm, algorithms
+from .core.attack import Attack, corrupt
 from .core.batches import LastBatch
 from .core.learner import Learner
 from .core.losses import Loss
@@ -26,7 +28,7 @@ from .core.schedule import Schedule
 from .core.types import EnsembleState, Outcome, Plan, Returned, RoundReport
 from .data.federated import FederatedData
 from .data.options import whole
-from .errors import EngineWarning
+from .errors import AggregatorWarning, EngineWarning
 from .predict import Combine, Ensemble
 from .vectors import Tree, rows
 
@@ -43,6 +45,8 @@ class Federation:
         clients_per_round: M; None takes everybody.
         schedule: registered name, or a Schedule (then `modes`, `strata` and `clients_per_round` are its own).
         participation: who answers and when: registered name, or such as `Devices(ask=130)`, see `participation`.
+        aggregator: how a mode's uploads are combined: registered name, or such as `Median()`; "mean" is the default.
+        attack: a simulated attack: registered name, or such as `SignFlip(share=0.1)`; None for honest clients only.
         epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None is "keep", but "wrap" for
             models with BatchNorm (filler must not enter batch statistics).
         loss: "cross_entropy", "mse" or a callable of outputs and targets.
@@ -72,6 +76,8 @@ class Federation:
         clients_per_round: int | None = None,
         schedule: str | Schedule = "stratified",
         participation: str | Participation = "everybody",
+        aggregator: str | Aggregator = "mean",
+        attack: str | Attack | None = None,
         epochs: int = 1,
         steps: int | None = None,
         batch_size: int = 32,
@@ -90,6 +96,8 @@ class Federation:
         self.algorithm = fitting.find_algorithm(algorithm)
         self.schedule = fitting.find_schedule(schedule, modes, strata, clients_per_round, len(data))
         self.participation = fitting.find_participation(participation)
+        self.aggregator, self.attack = fitting.find_aggregator(aggregator), fitting.find_attack(attack)
+        self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)  # bool [N]
         answering = self.participation.init(len(data), seed)
         planned = self.participation.asking(self.schedule).init(len(data), seed)
         self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
@@ -99,10 +107,16 @@ class Federation:
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         fitting.check_training(self.learner, data, self.work.batch_size)
         self._engine = (engine, dict(engine_options or {}))
-        self.engine = fitting.find_engine(*self._engine, self.learner, data, self.work, seed)
+        trained_on = fitting.poison(data, self.attack, self.malicious)
+        self.engine = fitting.find_engine(*self._engine, self.learner, trained_on, self.work, seed)
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
+        check_aggregator(self.aggregator, self.algorithm, theta[0])
+        if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
+            self.algorithm = gathering(self.algorithm)
+        if self.aggregator_note:
+            warnings.warn(self.aggregator_note, AggregatorWarning, stacklevel=2)
         probe(self.algorithm, theta[0])  # what does not return what it must is told so before training
         carried = buffers[0].numel() * buffers.element_size()
         self.costs = Costs(self.algorithm, theta[0], carried, data.size, self.work, seed)
@@ -116,6 +130,13 @@ class Federation:
         """What it is, on one line."""
         name = algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
         return f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, round {self.round})"
+
+    @property
+    def aggregator_note(self) -> str:
+        """What is to be said where too few clients train a mode per round for the aggregator; empty otherwise."""
+        schedule = self.schedule
+        apart = schedule.modes if schedule.one_mode_a_client else 1
+        return few_clients(self.aggregator, min(schedule.clients_per_round, len(self.data)) / apart)
 
     @property
     def round(self) -> int:
@@ -152,9 +173,13 @@ class Federation:
 
     def conclude(self, request: Request, returned: Returned) -> RoundReport:
         """Ends the round that `ask` began."""
-        state, report = finish_round(self.state, request, returned, self.schedule, self.outcome())
+        if self.attack is not None and self.malicious is not None and self.attack.forges:
+            algorithm, sent, buffers, _, round = request
+            returned = corrupt(self.attack, self.malicious, self.seed, round, algorithm, sent, buffers, returned)
+        state, report = finish_round(self.state, request, returned, self.schedule, self.outcome(), self.aggregator)
         if self.algorithm.gathers:
-            state = replace(state, modes=self.engine.agree(state.modes))
+            agreed = self.engine.agree({**state.modes, STATISTICS: state.buffers})
+            state = replace(state, buffers=agreed.pop(STATISTICS), modes=agreed)
         self.engine.commit()  # a round that fails leaves no trace: all stays as it was before it
         self.state, self._outcome = state, None
         return report
@@ -232,6 +257,6 @@ class Federation:
 
     def _settings(self) -> dict[str, Any]:
         return saved.settings_of(
-            self.algorithm, self.schedule, self.participation, self.work, self.learner, self._engine,
-            combine=self.combine, seed=self.seed,
+            self.algorithm, self.schedule, self.participation, self.aggregator, self.attack, self.work, self.learner,
+            self._engine, combine=self.combine, seed=self.seed,
         )  # fmt: skip

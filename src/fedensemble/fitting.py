@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .core.aggregator import Aggregator, aggregators
 from .core.algorithm import Algorithm, algorithms
+from .core.attack import Attack, attacks
 from .core.batches import LastBatch, LocalWork
 from .core.cores import inside
 from .core.engine import Engine, engines
@@ -53,6 +55,37 @@ def find_participation(participation: str | Participation) -> Participation:
         raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
                          f"got {_kind(participation)}.")  # fmt: skip
     return found
+
+
+def find_aggregator(aggregator: str | Aggregator) -> Aggregator:
+    """The rule by which uploads are combined, by name with its defaults."""
+    found = aggregators[aggregator]() if isinstance(aggregator, str) else aggregator
+    if not isinstance(found, Aggregator):
+        raise InputError(f"aggregator must be one such as Median(), or a registered name; got {_kind(aggregator)}.")
+    return found
+
+
+def find_attack(attack: str | Attack | None) -> Attack | None:
+    """The simulated attack, by name with its defaults; None for none."""
+    found = attacks[attack]() if isinstance(attack, str) else attack
+    if found is not None and not isinstance(found, Attack):
+        raise InputError(f"attack must be one such as SignFlip(share=0.1), or a registered name; got {_kind(attack)}.")
+    return found
+
+
+def poison(data: FederatedData, attack: Attack | None, malicious: Tensor | None) -> FederatedData:
+    """The data with the targets on which malicious clients train; the same data where they train on their own.
+
+    Args:
+        malicious: which clients are, bool [N].
+    """
+    if attack is None or malicious is None or attack.forges or not bool(malicious.any()):
+        return data
+    y = data.y.clone()
+    for client in torch.nonzero(malicious).flatten().tolist():
+        own = slice(int(data.start[client]), int(data.start[client] + data.size[client]))
+        y[own] = attack.labels(y[own], data.classes)
+    return replace(data, y=y)
 
 
 def _kind(given: object) -> str:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from .core.aggregator import aggregators
 from .core.algorithm import algorithms
+from .core.attack import attacks
 from .core.optimizer import optimizers
 from .core.participation import participations
 from .core.schedule import schedules
 from .errors import InputError
 from .registry import Registry
 
-_REGISTRIES: tuple[Registry[Any], ...] = (algorithms, schedules, participations, optimizers)
+_REGISTRIES: tuple[Registry[Any], ...] = (algorithms, schedules, participations, optimizers, aggregators, attacks)
 
 
 def describe(part: Any) -> dict[str, Any] | None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from .checkpoint import read_checkpoint
+from .core.aggregator import Aggregator
 from .core.algorithm import Algorithm
+from .core.attack import Attack
 from .core.batches import LocalWork
 from .core.learner import Learner
 from .core.participation import Participation
@@ -21,7 +23,8 @@ from .parts import describe, revive
 from .vectors import Tree
 
 FILE = "federation.safetensors"
-_BY_NAME = ("algorithm", "schedule", "participation")
+NO_ATTACK = "none"  # not None, which stands for a part that a file cannot hold
+_BY_NAME = ("algorithm", "schedule", "participation", "aggregator", "attack")
 _CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
 
 
@@ -29,6 +32,8 @@ def settings_of(
     algorithm: Algorithm,
     schedule: Schedule,
     participation: Participation,
+    aggregator: Aggregator,
+    attack: Attack | None,
     work: LocalWork,
     learner: Learner,
     engine: tuple[str, dict[str, Any]],
@@ -45,6 +50,8 @@ def settings_of(
         "algorithm": describe(algorithm),
         "schedule": describe(schedule),
         "participation": describe(participation),
+        "aggregator": describe(aggregator),
+        "attack": NO_ATTACK if attack is None else describe(attack),
         "epochs": work.epochs,
         "steps": work.steps,
         "batch_size": work.batch_size,
@@ -71,14 +78,17 @@ def read(folder: str | Path, data: FederatedData, changes: Mapping[str, Any]) ->
             f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} examples; "
             f"these data have {len(data)} with {len(data.x)}."
         )
-    settings.setdefault("participation", {"name": "everybody"})  # files from before there was any other
+    # Files from before there was any other:
+    settings.setdefault("participation", {"name": "everybody"})
+    settings.setdefault("aggregator", {"name": "mean"})
+    settings.setdefault("attack", NO_ATTACK)
     for name in (*_BY_NAME, "loss"):
         if settings[name] is None and name not in changes:
             raise InputError(f"The {name} saved in {folder} is not a registered one: pass {name}=... to load().")
     settings["dtype"] = getattr(torch, settings["dtype"])
     for name in _BY_NAME:
         if name not in changes:
-            settings[name] = revive(settings[name])
+            settings[name] = None if settings[name] == NO_ATTACK else revive(settings[name])
     return {**settings, **changes}, tensors, facts["round"]
 
 

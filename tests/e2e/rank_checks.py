@@ -16,6 +16,7 @@ from fedensemble.experiment.assemble import meet
 from fedensemble.experiment.config import resolve
 from fedensemble.federation import Federation
 from fedensemble.participation import Devices
+from fedensemble.robust import attacks
 from fedensemble.schedules import Stratified
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.compare import remembered, require, require_close, require_equal
@@ -69,6 +70,18 @@ def methods(engine):
         f"{algorithm} on {engine}": lambda algorithm=algorithm: small_federation(algorithm, engine, modes=2, strata=2)
         for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
     }
+
+
+def robust(engine):
+    """Aggregators and attacks see every rank's uploads; two of six clients are malicious."""
+    return {
+        f"{aggregator} against {attack} on {engine}": lambda aggregator=aggregator, attack=attack: Federation(
+            small_model, classification(), FedAvg(), dtype=torch.float64, batch_size=3, engine=engine,
+            schedule=Stratified(modes=2, strata=2, clients_per_round=6), aggregator=aggregator,
+            attack=attacks[attack](share=0.34),
+        )
+        for aggregator, attack in (("median", "noise"), ("krum", "alie"), ("mean", "ipm"), ("multi-krum", "label-flip"))
+    }  # fmt: skip
 
 
 def models():
@@ -198,7 +211,7 @@ def main(folder):
     with job(timeout=60) as ranks:
         require(ranks.size > 1, "torchrun started one process only")
         passed = []
-        for name, make in {**methods("loop"), **methods("vector"), **models()}.items():
+        for name, make in {**methods("loop"), **methods("vector"), **robust("vector"), **models()}.items():
             agree_with_one_process(make, ranks)
             passed.append(name)
         one_client_a_round(ranks)

@@ -24,6 +24,7 @@ ALLOWED = {
     "algorithms": {"algorithms"} | CORE,
     "schedules": {"schedules"} | CORE,
     "participation": {"participation"} | CORE,
+    "robust": {"robust"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
     "predict": METHOD,
@@ -48,6 +49,7 @@ LIGHT = {
     "algorithms": {"torch", "scipy"},
     "schedules": {"torch"},
     "participation": {"torch"},
+    "robust": {"torch"},
     "engines": {"torch", "triton"},  # triton in triton_*.py only
     "engines/flower": {"torch", "numpy", "flwr"},
     "draws": {"torch"},

@@ -32,6 +32,7 @@ class Compressed(Algorithm):
         share: of entries that are kept (rand-k, top-k).
     """
 
+    quantised = True
     needs_unbiased: ClassVar[bool] = True
 
     compressor: Compressor = "ternary"

@@ -41,6 +41,7 @@ class Algorithm(ABC):
     plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
     distils: ClassVar[bool] = False  # its server learns from unlabelled inputs of its own, the data's `x_server`
     gathers: ClassVar[bool] = False  # its server needs what each client sent: `cohort.members`, not means alone
+    quantised: ClassVar[bool] = False  # its uploads are rounded or sparse: a median by coordinate is zero
 
     lr: float = 0.1
     lr_decay: float = 1.0

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..vectors import Tree
 from .algorithm import Algorithm
+from .optimizer import SGD
 from .problem import LocalProblem
 
 
@@ -30,6 +31,28 @@ class _OneStep:
 
     def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return torch.ones_like(at), (at.sum(-1), buffers)
+
+
+class _Still:
+    """The local steps of a client whose gradient is zero."""
+
+    count = 1
+    active: Tensor | None = None
+
+    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
+
+
+def rehearse(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
+    """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes to expect.
+
+    The step is one of plain SGD: weight decay would move even a client that learns nothing.
+    """
+    one = torch.ones_like(coin)
+    key = torch.zeros(len(coin), dtype=torch.int64, device=coin.device)
+    problem = LocalProblem(_Still(), buffers, SGD(), one[0], one, one, key, coin)
+    uploads, _ = algorithm.local_training(sent, algorithm.init_memory(sent["theta"]), problem)
+    return uploads
 
 
 def probe(algorithm: Algorithm, theta: Tensor) -> Messages:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import DivergedError
 from ..vectors import Tree
+from .aggregator import MEAN, Aggregator, aggregate
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
@@ -27,11 +28,11 @@ class Request(NamedTuple):
 
 
 def run_round(
-    state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine
+    state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine, aggregator: Aggregator = MEAN
 ) -> tuple[EnsembleState, RoundReport]:
     """The state after one more round, and what happened in it."""
     request = begin_round(state, algorithm, schedule)
-    done = finish_round(state, request, engine.visit(*request), schedule)
+    done = finish_round(state, request, engine.visit(*request), schedule, aggregator=aggregator)
     engine.commit()  # a round that fails leaves no trace: all stays as it was before it
     return done
 
@@ -45,8 +46,9 @@ def begin_round(
 
 
 def finish_round(
-    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule, outcome: Outcome | None = None
-) -> tuple[EnsembleState, RoundReport]:
+    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule, outcome: Outcome | None = None,
+    aggregator: Aggregator = MEAN,
+) -> tuple[EnsembleState, RoundReport]:  # fmt: skip
     """The server's step: every mode from the clients that trained it; nothing but the time if nobody did."""
     plan = returned.answered or request.plan
     after, turnout = (state.participation, None) if outcome is None else (outcome.state, outcome.turnout)
@@ -57,6 +59,8 @@ def finish_round(
         new = replace(state, round=state.round + 1, participation=after)
         return new, RoundReport(new.round, age, plan, None, losses, 0, down, (), turnout)
     check_finite(losses, returned, plan, state.round)
+    if aggregator.gathers:
+        returned = aggregate(aggregator, request.algorithm, request.sent, request.buffers, returned)
     updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
 
     trained = sorted(set(plan.mode.tolist()))

@@ -80,9 +80,16 @@ def write_description(folder: Path, config: Config) -> Description:
     return read_description(folder)
 
 
+def refuse_attack(config: Config) -> None:
+    """Raises where a config for real clients simulates malicious ones."""
+    if config.attack is not None:
+        raise InputError(f"[attack] '{config.attack['name']}' is for simulation only: take it out of the config.")
+
+
 def read_description(folder: Path) -> Description:
     """The description in an app's folder."""
     config = resolve(read_toml(folder / CONFIG), str(folder / CONFIG))
+    refuse_attack(config)
     facts = read_toml(folder / FACTS)
     rule = facts.get("standardise")
     try:

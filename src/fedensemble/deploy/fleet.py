@@ -14,6 +14,7 @@ import torch
 from flwr.serverapp import Grid
 
 from ..checkpoint import write_json
+from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..core.workshop import Workshop
@@ -22,7 +23,7 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
-from ..experiment.plug_ins import build_participation
+from ..experiment.plug_ins import build_aggregator, build_participation
 from ..experiment.records import describe, environment
 from ..experiment.store import RunFolder, read_json
 from ..fitting import find_schedule
@@ -75,6 +76,13 @@ class Fleet:
             Limits(settings.max_value, settings.max_examples, settings.clip or None),
         )  # fmt: skip
         theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
+        self.aggregator = build_aggregator(config.aggregator)
+        check_aggregator(self.aggregator, self.algorithm, theta[0])
+        if self.aggregator.gathers:
+            self.algorithm = gathering(self.algorithm)
+        note = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
+        if note:
+            logger.warning("%s", note)
         planned = self.schedule.init(len(roster), config.seed)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
@@ -86,7 +94,10 @@ class Fleet:
 
     def train_one_round(self) -> None:
         """One round, on disk when it is over."""
-        self.state, report = run_round(self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine)
+        self.state, report = run_round(
+            self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine,
+            aggregator=self.aggregator,
+        )  # fmt: skip
         log = self.engine.log
         self.store.append_metrics({**describe(report), "fleet": log.record()})
         self.store.save(self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts)

@@ -12,7 +12,7 @@ from ..errors import StoreError
 from ..experiment.config import Config
 from ..experiment.plug_ins import build_algorithm
 from ..version import VERSION
-from .description import write_description
+from .description import refuse_attack, write_description
 
 PACKAGE = "fleet"
 _CODE = ("__init__.py", "server_app.py", "client_app.py", "data.py")
@@ -23,6 +23,7 @@ def write_app(config: Config, out: Path) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreError(f"{out} exists already, and its data.py may be yours. Choose another --out, or delete it.")
     build_algorithm(config.algorithm)
+    refuse_attack(config)
     template = files("fedensemble.deploy") / "template"
     description = write_description(out / PACKAGE, config)
     for name in _CODE:

@@ -73,8 +73,9 @@ def _train(lead: Simulation, shares: Sequence[Share], left: dict[int, Tensor], r
 
 def share_data(engines: Sequence[Simulation]) -> None:
     """Puts the data of all engines into one array, so that visits of any of them fit into one block."""
-    # By their arrays: data that were put together before have one of them, whoever has left since.
-    different = list({id(engine.data.x): engine.data for engine in engines}.values())
+    # By their arrays: data that were put together before have one of them, whoever has left since. By both arrays: runs
+    # whose malicious clients train on other labels have the same inputs.
+    different = list({(id(engine.data.x), id(engine.data.y)): engine.data for engine in engines}.values())
     if len(different) == 1:
         return
     starts = [0]
@@ -82,9 +83,9 @@ def share_data(engines: Sequence[Simulation]) -> None:
         starts.append(starts[-1] + len(data.x))
     with room_for("The data of runs that train together do", different[0].x.device, "carry out fewer of them at once"):
         x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
-    offset = {id(data.x): start for data, start in zip(different, starts, strict=False)}
+    offset = {(id(data.x), id(data.y)): start for data, start in zip(different, starts, strict=False)}
     for engine in engines:
-        first = offset[id(engine.data.x)]
+        first = offset[id(engine.data.x), id(engine.data.y)]
         engine.use(replace(engine.data, x=x, y=y, start=engine.data.start + first))
 
 

@@ -13,12 +13,19 @@ from ..data import FederatedData, Source, partition, partitions, sources
 from ..data.labels import advise_labels
 from ..data.server import with_server_file, with_server_share
 from ..data.validation import with_fewer_tests, with_validation
-from ..errors import DataError, EngineWarning
+from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation import Federation
 from ..fitting import find_device
 from ..models import models
 from .config import Config
-from .plug_ins import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS, build_algorithm, build_participation
+from .plug_ins import (
+    GIVEN_TO_MODELS,
+    GIVEN_TO_PARTITIONS,
+    build_aggregator,
+    build_algorithm,
+    build_attack,
+    build_participation,
+)
 from .sections import parameters
 
 
@@ -82,11 +89,14 @@ def build_federation(config: Config, data: FederatedData) -> Federation:
     """The federation a config describes; its engine's notes are left to `remarks`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EngineWarning)
+        warnings.simplefilter("ignore", AggregatorWarning)
         return Federation(
             model=build_model(config.model, model_facts(data, config.training.loss)),
             data=data,
             algorithm=build_algorithm(config.algorithm),
             participation=build_participation(config.participation),
+            aggregator=build_aggregator(config.aggregator),
+            attack=build_attack(config.attack),
             engine=config.engine.name,
             engine_options=config.engine.options,
             device=config.engine.device,

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
+from ..core.aggregator import check_aggregator as check_rule
 from ..core.engine import engines
 from ..data import partitions
 from ..data.options import check_names
 from ..errors import InputError, unknown
 from ..registry import Registry
 from .plug_ins import (
+    AGGREGATOR,
     ALGORITHM,
+    ATTACK,
     DATA,
     ENGINE,
     GIVEN_TO_ENGINES,
@@ -22,7 +26,9 @@ from .plug_ins import (
     PARTICIPATION,
     Section,
     as_table,
+    build_aggregator,
     build_algorithm,
+    build_attack,
     build_optimizer,
     build_participation,
 )
@@ -72,10 +78,34 @@ def check_algorithm(given: dict[str, Any], problems: list[str]) -> dict[str, Any
 
 def check_participation(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """The table `[participation]` with its defaults."""
-    made = _names(PARTICIPATION, given, problems)
-    table, good = _filled("participation", given, made and PARTICIPATION.schema(made), problems)
+    return _checked(PARTICIPATION, build_participation, given, problems)
+
+
+def check_aggregator(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The table `[aggregator]` with its defaults."""
+    return _checked(AGGREGATOR, build_aggregator, given, problems)
+
+
+def check_fit(algorithm: Any, aggregator: Any, problems: list[str]) -> None:
+    """Whether a method can take an aggregator; both tables are good by themselves."""
+    if isinstance(algorithm, Mapping) and isinstance(aggregator, Mapping) and not problems:
+        rule, method = build_aggregator(aggregator), build_algorithm(algorithm)
+        tried("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
+
+
+def check_attack(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The table `[attack]` with its defaults."""
+    return _checked(ATTACK, build_attack, given, problems)
+
+
+def _checked(
+    section: Section, build: Callable[[dict[str, Any]], Any], given: dict[str, Any], problems: list[str]
+) -> dict[str, Any]:
+    """The table of a part that is chosen by name, with its defaults."""
+    made = _names(section, given, problems)
+    table, good = _filled(section.path[0], given, made and section.schema(made), problems)
     if good:
-        tried("participation", lambda: build_participation(table), problems)
+        tried(section.path[0], lambda: build(table), problems)
     return table
 
 

@@ -14,7 +14,18 @@ from ..core.schedule import schedules
 from ..errors import InputError
 from ..fitting import find_schedule
 from ..predict import Combine
-from .checks import check_algorithm, check_data, check_engine, check_model, check_participation, named, tried
+from .checks import (
+    check_aggregator,
+    check_algorithm,
+    check_attack,
+    check_data,
+    check_engine,
+    check_fit,
+    check_model,
+    check_participation,
+    named,
+    tried,
+)
 from .sections import Table
 from .trackers import trackers
 from .wording import NAME, sentence
@@ -71,6 +82,8 @@ class Config(Table):
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     ensemble: EnsembleTable = EnsembleTable()
     participation: dict[str, Any] | None = None  # left out, everybody answers
+    aggregator: dict[str, Any] | None = None  # left out, the weighted mean
+    attack: dict[str, Any] | None = None  # left out, all clients are honest
     training: TrainingTable = TrainingTable()
     evaluation: EvaluationTable = EvaluationTable()
     engine: EngineTable = EngineTable()
@@ -120,10 +133,12 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     problems: list[str] = []
     filled = dict(values)
     for name, checked in (("data", check_data), ("model", check_model), ("algorithm", check_algorithm),
-                          ("participation", check_participation)):  # fmt: skip
+                          ("participation", check_participation), ("aggregator", check_aggregator),
+                          ("attack", check_attack)):  # fmt: skip
         given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
         if isinstance(given, Mapping):
             filled[name] = checked(dict(given), problems)
+    check_fit(filled.get("algorithm"), filled.get("aggregator"), problems)
     check_engine(filled.get("engine"), problems)
     _schedule(filled, problems)
     tracked = filled.get("track")

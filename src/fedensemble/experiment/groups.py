@@ -98,12 +98,13 @@ def _parts(places: Sequence[int], runs: Mapping[int, Federation]) -> list[list[i
         return [list(places)]
     room = _room(runs[places[0]].learner.device)
     parts: list[list[int]] = [[]]
-    held: dict[int, int] = {}
+    held: dict[tuple[int, int], int] = {}
     for place, engine in zip(places, _engines([runs[place] for place in places]), strict=True):
-        held[id(engine.data.x)] = engine.data.x.nbytes
+        arrays = (id(engine.data.x), id(engine.data.y))
+        held[arrays] = engine.data.x.nbytes
         if parts[-1] and len(held) > 1 and sum(held.values()) > room:
             parts.append([])
-            held = {id(engine.data.x): engine.data.x.nbytes}
+            held = {arrays: engine.data.x.nbytes}
         parts[-1].append(place)
     return parts
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
+from ..core.aggregator import MEAN, Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
+from ..core.attack import Attack, attacks
 from ..core.engine import engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import Everybody, Participation, participations
@@ -90,8 +92,10 @@ OPTIMIZER = Section(
 PARTICIPATION = Section(
     ("participation",), (Choice("name", participations, "devices"),), ("participation",), {}
 )  # fmt: skip
+AGGREGATOR = Section(("aggregator",), (Choice("name", aggregators, "median"),), ("aggregator",), {})
+ATTACK = Section(("attack",), (Choice("name", attacks, "sign-flip"),), ("attack",), {})
 ENGINE = Section(("engine", "options"), (Choice("name", engines, "vector", GIVEN_TO_ENGINES),), ("engine",), {})
-SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, ENGINE)
+SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
 
 
 def without_leftovers(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +157,16 @@ def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
 def build_participation(table: Mapping[str, Any] | None) -> Participation:
     """Who answers; everybody without a table."""
     return Everybody() if table is None else participations[table["name"]](**_options(table))
+
+
+def build_aggregator(table: Mapping[str, Any] | None) -> Aggregator:
+    """How uploads are combined; by their mean without a table."""
+    return MEAN if table is None else aggregators[table["name"]](**_options(table))
+
+
+def build_attack(table: Mapping[str, Any] | None) -> Attack | None:
+    """The simulated attack; none without a table."""
+    return None if table is None else attacks[table["name"]](**_options(table))
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from ..algorithms import FedProx
 from ..core.algorithm import algorithms
+from ..core.attack import attacks
 from ..core.types import RoundReport
 from ..federation import Federation
 from ..machine import processor
@@ -24,6 +25,11 @@ def remarks(federation: Federation) -> list[str]:
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
     name, own = algorithms.name_of(type(algorithm)) or type(algorithm).__name__, federation.data.x_server
     said = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
+    said += [federation.aggregator_note] if federation.aggregator_note else []
+    if federation.attack is not None and federation.malicious is not None:
+        attack, count = type(federation.attack), int(federation.malicious.sum())
+        name_of_attack = attacks.name_of(attack) or attack.__name__
+        said.append(f"Simulated attack '{name_of_attack}': {count} of {clients} clients are malicious.")
     steps = int(federation.work.count(federation.data.size).max())
     if type(algorithm) is FedProx and algorithm.mu > 0 and steps == 1:
         said.insert(

@@ -10,7 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ..core.aggregator import aggregators
 from ..core.algorithm import Algorithm, algorithms
+from ..core.attack import attacks
 from ..core.engine import engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import participations
@@ -45,6 +47,8 @@ KINDS = {
     "models": Kind(models, "options go into [model]", GIVEN_TO_MODELS),
     "schedules": Kind(schedules, f"all take {', '.join(_OF_SCHEDULES)} of [ensemble]", _OF_SCHEDULES),
     "participations": Kind(participations, "options go into [participation]"),
+    "aggregators": Kind(aggregators, "options go into [aggregator]"),
+    "attacks": Kind(attacks, "options go into [attack]; simulation only"),
     "engines": Kind(engines, "options go into [engine.options]", ("learner", "data", "work", "seed")),
 }
 

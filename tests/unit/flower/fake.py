@@ -154,6 +154,9 @@ class FakeFleet:
         engine = self.engine or self.serve()
         logs = []
         for _ in range(count):
-            self.state, report = run_round(self.state, algorithm=self.algorithm, schedule=self.schedule, engine=engine)
+            self.state, report = run_round(
+                self.state, algorithm=self.algorithm, schedule=self.schedule, engine=engine,
+                aggregator=self.federation.aggregator,
+            )  # fmt: skip
             logs.append((report, engine.log))
         return logs

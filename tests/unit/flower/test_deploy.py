@@ -98,6 +98,19 @@ def test_both_halves_are_made_without_reading_anything(tmp_path):
     assert server_app(tmp_path) and client_app(tmp_path, lambda node: (None, None))
 
 
+def test_a_fleet_aggregates_as_its_config_says(tmp_path):
+    config = resolve({
+        **VALUES, "algorithm": {"name": "fedavg"}, "aggregator": {"name": "median"},
+        "ensemble": {"modes": 1, "strata": 1, "clients_per_round": 3},
+    })  # fmt: skip
+    write_app(config, tmp_path / "app")
+    run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+
+
 def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     run_fleet(grid_of(app), read_description(app / "fleet"), settings(tmp_path))
     federation = build_federation(config, build_data(config))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("flwr")
+from flwr.app import Array
 from torch import nn
 
 import fedensemble as fe
@@ -16,7 +17,7 @@ from fedensemble.engines.flower.checks import Limits
 from fedensemble.engines.flower.waiting import Patience
 from fedensemble.errors import InputError
 from fedensemble.participation.places import first_to_finish, quotas
-from fedensemble.testing.problems import classification, small_federation, train
+from fedensemble.testing.problems import classification, small_federation, small_model, train
 
 from .fake import FIRST_NODE, FakeFleet
 
@@ -64,6 +65,42 @@ def test_running_statistics_travel_too():
     fleet.rounds(3)
     close(fleet, train(federation, 3))
     assert not torch.equal(fleet.state.buffers, federation.learner.initial(0, 2)[1])
+
+
+@pytest.mark.parametrize("name", list(fe.aggregators))
+def test_every_aggregator_equals_the_loop_engine(name):
+    def model():
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+    federation = fe.Federation(
+        model, classification(), "fedavg", modes=2, strata=2, engine="loop", batch_size=3, dtype=torch.float64,
+        aggregator=name,
+    )  # fmt: skip
+    fleet = FakeFleet(federation)
+    fleet.rounds(3)
+    close(fleet, train(federation, 3))
+
+
+def test_a_median_outvotes_a_client_that_sends_something_else():
+    """One of three clients of a mode sends 1e5 times its update; the mode stays where honest ones would bring it."""
+
+    def bend(message, answer):
+        for record in answer.content.array_records.values():
+            for name, array in list(record.items()):
+                record[name] = Array(array.numpy() * 1e5)
+        return [answer]
+
+    reached = {}
+    for rule in ("mean", "median"):
+        federation = fe.Federation(
+            small_model, classification(), "fedavg", modes=2, strata=2, engine="loop", batch_size=3,
+            dtype=torch.float64, aggregator=rule,
+        )  # fmt: skip
+        fleet = FakeFleet(federation)
+        fleet.node(0).bend = bend
+        fleet.rounds(1)
+        reached[rule] = float(fleet.state.modes["theta"].abs().max())
+    assert reached["mean"] > 1e3 and reached["median"] < 10
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "diana"])

@@ -11,7 +11,6 @@ from flwr.app import Message
 from torch import Tensor
 
 from ...core.algorithm import Algorithm
-from ...core.problem import LocalProblem
 from ...errors import InputError
 from ...vectors import Tree, row_bytes, rows
 from .wire import BUFFERS, UPLOAD, UnreadableError, Visit, number, read_visit, unpack
@@ -46,25 +45,6 @@ class Answer:
     loss: float
     bytes_up: int
     forgot: bool  # whether the client had lost its memory of the mode
-
-
-class _Still:
-    """The local steps of a client whose gradient is zero."""
-
-    count = 1
-    active: Tensor | None = None
-
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
-
-
-def rehearse(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
-    """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes to expect."""
-    one = torch.ones_like(coin)
-    key = torch.zeros(len(coin), dtype=torch.int64)
-    problem = LocalProblem(_Still(), buffers, algorithm.optimizer, one[0], one, one, key, coin)
-    uploads, _ = algorithm.local_training(sent, algorithm.init_memory(sent["theta"]), problem)
-    return uploads
 
 
 def check_answer(

@@ -14,10 +14,11 @@ from ...core.aggregate import ModeMeans, gather
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
 from ...core.keys import shared_coin
+from ...core.probe import rehearse
 from ...core.types import Members, Plan, Returned
 from ...participation.places import quotas
 from ...vectors import Tree, row_bytes, rows
-from .checks import Answer, Limits, check_answer, rehearse
+from .checks import Answer, Limits, check_answer
 from .enrol import Roster
 from .post import Clock, Exchange
 from .waiting import Patience, Places, RoundLog
