@@ -32,6 +32,9 @@ def run_round(
     """The state after one more round, and what happened in it."""
     request = begin_round(state, algorithm, schedule)
     done = finish_round(state, request, engine.visit(*request), schedule)
+    instead = engine.review(state, done[0])
+    if instead is not None:
+        done = finish_round(state, request, instead, schedule)
     engine.commit()  # a round that fails leaves no trace: all stays as it was before it
     return done
 
