@@ -25,7 +25,6 @@ from .memory import KeptMemory
 from .text import printable
 from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
 
-
 _MOST = 10_000_000  # clients of a fleet; some work of a client grows with its number
 
 

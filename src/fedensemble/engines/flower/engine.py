@@ -15,19 +15,18 @@ from ...core.algorithm import Algorithm
 from ...core.engine import Engine
 from ...core.keys import shared_coin
 from ...core.types import EnsembleState, Members, Plan, Returned
-from ...participation.places import quotas
 from ...vectors import Tree, row_bytes, rows
 from .checks import Answer, Limits, check_answer, rehearse
 from .clipping import limit_lengths
+from .collect import Collector
 from .conduct import Conduct, too_small
 from .enrol import Roster
-from .post import Clock, Exchange
+from .post import Clock
 from .soundness import Soundness
 from .statistics import Statistics
-from .text import printable
-from .waiting import Patience, Places, RoundLog
+from .waiting import Patience, RoundLog
 from .weights import dominant, limited
-from .wire import BUFFERS, UnreadableError, Visit, pack, visit_message
+from .wire import BUFFERS, Visit, pack, visit_message
 
 logger = logging.getLogger("flwr")  # Flower streams this one to whoever watches the run
 
@@ -85,7 +84,7 @@ class FlowerEngine(Engine):
         self.recent = torch.empty(0, 0, dtype=torch.float64)  # lengths of the last updates, see `limit_lengths`
         self.log = RoundLog()
         self._pending: _Pending  # from a visit on
-        self._overdue: list[tuple[float, Exchange, list[Visit]]] = []
+        self.collector = Collector(roster, self.patience, self.clock, seed, modes)
 
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
         absent = self.conduct.absent(plan.client)
@@ -96,7 +95,7 @@ class FlowerEngine(Engine):
         pending = _Pending(round, kept, row_bytes({**sent, BUFFERS: buffers}), skipped, self.recent)
         self._pending = pending
         messages, visits = self._messages(sent, buffers, Plan(plan.client[~absent], plan.mode[~absent]), round)
-        answers = self._collect(messages, visits, kept)
+        answers, pending.passed, pending.failed = self.collector.collect(messages, visits, self._check, self.log)
         ordered = {visit: answers[visit] for visit in sorted(answers, key=lambda visit: (visit.client, visit.mode))}
         pending.answers = self._large_enough(self._limit_lengths(ordered, kept))
         self._note_weights(algorithm, list(pending.answers))
@@ -139,7 +138,8 @@ class FlowerEngine(Engine):
         result = limit_lengths(answers, kept.still, self.recent, limits.clip_factor, limits.refuse_factor)
         self._pending.recent = result.recent
         for visit, reason in result.refused.items():
-            self._refuse(visit, reason)
+            self.log.refuse(self._name(visit), reason)
+            self._pending.failed.add(visit.client)
         self.log.clipped = {self._name(visit): factor for visit, factor in result.clipped.items()}
         return result.answers
 
@@ -178,84 +178,12 @@ class FlowerEngine(Engine):
             messages.append(visit_message(models[mode], visits[-1], nodes[client], self.patience.timeout))
         return messages, visits
 
-    def _collect(self, messages: list[Message], visits: list[Visit], kept: _Round) -> dict[Visit, Answer]:
-        """Answers that count, until all places are taken, or everybody has answered, or time is up."""
-        deadline = self.clock.now() + self.patience.timeout
-        exchange, places, answers = Exchange(self.roster.grid, messages), self._places(visits), dict[int, Answer]()
-        while exchange.waiting and not places.settled(exchange.waiting.values()):
-            for index, message in exchange.look():
-                if index is None:
-                    self.log.add_stray(f"node {message.metadata.src_node_id}")
-                    continue
-                answer = self._judge(message, visits[index], kept)
-                if answer is not None:
-                    answers[index] = answer
-                    self._pending.passed.add(visits[index].client)
-                    places.came.append(index)
-            if self.clock.now() >= deadline:
-                break
-            if exchange.waiting and not places.settled(exchange.waiting.values()):
-                self.clock.sleep(min(self.patience.poll, max(deadline - self.clock.now(), 0.01)))
-        taken = places.taken()
-        unneeded = set(answers) - set(taken)
-        if places.settled(exchange.waiting.values()):
-            unneeded |= set(exchange.waiting.values())
-        else:
-            for index in exchange.waiting.values():
-                self._lose(visits[index], f"no answer in {self.patience.timeout:g} s")
-        for index in exchange.unsent:
-            self.log.lose(self._name(visits[index]), "Flower could not take its message")
-        self.log.surplus = [self._name(visits[index]) for index in sorted(unneeded)]
-        self.log.forgot = [self._name(visits[index]) for index in taken if answers[index].forgot]
-        self.log.late = self._late()
-        self._overdue.append((deadline, exchange, visits))
-        return {visits[index]: answers[index] for index in taken}
-
-    def _places(self, visits: list[Visit]) -> Places:
-        """The round's places, shared out among the modes as in a simulation."""
-        mode = torch.tensor([visit.mode for visit in visits], dtype=torch.int64)
-        asked = torch.bincount(mode, minlength=self.counted.shape[1])
-        keep = len(visits) if self.patience.keep is None else self.patience.keep
-        return Places(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
-
-    def _judge(self, message: Message, visit: Visit, kept: _Round) -> Answer | None:
-        """The answer in a message; None, and a line in the log, if there is none that counts."""
-        if message.has_error():
-            self._lose(visit, message.error.reason or f"error {message.error.code}")
-            return None
-        try:
-            return check_answer(
-                message, visit, kept.algorithm, kept.still, kept.buffers, kept.coin, int(self.sizes[visit.client]),
-                self.limits, self.statistics,
-            )  # fmt: skip
-        except UnreadableError as problem:
-            reason = str(problem)
-        except Exception as error:  # no answer, whatever it is made of, may stop the fleet
-            reason = f"it cannot be checked: {type(error).__name__}"
-        self._refuse(visit, f"{printable(reason, 160)} (node {message.metadata.src_node_id})")
-        return None
-
-    def _lose(self, visit: Visit, reason: str) -> None:
-        """Notes that a client which was asked did not answer."""
-        self.log.lose(self._name(visit), reason)
-        self._pending.failed.add(visit.client)
-
-    def _refuse(self, visit: Visit, reason: str) -> None:
-        """Notes that a client's answer must not count."""
-        self.log.refuse(self._name(visit), reason)
-        self._pending.failed.add(visit.client)
-
-    def _late(self) -> list[str]:
-        """Whose answers to earlier rounds came in since; they are fetched only to be dropped."""
-        names = [
-            self._name(visits[place])
-            for _, exchange, visits in self._overdue
-            for place, message in exchange.look()
-            if place is not None and message.has_content()
-        ]
-        now = self.clock.now()  # after their deadline messages are void, and Flower takes no answer to them
-        self._overdue = [entry for entry in self._overdue if entry[1].waiting and now < entry[0]]
-        return names
+    def _check(self, message: Message, visit: Visit) -> Answer:
+        """The answer in a message; raises if it must not count."""
+        kept, examples = self._pending.kept, int(self.sizes[visit.client])
+        return check_answer(
+            message, visit, kept.algorithm, kept.still, kept.buffers, kept.coin, examples, self.limits, self.statistics
+        )
 
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name
