@@ -85,7 +85,7 @@ class Fleet:
             names = [member.name for member in roster.members]
             remarks += weight_remarks(names, self.engine.sizes, self.engine.weights)
         for remark in remarks:
-            logger.warning("%s", remark)
+            _warn(remark)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
         found = store.resume(self.facts, logger.warning)
@@ -149,7 +149,7 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
 
 def _warn(text: str) -> None:
     """A line in the log that may hold a client's words."""
-    logger.warning("%s", printable(text, 400))
+    logger.warning("%s", printable(text, 1000))
 
 
 def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:

@@ -48,7 +48,7 @@ class Settings:
     max_value: float = 1e6
     max_loss: float = 1e30
     max_examples: int = 10_000_000
-    max_weight: float = 3.0
+    max_weight: float = 2.0
     min_cohort: int = 2
     suspend_after: int = 3
 

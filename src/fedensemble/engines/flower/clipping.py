@@ -56,7 +56,9 @@ def limit_lengths(
         longest = float(own.nan_to_num(0.0).max())
         if refuse is not None and longest > refuse:
             name = names[int(own.nan_to_num(0.0).argmax())]
-            refused[visit] = f"'{name}' changes {longest:.3g} times as much as that of the median client"
+            refused[visit] = (
+                f"'{name}' changes {longest:.3g} times as much as the median client's; refuse-factor is {refuse:g}"
+            )
         elif clip is not None and longest > clip:
             by_name = dict(zip(names, own.tolist(), strict=True))
             found[visit] = _shortened(answer, rows(still, visit.mode), by_name, clip)

@@ -103,9 +103,10 @@ class RoundLog:
 
     def warnings(self) -> list[str]:
         """Lines for the operator."""
-        return [
+        lines = [
             *(f"{name} does not count: {reason}" for name, reason in [*self.lost.items(), *self.refused.items()]),
             *(f"{name}'s update was shortened by {factor:.3g}" for name, factor in self.clipped.items()),
             *(f"{name} has {share:.0%} of a mode's weight" for name, share in self.dominant.items()),
             *(f"mode {mode} is not updated: too few clients trained it" for mode in self.small_cohorts),
         ]
+        return [printable(line, 400) for line in lines]  # names too are somebody else's words
