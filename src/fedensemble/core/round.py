@@ -91,7 +91,10 @@ def finish_round(
 
 
 def check_finite(losses: Tensor, returned: Returned, plan: Plan, round: int) -> None:
-    """Raises if a visit diverged, naming the first one."""
+    """Raises if a visit diverged, naming the first one.
+
+    A fleet never comes to that: its engine refuses such an answer, for no client may end everybody's training.
+    """
     bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):
         j = int(bad[0])
