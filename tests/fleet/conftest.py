@@ -76,7 +76,7 @@ class TestedFleet:
             if gated:
                 (app / "fleet" / "data.py").write_text(GATED.replace("GATES", str(self.folder / "gates" / name)))
         run = self.folder / f"run-{name}"
-        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **settings)
+        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **{"min_cohort": 1, **settings})
         return run
 
     def rounds(self, run):

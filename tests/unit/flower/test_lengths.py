@@ -50,6 +50,21 @@ def test_lengths_are_limited_by_the_median_and_nothing_else_changes(lengths, ear
     assert found.recent[: len(lengths), 0].tolist() == pytest.approx(lengths[:WINDOW], abs=1e-9)
 
 
+def test_single_numbers_are_refused_or_taken_but_never_shortened():
+    """A flag of 0.3 would mean something else than one of 1."""
+    still = {"theta": torch.zeros(1, 3, dtype=torch.float64), "flag": torch.zeros(1, 1, dtype=torch.float64)}
+    flags = [1.0, 1.0, 1.0, 0.0, 5.0, 1e5]
+    answers = {
+        Visit("t", 0, client, 0, -1, 1): Answer(
+            {"theta": torch.ones(3).double(), "flag": torch.tensor([flag]).double()}, torch.zeros(0), 1.0, 8, False
+        )
+        for client, flag in enumerate(flags)
+    }
+    found = limit_lengths(answers, still, torch.empty(0, 0, dtype=torch.float64), 3.0, 15.0)
+    assert [float(answer.uploads["flag"]) for answer in found.answers.values()] == flags[:5]
+    assert [visit.client for visit in found.refused] == [5]
+
+
 @given(st.text(max_size=500), st.integers(3, 300))
 @settings(deadline=None, max_examples=100)
 def test_printable_texts_are_short_and_have_no_control_characters(text, longest):

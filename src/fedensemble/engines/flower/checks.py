@@ -154,8 +154,11 @@ def _check_loss(content: RecordDict, dtype: torch.dtype, limits: Limits) -> floa
 
 
 def _clip(value: Tensor, still: Tensor, clip: float | None) -> Tensor:
-    """A tensor no further than `clip` from that of a client that learned nothing."""
-    if clip is None:
+    """A tensor no further than `clip` from that of a client that learned nothing.
+
+    A single number, such as a flag or a counter, is no update: shortened, it would mean something else.
+    """
+    if clip is None or value.shape[-1] == 1:
         return value
     length = float((value - still).norm())
     return value if length <= clip else still + (value - still) * (clip / length)

@@ -81,9 +81,11 @@ def _median(lengths: Tensor) -> float:
 
 
 def _shortened(answer: Answer, still: Tree, ratio: Mapping[str, float], clip: float) -> Answer:
-    """An answer whose tensors are at most `clip` medians long."""
+    """An answer whose tensors are at most `clip` medians long; single numbers, such as flags, stay what they are."""
     uploads = {
-        name: still[name] + (value - still[name]) * (clip / ratio[name]) if ratio[name] > clip else value
+        name: still[name] + (value - still[name]) * (clip / ratio[name])
+        if ratio[name] > clip and value.shape[-1] > 1
+        else value
         for name, value in answer.uploads.items()
     }
     buffers = answer.buffers * (clip / ratio[BUFFERS]) if ratio[BUFFERS] > clip else answer.buffers

@@ -101,7 +101,7 @@ class FlowerEngine(Engine):
         self._note_weights(algorithm, list(pending.answers))
         for line in self.log.warnings():
             logger.warning("round %d: %s", round + 1, line)
-        return self._sum_up(kept, pending.answers, pending.bytes_down)
+        return self._returned()
 
     def review(self, before: EnsembleState, after: EnsembleState) -> Returned | None:
         """The round without the modes that the server's step made unusable: they keep their last good state."""
@@ -115,7 +115,7 @@ class FlowerEngine(Engine):
                 pending.round + 1, mode,
             )  # fmt: skip
         pending.answers = {visit: a for visit, a in answers.items() if visit.mode not in self.log.broken}
-        return self._sum_up(pending.kept, pending.answers, pending.bytes_down)
+        return self._returned()
 
     def commit(self) -> None:
         pending = self._pending
@@ -187,6 +187,10 @@ class FlowerEngine(Engine):
 
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name
+
+    def _returned(self) -> Returned:
+        """What the server's step takes: the pending answers, whether all of them or those that are left."""
+        return self._sum_up(self._pending.kept, self._pending.answers, self._pending.bytes_down)
 
     def _sum_up(self, kept: _Round, answers: dict[Visit, Answer], bytes_down: int) -> Returned:
         """Means by mode, added up in the order of clients, as the loop engine does."""
