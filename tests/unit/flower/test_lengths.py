@@ -62,7 +62,7 @@ def test_single_numbers_are_refused_or_taken_but_never_shortened():
     }
     found = limit_lengths(answers, still, torch.empty(0, 0, dtype=torch.float64), 3.0, 15.0)
     assert [float(answer.uploads["flag"]) for answer in found.answers.values()] == flags[:5]
-    assert [visit.client for visit in found.refused] == [5]
+    assert [visit.client for visit in found.refused] == [5] and not found.clipped
 
 
 @given(st.text(max_size=500), st.integers(3, 300))

@@ -51,18 +51,21 @@ def limit_lengths(
     pool = pool[: max(len(lengths), WINDOW)]
     median = torch.tensor([_median(column) for column in pool.unbind(1)], dtype=torch.float64)
     ratio = lengths / median  # [J, T]; nan where there is no median
+    # A single number, such as a flag or a counter, is no update: shortened, it would mean something else.
+    updates = torch.tensor([name == BUFFERS or still[name].shape[-1] > 1 for name in names])
     found, refused, clipped = dict[Visit, Answer](), dict[Visit, str](), dict[Visit, float]()
     for (visit, answer), own in zip(answers.items(), ratio, strict=True):
-        longest = float(own.nan_to_num(0.0).max())
+        own = own.nan_to_num(0.0)
+        longest, longest_update = float(own.max()), float(own[updates].max())
         if refuse is not None and longest > refuse:
-            name = names[int(own.nan_to_num(0.0).argmax())]
+            name = names[int(own.argmax())]
             refused[visit] = (
                 f"'{name}' changes {longest:.3g} times as much as the median client's; refuse-factor is {refuse:g}"
             )
-        elif clip is not None and longest > clip:
+        elif clip is not None and longest_update > clip:
             by_name = dict(zip(names, own.tolist(), strict=True))
             found[visit] = _shortened(answer, rows(still, visit.mode), by_name, clip)
-            clipped[visit] = round(longest / clip, 4)
+            clipped[visit] = round(longest_update / clip, 4)
         else:
             found[visit] = answer
     return Limited(found, refused, clipped, pool[:WINDOW])
@@ -81,7 +84,7 @@ def _median(lengths: Tensor) -> float:
 
 
 def _shortened(answer: Answer, still: Tree, ratio: Mapping[str, float], clip: float) -> Answer:
-    """An answer whose tensors are at most `clip` medians long; single numbers, such as flags, stay what they are."""
+    """An answer whose tensors are at most `clip` medians long; single numbers stay what they are."""
     uploads = {
         name: still[name] + (value - still[name]) * (clip / ratio[name])
         if ratio[name] > clip and value.shape[-1] > 1
