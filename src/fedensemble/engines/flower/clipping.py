@@ -50,12 +50,11 @@ def limit_lengths(
     pool = torch.cat([lengths, recent]) if recent.shape[-1] == len(names) else lengths
     pool = pool[: max(len(lengths), WINDOW)]
     median = torch.tensor([_median(column) for column in pool.unbind(1)], dtype=torch.float64)
-    ratio = lengths / median  # [J, T]; nan where there is no median
+    ratio = (lengths / median).nan_to_num(0.0)  # [J, T]; 0 where there is no median
     # A single number, such as a flag or a counter, is no update: shortened, it would mean something else.
     updates = torch.tensor([name == BUFFERS or still[name].shape[-1] > 1 for name in names])
     found, refused, clipped = dict[Visit, Answer](), dict[Visit, str](), dict[Visit, float]()
     for (visit, answer), own in zip(answers.items(), ratio, strict=True):
-        own = own.nan_to_num(0.0)
         longest, longest_update = float(own.max()), float(own[updates].max())
         if refuse is not None and longest > refuse:
             name = names[int(own.argmax())]
