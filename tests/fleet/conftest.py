@@ -79,7 +79,7 @@ class TestedFleet:
             if signed:
                 self.sign(app)
         run = self.folder / f"run-{name}"
-        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **settings)
+        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **{"min_cohort": 1, **settings})
         return run
 
     def rounds(self, run):

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..registry import Registry
 from ..vectors import Tree
 from .algorithm import Algorithm
-from .types import Plan, Returned
+from .types import EnsembleState, Plan, Returned
 
 engines: Registry[type[Engine]] = Registry("engine")
 
@@ -32,6 +32,10 @@ class Engine(ABC):
             buffers: running statistics, one row a mode, [K, R].
             round: counted from 0.
         """
+
+    def review(self, before: EnsembleState, after: EnsembleState) -> Returned | None:
+        """What counts in place of what the last visit gave, where the server's step went wrong; None if it did not."""
+        return None
 
     def commit(self) -> None:  # noqa: B027 (not every engine keeps clients' memory)
         """The server has taken its step: clients remember what the last visit gave them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -78,6 +79,11 @@ def find_loss(loss: str | Loss) -> Loss:
     if loss not in _NAMED:
         raise InputError(unknown("loss", str(loss), _NAMED))
     return _NAMED[loss]
+
+
+def lower_bound(loss: str | Loss) -> float:
+    """The smallest value of a loss: 0 for those that have a name; nothing is known of a callable."""
+    return -math.inf if callable(loss) else 0.0
 
 
 def task_of(loss: str | Loss, targets: Tensor) -> Task:

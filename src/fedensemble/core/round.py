@@ -33,6 +33,9 @@ def run_round(
     """The state after one more round, and what happened in it."""
     request = begin_round(state, algorithm, schedule)
     done = finish_round(state, request, engine.visit(*request), schedule, aggregator=aggregator)
+    instead = engine.review(state, done[0])
+    if instead is not None:
+        done = finish_round(state, request, instead, schedule, aggregator=aggregator)
     engine.commit()  # a round that fails leaves no trace: all stays as it was before it
     return done
 
@@ -92,7 +95,10 @@ def finish_round(
 
 
 def check_finite(losses: Tensor, returned: Returned, plan: Plan, round: int) -> None:
-    """Raises if a visit diverged, naming the first one."""
+    """Raises if a visit diverged, naming the first one.
+
+    A fleet never comes to that: its engine refuses such an answer, for no client may end everybody's training.
+    """
     bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):
         j = int(bad[0])

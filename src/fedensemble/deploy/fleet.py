@@ -18,9 +18,11 @@ from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..core.workshop import Workshop
-from ..engines.flower.checks import Limits
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
+from ..engines.flower.soundness import Soundness
+from ..engines.flower.statistics import Statistics
+from ..engines.flower.text import printable
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
 from ..experiment.plug_ins import build_aggregator, build_participation
@@ -29,6 +31,7 @@ from ..experiment.store import RunFolder, read_json
 from ..fitting import find_schedule
 from ..predict import Ensemble
 from .description import Description
+from .safeguards import cohort_remarks, find_limits, weight_remarks
 from .settings import Settings
 
 logger = logging.getLogger("flwr")
@@ -73,7 +76,8 @@ class Fleet:
         self.engine = FlowerEngine(
             roster, config.seed, self.schedule.modes, training,
             Patience(settings.timeout, keep, settings.poll),
-            Limits(settings.max_value, settings.max_examples, settings.clip or None),
+            find_limits(settings, config.training.loss),
+            statistics=Statistics.of(self.learner), soundness=Soundness(self.learner, description.shape),
         )  # fmt: skip
         theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
         self.aggregator = build_aggregator(config.aggregator)
@@ -84,6 +88,12 @@ class Fleet:
         if note:
             logger.warning("%s", note)
         planned = self.schedule.init(len(roster), config.seed)
+        remarks = cohort_remarks(wanted, planned, settings.min_cohort)
+        if self.algorithm.weighting == "examples":
+            names = [member.name for member in roster.members]
+            remarks += weight_remarks(names, self.engine.sizes, self.engine.weights)
+        for remark in remarks:
+            _warn(remark)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
         found = store.resume(self.facts, logger.warning)
@@ -135,7 +145,7 @@ class Fleet:
 
 def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
     """The clients of the training and its name: those the folder knows, or those that are there now."""
-    roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=logger.warning)
+    roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=_warn)
     if file.exists():
         known = read_json(file)
         roster.identity = known["identity"]
@@ -151,6 +161,11 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
     members = [member.record() for member in roster.members]
     write_json(file, {"training": training, "identity": roster.identity, "members": members})
     return roster, training
+
+
+def _warn(text: str) -> None:
+    """A line in the log that may hold a client's words."""
+    logger.warning("%s", printable(text, 1000))
 
 
 def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:

@@ -24,8 +24,16 @@ class Settings:
         keep: answers that count in a round, the first of each mode; the config's `ensemble.clients_per_round` where it
             asks for more.
         poll: seconds between two looks at what came in.
-        clip: longest update of a client that counts in full.
-        max_value, max_examples: what is plausible in an answer.
+        clip: longest update of a client that counts in full, as a length; each tensor by itself.
+        clip_factor: the same as a multiple of the median length of the clients' updates.
+        refuse_factor: multiple of the median length above which an answer is refused.
+        max_value: largest change of a single number that is plausible in an answer.
+        max_loss: largest loss that is plausible.
+        max_examples: most examples that a client may claim.
+        max_weight: most that a client counts, as a multiple of the median number of examples; has no effect with
+            `algorithm.weighting = "uniform"`.
+        min_cohort: a mode that fewer clients trained is not updated in that round.
+        suspend_after: failures in a row after which a client is left out for a growing number of visits.
     """
 
     run_dir: str = ""
@@ -36,8 +44,14 @@ class Settings:
     keep: int = 0
     poll: float = 1.0
     clip: float = 0.0
+    clip_factor: float = 3.0
+    refuse_factor: float = 15.0
     max_value: float = 1e6
+    max_loss: float = 1e30
     max_examples: int = 10_000_000
+    max_weight: float = 2.0
+    min_cohort: int = 2
+    suspend_after: int = 3
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:

@@ -68,8 +68,10 @@ def grid_of(app):
 
 
 def settings(tmp_path, **more):
-    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, "identity": "partition"}
-    return told | more
+    """Settings of a small fleet that computes what the simulator computes, whatever the plan."""
+    exact = {"min-cohort": 1, "clip-factor": 0.0, "refuse-factor": 0.0}
+    return {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, "identity": "partition",
+            **exact, **more}  # fmt: skip
 
 
 def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
@@ -173,6 +175,11 @@ def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
         ({"clients": True}, "such as 2"),
         ({"identity": "face"}, "one of auto"),
         ({"clip": -1.0}, "must be positive"),
+        ({"clip-factor": -1.0}, "must be positive"),
+        ({"suspend-after": -1}, "must be positive"),
+        ({"min-cohort": 0}, "at least 1"),
+        ({"max-weight": 0.5}, "at least 1"),
+        ({"max-loss": 1e39}, "at most 1e30"),
         ({"keep": -1}, "keep >= 1"),
     ],
 )

@@ -83,6 +83,17 @@ def another_kind(message, answer):
     return [answer]
 
 
+def oversized(tree):
+    """The right values, and twenty megabytes behind them."""
+    array = Array(tree["theta"].numpy())
+    return ArrayRecord({"theta": Array(array.dtype, array.shape, array.stype, array.data + bytes(20_000_000))})
+
+
+def with_record(message, answer):
+    answer.content["luggage"] = ArrayRecord({"more": Array(torch.zeros(1000).numpy())})
+    return [answer]
+
+
 def swapped(tree):
     """A model of the right length whose bytes are of another type."""
     data = Array(tree["theta"].to(torch.int64).numpy()).data
@@ -115,6 +126,14 @@ CASES = {
     "too many examples": (change(RESULT, examples=10**15), "examples"),
     "examples as a float": (change(RESULT, examples=5.0), "'examples' is 5.0"),
     "nan loss": (change(RESULT, loss=float("nan")), "loss is nan"),
+    "infinite loss": (change(RESULT, loss=float("inf")), "loss is inf"),
+    "a loss whose mean is infinite": (change(RESULT, loss=1.7e308), "plausible"),
+    "too many bytes": (upload(oversized), "bytes where"),
+    "one record too many": (with_record, "such as 'luggage'"),
+    "one number too many": (change(RESULT, note=1.0), "such as 'note'"),
+    "one word too many": (change(VISIT, note="x" * 5_000_000), "such as 'note'"),
+    "a long word": (change(VISIT, training="x" * 5_000_000), "training xxx"),
+    "a forged line of the log": (change(VISIT, training="t\nround 3: fine\x1b[2J"), r"t\nround 3: fine\x1b[2J"),
     "no upload": (without(UPLOAD), "no record 'upload'"),
     "no result": (without(RESULT), "'examples' is None"),
     "no visit": (without(VISIT), "no record 'visit'"),
@@ -148,6 +167,7 @@ def test_refused_named_and_nothing_lost(case, honest, caplog):
     [(report, log)] = fleet.rounds(1)
     assert list(log.refused) == [NAME] and reason in log.refused[NAME], log
     assert f"node {FIRST_NODE + BAD}" in log.refused[NAME]
+    assert len(log.refused[NAME]) <= 200 and log.refused[NAME].isprintable()
     assert not log.lost and BAD not in report.plan.client.tolist() and len(report.plan.client) == 5
     assert torch.equal(fleet.state.modes["theta"], honest)
     assert int(fleet.engine.counted[BAD].max()) == -1

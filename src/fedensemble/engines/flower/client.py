@@ -23,7 +23,25 @@ from ...vectors import Tree, rows
 from ..block import Inputs, Trained, judge
 from ..loop import LoopEngine
 from .memory import KeptMemory
+from .text import printable
 from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
+
+_MOST = 10_000_000  # clients of a fleet; some work of a client grows with its number
+
+
+def check_visit(visit: Visit) -> None:
+    """Raises if a server asks for something that no fleet has, before anything is made of its size."""
+    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", visit.training):  # it becomes part of a file's name
+        raise InputError(
+            f"The server calls its training '{printable(visit.training)}'; letters and digits are expected."
+        )
+    ranges = {
+        "round": (0, 2**31), "client": (0, _MOST), "mode": (0, 2**20), "counted": (-1, visit.round),
+        "largest": (1, 2**53),
+    }  # fmt: skip
+    for name, (least, end) in ranges.items():
+        if not least <= getattr(visit, name) < end:
+            raise InputError(f"The server sends {name} = {getattr(visit, name)}; {least} to {end - 1} is expected.")
 
 
 class LocalClient:
@@ -49,8 +67,7 @@ class LocalClient:
     def train(self, message: Message, context: Context) -> Message:
         """The answer to a visit; what the client remembers stays in `context.state`."""
         visit = read_visit(message.content)
-        if not re.fullmatch(r"[0-9a-zA-Z-]+", visit.training):  # it becomes part of a file's name
-            raise InputError(f"The server calls its training '{visit.training}'; letters and digits are expected.")
+        check_visit(visit)
         folder = context.node_config.get("memory-dir")
         kept = KeptMemory(context.state, Path(str(folder)) if folder else None)
         found = kept.find(visit) if visit.counted >= 0 else None

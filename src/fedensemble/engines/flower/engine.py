@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -15,14 +15,19 @@ from ...core.algorithm import Algorithm
 from ...core.engine import Engine
 from ...core.keys import shared_coin
 from ...core.probe import rehearse
-from ...core.types import Members, Plan, Returned
-from ...participation.places import quotas
+from ...core.types import EnsembleState, Members, Plan, Returned
 from ...vectors import Tree, row_bytes, rows
 from .checks import Answer, Limits, check_answer
+from .clipping import limit_lengths
+from .collect import Collector
+from .conduct import Conduct, too_small
 from .enrol import Roster
-from .post import Clock, Exchange
-from .waiting import Patience, Places, RoundLog
-from .wire import BUFFERS, UnreadableError, Visit, pack, visit_message
+from .post import Clock
+from .soundness import Soundness
+from .statistics import Statistics
+from .waiting import Patience, RoundLog
+from .weights import dominant, limited
+from .wire import BUFFERS, Visit, pack, visit_message
 
 logger = logging.getLogger("flwr")  # Flower streams this one to whoever watches the run
 
@@ -36,6 +41,20 @@ class _Round(NamedTuple):
     coin: Tensor  # [K, 1]
 
 
+@dataclass
+class _Pending:
+    """A round whose answers are in, until the server has taken its step."""
+
+    round: int
+    kept: _Round
+    bytes_down: int  # of one visit
+    skipped: list[int]  # clients that were planned, but are suspended
+    recent: Tensor  # lengths of updates
+    failed: set[int] = field(default_factory=set)  # clients that were refused or did not answer
+    passed: set[int] = field(default_factory=set)  # clients whose answer passed the checks
+    answers: dict[Visit, Answer] = field(default_factory=dict)  # those that count
+
+
 class FlowerEngine(Engine):
     """Lets enrolled clients train, wherever they are.
 
@@ -47,115 +66,135 @@ class FlowerEngine(Engine):
         roster: the clients; enrolled before the first visit.
         seed: of the run.
         training: a name for the training as a whole.
+        statistics: what is known of the entries of the model's buffers.
+        soundness: the last check of a mode before it replaces the one before.
     """
 
     def __init__(
         self, roster: Roster, seed: int, modes: int, training: str, patience: Patience | None = None,
-        limits: Limits | None = None, clock: Clock | None = None,
+        limits: Limits | None = None, clock: Clock | None = None, statistics: Statistics | None = None,
+        soundness: Soundness | None = None,
     ) -> None:  # fmt: skip
         self.roster, self.seed, self.training = roster, seed, training
         self.patience, self.limits, self.clock = patience or Patience(), limits or Limits(), clock or Clock()
+        self.statistics, self.soundness = statistics, soundness or Soundness()
         self.sizes = torch.tensor([member.examples for member in roster.members])
+        self.weights = limited(self.sizes, self.limits.max_weight)  # where clients count by their examples
         self.counted = torch.full((len(roster), modes), -1)
+        self.conduct = Conduct(len(roster), self.limits.suspend_after)
+        self.recent = torch.empty(0, 0, dtype=torch.float64)  # lengths of the last updates, see `limit_lengths`
         self.log = RoundLog()
-        self._overdue: list[tuple[float, Exchange, list[Visit]]] = []
+        self._pending: _Pending  # from a visit on
+        self.collector = Collector(roster, self.patience, self.clock, seed, modes)
 
     def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        self.log = RoundLog(asked=len(plan.client))
+        absent = self.conduct.absent(plan.client)
+        skipped = sorted(set(plan.client[absent].tolist()))
+        self.log = RoundLog(asked=int((~absent).sum()), skipped=[self.roster.members[i].name for i in skipped])
         coin = shared_coin(self.seed, round, torch.arange(len(buffers))).to(buffers.dtype)
         kept = _Round(algorithm, rehearse(algorithm, sent, buffers, coin), buffers, coin)
-        messages, visits = self._messages(sent, buffers, plan, round)
-        answers = self._collect(messages, visits, kept)
-        order = sorted(answers, key=lambda visit: (visit.client, visit.mode))
-        for visit in order:
-            self.counted[visit.client, visit.mode] = round
-        for name, reason in [*self.log.lost.items(), *self.log.refused.items()]:
-            logger.warning("round %d: %s does not count: %s", round + 1, name, reason)
-        returned = self._sum_up(kept, {visit: answers[visit] for visit in order}, row_bytes({**sent, BUFFERS: buffers}))
-        return returned._replace(cohort=replace(returned.cohort, round=round, lr=algorithm.rate(round)))
+        pending = _Pending(round, kept, row_bytes({**sent, BUFFERS: buffers}), skipped, self.recent)
+        self._pending = pending
+        messages, visits = self._messages(sent, buffers, Plan(plan.client[~absent], plan.mode[~absent]), round)
+        answers, pending.passed, pending.failed = self.collector.collect(messages, visits, self._check, self.log)
+        ordered = {visit: answers[visit] for visit in sorted(answers, key=lambda visit: (visit.client, visit.mode))}
+        pending.answers = self._large_enough(self._limit_lengths(ordered, kept))
+        self._note_weights(algorithm, list(pending.answers))
+        for line in self.log.warnings():
+            logger.warning("round %d: %s", round + 1, line)
+        return self._returned()
+
+    def review(self, before: EnsembleState, after: EnsembleState) -> Returned | None:
+        """The round without the modes that the server's step made unusable: they keep their last good state."""
+        pending, answers = self._pending, self._pending.answers
+        self.log.broken = self.soundness.broken(after, (visit.mode for visit in answers))
+        if not self.log.broken:
+            return None
+        for mode in self.log.broken:
+            logger.warning(
+                "round %d: mode %d has values or predictions that are not finite; it keeps its last good state",
+                pending.round + 1, mode,
+            )  # fmt: skip
+        pending.answers = {visit: a for visit, a in answers.items() if visit.mode not in self.log.broken}
+        return self._returned()
+
+    def commit(self) -> None:
+        pending = self._pending
+        for visit in pending.answers:
+            self.counted[visit.client, visit.mode] = pending.round
+        pending.answers = {}  # they are as large as all models that came in
+        self.recent = pending.recent
+        fresh = self.conduct.record(pending.skipped, pending.failed, pending.passed)
+        self.log.suspended = {self.roster.members[client].name: visits for client, visits in fresh.items()}
+        for name, visits in self.log.suspended.items():
+            logger.warning(
+                "round %d: %s failed too often; it misses its next %d visits", pending.round + 1, name, visits
+            )
+
+    def _limit_lengths(self, answers: dict[Visit, Answer], kept: _Round) -> dict[Visit, Answer]:
+        """Answers whose updates are not much longer than the others', shortened where they are longer."""
+        limits = self.limits
+        if limits.clip_factor is None and limits.refuse_factor is None:
+            return answers
+        result = limit_lengths(answers, kept.still, self.recent, limits.clip_factor, limits.refuse_factor)
+        self._pending.recent = result.recent
+        for visit, reason in result.refused.items():
+            self.log.refuse(self._name(visit), reason)
+            self._pending.failed.add(visit.client)
+        self.log.clipped = {self._name(visit): factor for visit, factor in result.clipped.items()}
+        return result.answers
+
+    def _large_enough(self, answers: dict[Visit, Answer]) -> dict[Visit, Answer]:
+        """Answers to modes that enough clients trained: the mean over one client is that client's upload."""
+        small = too_small([visit.mode for visit in answers], self.limits.min_cohort)
+        self.log.small_cohorts = sorted({*self.log.small_cohorts, *small})
+        self.log.unused = sorted({self._name(visit) for visit in answers if visit.mode in small})
+        return {visit: answer for visit, answer in answers.items() if visit.mode not in small}
+
+    def _note_weights(self, algorithm: Algorithm, visits: list[Visit]) -> None:
+        """Names clients that decide a mode's mean by the examples they claim."""
+        if algorithm.weighting == "examples" and visits:
+            weight = self.weights[[visit.client for visit in visits]]
+            found = dominant(torch.tensor([visit.mode for visit in visits]), weight)
+            self.log.dominant = {self._name(visits[index]): share for index, share in found.items()}
 
     def _messages(self, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> tuple[list[Message], list[Visit]]:
         """A message for each visit whose client is there; a mode's model is one record, whoever gets it."""
         nodes = self.roster.nodes(self.patience.timeout)
         carried = {**sent, BUFFERS: buffers} if buffers.shape[-1] else sent
         models = {mode: pack(rows(carried, mode)) for mode in sorted(set(plan.mode.tolist()))}
-        messages, visits = [], []
-        for client, mode in zip(plan.client.tolist(), plan.mode.tolist(), strict=True):
+        messages, visits, pairs = [], [], list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))
+        # Clients whose answers could not count anyway, because their mode has too few, need not train.
+        small = too_small([mode for client, mode in pairs if client in nodes], self.limits.min_cohort)
+        self.log.small_cohorts = sorted(small)
+        for client, mode in pairs:
             if client not in nodes:
-                self.log.lost[self.roster.members[client].name] = "its node is offline"
+                self.log.lose(self.roster.members[client].name, "its node is offline")
+                continue
+            if mode in small:
+                self.log.asked -= 1
                 continue
             told = int(self.counted[client, mode])
             visits.append(Visit(self.training, round, client, mode, told, int(self.sizes.max())))
             messages.append(visit_message(models[mode], visits[-1], nodes[client], self.patience.timeout))
         return messages, visits
 
-    def _collect(self, messages: list[Message], visits: list[Visit], kept: _Round) -> dict[Visit, Answer]:
-        """Answers that count, until all places are taken, or everybody has answered, or time is up."""
-        deadline = self.clock.now() + self.patience.timeout
-        exchange, places, answers = Exchange(self.roster.grid, messages), self._places(visits), dict[int, Answer]()
-        while exchange.waiting and not places.settled(exchange.waiting.values()):
-            for index, message in exchange.look():
-                if index is None:
-                    self.log.stray.append(f"node {message.metadata.src_node_id}")
-                    continue
-                answer = self._judge(message, visits[index], kept)
-                if answer is not None:
-                    answers[index] = answer
-                    places.came.append(index)
-            if self.clock.now() >= deadline:
-                break
-            if exchange.waiting and not places.settled(exchange.waiting.values()):
-                self.clock.sleep(min(self.patience.poll, max(deadline - self.clock.now(), 0.01)))
-        taken = places.taken()
-        unneeded = set(answers) - set(taken)
-        if places.settled(exchange.waiting.values()):
-            unneeded |= set(exchange.waiting.values())
-        else:
-            for index in exchange.waiting.values():
-                self.log.lost[self._name(visits[index])] = f"no answer in {self.patience.timeout:g} s"
-        for index in exchange.unsent:
-            self.log.lost[self._name(visits[index])] = "Flower could not take its message"
-        self.log.surplus = [self._name(visits[index]) for index in sorted(unneeded)]
-        self.log.forgot = [self._name(visits[index]) for index in taken if answers[index].forgot]
-        self.log.late = self._late()
-        self._overdue.append((deadline, exchange, visits))
-        return {visits[index]: answers[index] for index in taken}
-
-    def _places(self, visits: list[Visit]) -> Places:
-        """The round's places, shared out among the modes as in a simulation."""
-        mode = torch.tensor([visit.mode for visit in visits], dtype=torch.int64)
-        asked = torch.bincount(mode, minlength=self.counted.shape[1])
-        keep = len(visits) if self.patience.keep is None else self.patience.keep
-        return Places(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
-
-    def _judge(self, message: Message, visit: Visit, kept: _Round) -> Answer | None:
-        """The answer in a message; None, and a line in the log, if there is none that counts."""
-        if message.has_error():
-            self.log.lost[self._name(visit)] = message.error.reason or f"error {message.error.code}"
-            return None
-        try:
-            return check_answer(
-                message, visit, kept.algorithm, kept.still, kept.buffers, kept.coin, int(self.sizes[visit.client]),
-                self.limits,
-            )  # fmt: skip
-        except UnreadableError as problem:
-            self.log.refused[self._name(visit)] = f"{problem} (node {message.metadata.src_node_id})"
-            return None
-
-    def _late(self) -> list[str]:
-        """Whose answers to earlier rounds came in since; they are fetched only to be dropped."""
-        names = [
-            self._name(visits[place])
-            for _, exchange, visits in self._overdue
-            for place, message in exchange.look()
-            if place is not None and message.has_content()
-        ]
-        now = self.clock.now()  # after their deadline messages are void, and Flower takes no answer to them
-        self._overdue = [entry for entry in self._overdue if entry[1].waiting and now < entry[0]]
-        return names
+    def _check(self, message: Message, visit: Visit) -> Answer:
+        """The answer in a message; raises if it must not count."""
+        kept, examples = self._pending.kept, int(self.sizes[visit.client])
+        return check_answer(
+            message, visit, kept.algorithm, kept.still, kept.buffers, kept.coin, examples, self.limits, self.statistics
+        )
 
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name
+
+    def _returned(self) -> Returned:
+        """What the server's step takes: the pending answers, whether all of them or those that are left."""
+        pending = self._pending
+        returned = self._sum_up(pending.kept, pending.answers, pending.bytes_down)
+        lr = pending.kept.algorithm.rate(pending.round)
+        return returned._replace(cohort=replace(returned.cohort, round=pending.round, lr=lr))
 
     def _sum_up(self, kept: _Round, answers: dict[Visit, Answer], bytes_down: int) -> Returned:
         """Means by mode, added up in the order of clients, as the loop engine does."""
@@ -163,7 +202,7 @@ class FlowerEngine(Engine):
         means, buffers, parts = ModeMeans(len(kept.buffers)), kept.buffers, []
         for visit, answer in answers.items():
             mode = torch.tensor([visit.mode])
-            weight = torch.ones(1, dtype=buffers.dtype) if uniform else self.sizes[[visit.client]].to(buffers.dtype)
+            weight = torch.ones(1, dtype=buffers.dtype) if uniform else self.weights[[visit.client]].to(buffers.dtype)
             uploads = {name: value.unsqueeze(0) for name, value in answer.uploads.items()}
             means.add(mode, weight, {**uploads, BUFFERS: answer.buffers.unsqueeze(0)})
             if kept.algorithm.gathers:
@@ -172,10 +211,10 @@ class FlowerEngine(Engine):
                 )
         uploads = means.mean() or {name: torch.zeros_like(value) for name, value in kept.still.items()}
         moved = uploads.pop(BUFFERS, torch.zeros_like(buffers))
-        cohort = means.cohort(len(self.sizes), len(self.sizes) if uniform else int(self.sizes.sum()), kept.coin)
+        cohort = means.cohort(len(self.sizes), len(self.sizes) if uniform else float(self.weights.sum()), kept.coin)
         return Returned(
             uploads=uploads,
-            buffers=buffers + moved,
+            buffers=buffers + moved if self.statistics is None else self.statistics.repair(buffers + moved),
             cohort=replace(cohort, members=gather(parts)) if parts else cohort,
             loss=torch.tensor([answer.loss for answer in answers.values()], dtype=buffers.dtype),
             first_bad_step=torch.full((len(answers),), -1),
@@ -188,7 +227,9 @@ class FlowerEngine(Engine):
         )
 
     def memory_tensors(self) -> Tree:
-        return {"counted": self.counted}
+        return {"counted": self.counted, "recent": self.recent, **self.conduct.tensors()}
 
     def load_memory(self, tensors: Tree) -> None:
         self.counted = tensors["counted"]
+        self.recent = tensors.get("recent", self.recent)  # not in checkpoints of earlier versions
+        self.conduct.load(tensors)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...participation.places import first_to_finish
+from .text import printable
+
+STRAYS = 20  # that a round's record names
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,49 @@ class Places:
 
 @dataclass
 class RoundLog:
-    """What happened beside the training."""
+    """What happened beside the training; all texts that come from clients are made printable and cut."""
 
     asked: int = 0
     lost: dict[str, str] = field(default_factory=dict)  # clients whose answer did not come in time, and why
     refused: dict[str, str] = field(default_factory=dict)  # clients whose answer does not count, and why
     surplus: list[str] = field(default_factory=list)  # clients that were asked, but others were quicker
-    stray: list[str] = field(default_factory=list)  # messages that nobody waited for
+    stray: list[str] = field(default_factory=list)  # messages that nobody waited for; the first few of them
+    more_strays: int = 0  # how many more there were
     late: list[str] = field(default_factory=list)  # clients whose answers to earlier rounds came in now; dropped
     forgot: list[str] = field(default_factory=list)  # clients that had lost their memory and began afresh
+    clipped: dict[str, float] = field(default_factory=dict)  # clients whose updates were shortened, by what factor
+    dominant: dict[str, float] = field(default_factory=dict)  # clients with most of a mode's weight, and their share
+    skipped: list[str] = field(default_factory=list)  # clients that were not asked because they are suspended
+    suspended: dict[str, int] = field(default_factory=dict)  # clients suspended from now on, for how many visits
+    small_cohorts: list[int] = field(default_factory=list)  # modes not updated: too few clients
+    unused: list[str] = field(default_factory=list)  # clients whose answers went to such a mode
+    broken: list[int] = field(default_factory=list)  # modes put back to their last good state
+
+    def lose(self, name: str, reason: str) -> None:
+        """Notes an answer that did not come."""
+        self.lost[name] = printable(reason)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Notes an answer that must not count."""
+        self.refused[name] = printable(reason)
+
+    def add_stray(self, name: str) -> None:
+        """Notes a message that nobody waited for; a flood of them is only counted."""
+        if len(self.stray) < STRAYS:
+            self.stray.append(printable(name))
+        else:
+            self.more_strays += 1
 
     def record(self) -> dict[str, Any]:
         """For the run's metrics; what did not happen is left out."""
         return {name: value for name, value in vars(self).items() if value or name == "asked"}
+
+    def warnings(self) -> list[str]:
+        """Lines for the operator."""
+        lines = [
+            *(f"{name} does not count: {reason}" for name, reason in [*self.lost.items(), *self.refused.items()]),
+            *(f"{name}'s update was shortened by {factor:.3g}" for name, factor in self.clipped.items()),
+            *(f"{name} has {share:.0%} of a mode's weight" for name, share in self.dominant.items()),
+            *(f"mode {mode} is not updated: too few clients trained it" for mode in self.small_cohorts),
+        ]
+        return [printable(line, 400) for line in lines]  # names too are somebody else's words

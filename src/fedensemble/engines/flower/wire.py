@@ -17,6 +17,9 @@ from ...vectors import Tree
 MODEL, VISIT, UPLOAD, RESULT = "model", "visit", "upload", "result"  # names of records
 BUFFERS = "buffers"  # running statistics, among a record's arrays
 
+_NUMBERS = ("examples", "loss", "first_bad_step", "forgot")  # of a result
+_HEADER = 1024  # most bytes that a .npy file has before its values
+
 TYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
 
 
@@ -57,6 +60,9 @@ def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None
         like = None if expected is None else expected[key]
         if like is not None:
             _compare(key, array.dtype, tuple(array.shape), like)
+            most = like.numel() * like.element_size() + _HEADER
+            if len(array.data) > most:
+                raise UnreadableError(f"'{key}' has {len(array.data)} bytes where {most} are plausible")
         try:
             tree[key] = _decode(array)
         except Exception as error:  # whatever a stranger's bytes make of a decoder
@@ -106,6 +112,17 @@ def read_visit(content: RecordDict) -> Visit:
     if any(type(value) is not kind for value, kind in zip(values, kinds, strict=True)):
         raise UnreadableError(f"the record '{VISIT}' is not that of a visit")
     return Visit(*values)  # type: ignore[arg-type]
+
+
+def check_records(content: RecordDict) -> None:
+    """Raises if an answer carries more than an answer has: what nobody reads is not paid for, counted or stored."""
+    more = [
+        *(name for name in content if name not in (VISIT, UPLOAD, RESULT)),
+        *(name for name in content.config_records.get(VISIT, ()) if name not in Visit._fields),
+        *(name for name in content.metric_records.get(RESULT, ()) if name not in _NUMBERS),
+    ]
+    if more:
+        raise UnreadableError(f"it has {len(more)} records or values that nobody asked for, such as '{more[0]}'")
 
 
 def reply(message: Message, content: Mapping[str, Any]) -> Message:
