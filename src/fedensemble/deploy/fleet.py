@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from ..checkpoint import write_json
 from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..core.workshop import Workshop
+from ..durable import json_bytes, write_json
 from ..engines.flower.checks import Limits
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
 from ..experiment.plug_ins import build_participation
+from ..experiment.reading import need_keys, read_json
 from ..experiment.records import describe, environment
-from ..experiment.store import RunFolder, read_json
+from ..experiment.store import RunFolder
 from ..fitting import find_schedule
 from ..predict import Ensemble
 from .description import Description
@@ -45,7 +46,7 @@ def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) ->
             logger.info("%s is finished: nothing to do.", store.path)
             return
         fleet = Fleet(grid, description, settings, store)
-        write_json(store.path / "env.json", environment(config))
+        store.write(store.path / "env.json", json_bytes(environment(config)))
         started = time.monotonic()
         while fleet.state.round < config.rounds:
             fleet.train_one_round()
@@ -105,6 +106,7 @@ class Fleet:
     def finish(self, seconds: float) -> None:
         """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take them."""
         config, records, ensemble = self.description.config, self.store.metrics(), self.ensemble
+        self.store.check_claim()
         write_modes(self.store.modes_file, ensemble, {"model": self.description.model})
         summary = {
             "name": config.name,
@@ -127,6 +129,7 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
     roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=logger.warning)
     if file.exists():
         known = read_json(file)
+        need_keys(file, known, ("training", "identity", "members"))
         roster.identity = known["identity"]
         roster.members = tuple(Member(name, examples) for name, examples in known["members"])
         return roster, str(known["training"])
