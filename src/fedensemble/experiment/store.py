@@ -189,6 +189,8 @@ class RunFolder:
                     "Choose another --out or --runs, or delete the folder."
                 )
             self._restore_metrics(path, tensors.pop(_METRICS, None), held, say)
+            if path == saved[0]:  # a kill may have come between a checkpoint and the removal of the last but one
+                durable.remove(*saved[KEPT:])
             return tensors, int(held["round"])
         if self.metrics_file.exists():
             self._log.restore(b"")
