@@ -11,21 +11,16 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import StoreError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a file that is open cannot be deleted: no lock is needed there
-    fcntl = None  # type: ignore[assignment]
-
+# Windows has no fcntl, and there a file that is open cannot be deleted: no lock is needed.
+fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{8})?\.part")
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a folder
 

@@ -99,7 +99,10 @@ def carry_out(
         store.check_claim()
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
         keep_predictions(config, store, federation, data, prediction)
-        store.finish({**sum_up(config, store, federation), **facts})
+        records = store.metrics()
+        complete = bool(records) and records[-1]["round"] == federation.round
+        tested = records[-1] if complete else test(config, federation, data)[0]
+        store.finish({**sum_up(config, store, federation, tested), **facts})
         return store.summary()
     except DivergedError as error:
         store.diverge(error)

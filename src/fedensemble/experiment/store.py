@@ -130,6 +130,11 @@ class RunFolder:
         names = changed_files(self.path) if self.done else []
         return describe_changes(self.path, names) if names else ""
 
+    def refuse_changes(self, *names: str) -> None:
+        """Raises if one of these files has changed since the run was finished."""
+        if changed := [name for name in changed_files(self.path) if name in names]:
+            raise StoreError(describe_changes(self.path, changed))
+
     def check_modes(self) -> None:
         """Raises if the file of the modes is damaged, as far as its beginning and its length show."""
         try:
@@ -192,8 +197,7 @@ class RunFolder:
             if path == saved[0]:  # a kill may have come between a checkpoint and the removal of the last but one
                 durable.remove(*saved[KEPT:])
             return tensors, int(held["round"])
-        if self.metrics_file.exists():
-            self._log.restore(b"")
+        self._log.restore(b"")
         return None
 
     def _restore_metrics(self, path: Path, packed: Tensor | None, held: Mapping[str, Any], say: Say) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
@@ -50,8 +49,8 @@ class LocalClient:
         visit = read_visit(message.content)
         if not re.fullmatch(r"[0-9a-zA-Z-]+", visit.training):  # it becomes part of a file's name
             raise InputError(f"The server calls its training '{visit.training}'; letters and digits are expected.")
-        folder = context.node_config.get("memory-dir")
-        kept = KeptMemory(context.state, Path(str(folder)) if folder else None)
+        kept = KeptMemory.of(context)
+        kept.forget_others(visit.training)
         found = kept.find(visit) if visit.counted >= 0 else None
         sent = {name: value.to(self.learner.device) for name, value in unpack(message.content, MODEL).items()}
         buffers = sent.pop(BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device))
