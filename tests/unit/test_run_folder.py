@@ -1,6 +1,5 @@
 """A run's folder: who may write, what is kept, and what is said of files that have changed."""
 
-import json
 import os
 import shutil
 import stat

@@ -53,8 +53,12 @@ class RunFolder:
         """Takes the folder for a config, alone; raises if it belongs to another config or process."""
         self._refuse_strangers(config)
         self._claim.take()
-        if not self.config_file.exists():
-            self.write(self.config_file, config.toml().encode())
+        try:
+            if not self.config_file.exists():
+                self.write(self.config_file, config.toml().encode())
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Lets others in."""

@@ -39,11 +39,9 @@ class KeptMemory:
     def of(cls, context: Context) -> KeptMemory:
         """That of a node, with `memory-dir` and `memory-days` of its configuration."""
         folder, days = context.node_config.get("memory-dir"), context.node_config.get("memory-days", DAYS)
-        try:
-            kept = cls(context.state, Path(str(folder)).expanduser() if folder else None, float(days))
-        except ValueError:
-            raise InputError(f"memory-days must be a number; got {days!r}.") from None
-        return kept
+        if isinstance(days, bool) or not isinstance(days, (int, float)) or not days >= 0:
+            raise InputError(f"memory-days must be a number of days, 0 or more; got {days!r}.")
+        return cls(context.state, Path(str(folder)).expanduser() if folder else None, float(days))
 
     def find(self, visit: Visit) -> Tree | None:
         """Memory after the round that counted last, or None if there is none any more."""
