@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import durable
 from ..errors import StoreError
 
-BLOCK = 1 << 16  # bytes of text that are compressed together
+BLOCK = 1 << 14  # bytes of text that are compressed together
 
 
 class MetricsLog:

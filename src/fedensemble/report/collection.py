@@ -75,7 +75,7 @@ def _section(folder: Path, text: str, page: Path) -> str:
         shutil.copyfile(picture, kept)
         text = text.replace(f"]({picture.name})", f"](images/{kept.name})")
     results = read_table(folder / "results.json")
-    need_keys(folder / "results.json", results, ("sittings", "minutes"))
+    need_keys(folder / "results.json", results, ("sittings", "minutes") if results.get("sittings") else ("sittings",))
     return f"{text}\n{_cost(results)}"
 
 
