@@ -208,3 +208,14 @@ def test_metrics_that_cannot_be_read(copied: Path, monkeypatch: pytest.MonkeyPat
     assert code == 2 and "a/metrics.jsonl: no permission" in errors
     code, output, _ = run("ls", "runs", "--runs", ".", cwd=copied)
     assert code == 0 and "damaged" in output
+
+
+def test_a_comparison_tells_of_changed_runs(folder: Path) -> None:
+    assert run("compare", "small.toml", "--modes", "1,2", "--seeds", "0", cwd=folder)[0] == 0
+    (place,) = (folder / "runs").glob("*/compare-*")
+    assert run("report", place, cwd=folder)[0] == 0
+    assert "checksum" not in (place / "report.html").read_text()
+    metrics = next((folder / "runs").glob("*/*/metrics.jsonl"))
+    metrics.write_text(metrics.read_text().replace('"visits": 6', '"visits": 7'))
+    assert run("report", place, cwd=folder)[0] == 0
+    assert "metrics.jsonl does not match its checksum" in (place / "report.html").read_text()

@@ -66,10 +66,12 @@ def comparison_page(folder: Path, file: Path) -> str:
     found = read_comparison_folder(folder)
     runs = [run for row in found.rows for run in row.runs]
     waiting = sum(not run.done for run in runs)
+    warnings = [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
+    warnings += [run.changes for run in runs if run.changes]
     return _render(
         title=found.name,
         subtitle=found.title or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
-        warning=f"Not finished: {waiting} of {len(runs)} runs are still to be done." if waiting else "",
+        warning=" ".join(warnings),
         figures=[],
         sections=comparison_sections(found, file),
     )
