@@ -45,7 +45,7 @@ class Claim:
         except OSError as error:
             self.release()
             raise StoreError(
-                f"Cannot write to {self.path}: {error.strerror or error}. Choose another --out or --runs."
+                f"Cannot write to {self.path}: {durable.reason(error)} The folder is given by --out or --runs."
             ) from None
 
     def release(self) -> None:
