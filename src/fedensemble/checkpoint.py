@@ -1,12 +1,13 @@
-"""Files that are whole or not there: tensors and facts in one safetensors file with a checksum, written atomically."""
+"""Tensors and facts in one safetensors file with a checksum, written atomically.
+
+The checksum has no key: it shows damage, not forgery. Whoever can write the file can compute another one.
+"""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .durable import write_bytes, write_json, write_pieces
 from .errors import StoreError
+
+__all__ = ["check_start", "read_checkpoint", "write_bytes", "write_checkpoint", "write_json", "write_pieces"]
 
 _ENTRY = "fedensemble"  # in the file's metadata
 _PIECE = 1 << 24  # bytes
@@ -26,36 +30,15 @@ _TYPES = {
 }  # fmt: skip
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part; also across a power cut."""
-    write_pieces(path, [content])
-
-
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """As `write_bytes`, piece after piece, so that the whole need not fit into memory."""
-    spare = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(spare, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(spare, path)
-    except OSError as error:
-        spare.unlink(missing_ok=True) if spare.parent.is_dir() else None
-        raise StoreError(f"Could not write {path}: {_reason(error)}") from None
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON that reads well and is the same for the same content."""
-    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, private: bool = False
+) -> None:
     """Writes tensors and JSON-able facts to one file that can be checked.
 
     Tensors on the CPU are written as they lie there, without a copy: a memory-mapped one may exceed memory.
+
+    Args:
+        private: only this user may read the file and the folders that are made for it.
     """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
@@ -72,17 +55,19 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     start_of_file = struct.pack("<Q", len(header)) + header
-    write_pieces(path, chain([start_of_file], *(_pieces(held[name]) for name in names)))
+    write_pieces(path, chain([start_of_file], *(_pieces(held[name]) for name in names)), private=private)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a checkpoint; raises StoreError if the file is missing, cut short or changed."""
-    if not path.is_file():
-        raise StoreError(f"There is no checkpoint at {path}.")
     try:
+        if not path.is_file():
+            raise StoreError(f"There is no checkpoint at {path}.")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except StoreError:
+        raise
     except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
         raise _damaged(path, error) from None
     if _ENTRY not in metadata:
@@ -90,11 +75,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         entry = json.loads(metadata[_ENTRY])
         text, checksum = entry["facts"], entry["sha256"]
-    except (ValueError, KeyError, TypeError):
+        facts = json.loads(text)
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deep for the parser
         raise StoreError(f"{path} is damaged: its description cannot be read.") from None
-    if checksum != _checksum(tensors, str(text)):
+    if checksum != _checksum(tensors, text):
         raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
-    return tensors, json.loads(text)
+    if not isinstance(facts, dict):
+        raise StoreError(f"{path} is damaged: its description is no table.")
+    return tensors, facts
 
 
 def check_start(path: Path) -> None:
@@ -112,7 +100,7 @@ def _damaged(path: Path, error: Exception) -> StoreError:
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = sha256(text.encode())
+    digest = sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -127,15 +115,3 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
         flat = tensor.flatten().view(torch.uint8).numpy().data
         for start in range(0, len(flat), _PIECE):
             yield flat[start : start + _PIECE]
-
-
-def _reason(error: OSError) -> str:
-    known = {
-        errno.ENOSPC: "the disk is full. Free some space and run the same command again; finished work is kept.",
-        errno.EACCES: "no write permission. Choose another folder, or change its permissions.",
-        errno.EPERM: "no write permission. Choose another folder, or change its permissions.",
-        errno.EROFS: "the file system is read-only. Choose another folder.",
-        errno.ENOTDIR: "a part of its path is a file, not a folder.",
-        errno.EEXIST: "a part of its path is a file, not a folder.",
-    }
-    return known.get(error.errno or 0, str(error))

@@ -125,9 +125,9 @@ def report_command(
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write the report of a run or a comparison as one HTML page, and print its table."""
-    from .report.page import write_all
+    from .commands.report import write_and_warn
 
-    table, page = write_all(path, out)
+    table, page = write_and_warn(path, out)
     print_table(table)
     console.print(f"Report: {page}", highlight=False)
     if open_:

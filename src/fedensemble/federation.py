@@ -232,12 +232,15 @@ class Federation:
         self.state = state
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the whole federation, less model and data, to a folder; returns the file."""
+        """Writes the whole federation, less model and data, to a folder; returns the file.
+
+        Where clients keep something between visits, only this user may read the file.
+        """
         path = Path(folder) / saved.FILE
         facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
         tensors = self.checkpoint_tensors()
         if self.engine.writes:
-            write_checkpoint(path, tensors, facts)
+            write_checkpoint(path, tensors, facts, private=any(name.startswith("memory/") for name in tensors))
         return path
 
     @classmethod

@@ -9,7 +9,7 @@ import torch
 
 from fedensemble import FederatedData
 from fedensemble.experiment.config import resolve
-from fedensemble.experiment.predictions import describe_clients, describe_predictions, write_compact
+from fedensemble.experiment.predictions import compact_bytes, describe_clients, describe_predictions
 from fedensemble.metrics import evaluate, evaluate_modes
 from fedensemble.predict import Prediction
 
@@ -59,11 +59,11 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
             x=torch.zeros(20 * clients, 1), y=y, start=20 * torch.arange(clients), size=torch.full((clients,), 20),
             classes=None if regression else classes, names=names, info={"source": "made up", "partition": "iid"},
         )  # fmt: skip
-        write_compact(folder / "clients.json", describe_clients(data))
+        (folder / "clients.json").write_bytes(compact_bytes(describe_clients(data)))
         (folder / "env.json").write_text(json.dumps({"torch": "2", "command": ["run", "<b>"]}))
         if done:
             if test:
-                write_compact(folder / "predictions.json", describe_predictions(prediction, target))
+                (folder / "predictions.json").write_bytes(compact_bytes(describe_predictions(prediction, target)))
             summary = {"name": name, "modes": modes, "rounds": rounds, "bytes_up": 120000, "bytes_down": 240000,
                        "seconds": 1.5, **({"test": evaluate(prediction, target)} if test else {})}  # fmt: skip
             (folder / "summary.json").write_text(json.dumps(summary))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedensemble import checkpoint
+from fedensemble import durable
 from fedensemble.checkpoint import read_checkpoint, write_bytes, write_checkpoint, write_json
 from fedensemble.errors import StoreError
 
@@ -104,7 +104,7 @@ def test_disk_full_leaves_the_old_content(path, monkeypatch, step):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, step, full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(StoreError, match=r"the disk is full\. Free some space"):
         write_checkpoint(path, {"other": torch.ones(3)}, {})
     monkeypatch.undo()
@@ -116,25 +116,39 @@ def test_disk_full_leaves_the_old_content(path, monkeypatch, step):
 def test_disk_full_while_writing(path, monkeypatch):
     before = path.read_bytes()
 
-    class Full:
-        def __init__(self, file):
-            self.file = file
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def write(self, content):
-            self.file.write(content[: len(content) // 2])
+    class Full(durable.Disk):
+        def write(self, descriptor, content):
+            super().write(descriptor, content[: len(content) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "open", lambda *args: Full(open(*args)), raising=False)  # noqa: SIM115
+    monkeypatch.setattr(durable, "disk", Full())
     with pytest.raises(StoreError, match="the disk is full"):
         write_bytes(path, b"new content")
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
+    """Deleting the temporary file fails there, too; the message is about the first failure."""
+
+    class ReadOnly(durable.Disk):
+        def create(self, path, mode=0o666):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        def remove(self, path):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(durable, "disk", ReadOnly())
+    with pytest.raises(StoreError, match="the file system is read-only"):
+        write_bytes(tmp_path / "file", b"")
+
+
+def test_facts_that_are_nested_too_deep(tmp_path):
+    nested = "[" * 100_000 + "]" * 100_000
+    for entry in (nested, json.dumps({"facts": nested, "sha256": ""}), json.dumps({"facts": "[]", "sha256": ""})):
+        save_file({"a": torch.ones(2)}, tmp_path / "file", {"fedensemble": entry})
+        with pytest.raises(StoreError, match="is damaged"):
+            read_checkpoint(tmp_path / "file")
 
 
 def test_a_file_in_the_way(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "draws", "vectors", "version", "machine"}
+GROUND = {"errors", "registry", "draws", "vectors", "version", "machine", "durable", "redact"}
 DATA = {"data"} | GROUND
 CORE = {"core"} | GROUND
 METHOD = CORE | DATA

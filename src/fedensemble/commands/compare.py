@@ -10,6 +10,7 @@ from ..errors import DivergedError
 from ..experiment.compare import compare
 from ..report.comparison import find_comparison, write_comparison
 from ..report.page import write_page
+from ..report.page.data import expecting_whole_files
 from ..report.progress import Live
 from .terminal import console, print_table
 
@@ -26,7 +27,9 @@ def compare_rows(
     failed = [f"{result.label}, seed {seed}" for result in results for seed in result.failed]
     if not all(result.failed for result in results):
         folder = wanted.folder(runs)
-        print_table(write_comparison(folder, wanted, results))
+        with expecting_whole_files(folder):  # runs that were finished before are read from their folders
+            table = write_comparison(folder, wanted, results)
+        print_table(table)
         for run in (run for result in results for run in result.folders):
             write_page(run)  # the comparison's page links to them
         console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)

@@ -37,6 +37,11 @@ def guarded(app: typer.Typer) -> int:
     except BrokenPipeError:  # the reader went away, as in `fedensemble ls runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _complain(f"error: {error.filename}: {error.strerror}.")
+        return BAD_INPUT
     except (MemoryError, RuntimeError) as error:
         return _out_of_memory(error)
 

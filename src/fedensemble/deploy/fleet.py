@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from ..checkpoint import write_json
 from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..core.workshop import Workshop
+from ..durable import json_bytes, write_json
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.soundness import Soundness
@@ -26,8 +26,9 @@ from ..engines.flower.text import printable
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
 from ..experiment.plug_ins import build_aggregator, build_participation
+from ..experiment.reading import need_keys, read_json
 from ..experiment.records import describe, environment
-from ..experiment.store import RunFolder, read_json
+from ..experiment.store import RunFolder
 from ..fitting import find_schedule
 from ..predict import Ensemble
 from .description import Description
@@ -49,7 +50,7 @@ def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) ->
             logger.info("%s is finished: nothing to do.", store.path)
             return
         fleet = Fleet(grid, description, settings, store)
-        write_json(store.path / "env.json", environment(config))
+        store.write(store.path / "env.json", json_bytes(environment(config)))
         started = time.monotonic()
         while fleet.state.round < config.rounds:
             fleet.train_one_round()
@@ -126,6 +127,7 @@ class Fleet:
     def finish(self, seconds: float) -> None:
         """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take them."""
         config, records, ensemble = self.description.config, self.store.metrics(), self.ensemble
+        self.store.check_claim()
         write_modes(self.store.modes_file, ensemble, {"model": self.description.model})
         summary = {
             "name": config.name,
@@ -148,6 +150,7 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
     roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=_warn)
     if file.exists():
         known = read_json(file)
+        need_keys(file, known, ("training", "identity", "members"))
         roster.identity = known["identity"]
         if settings.identity not in ("auto", roster.identity):
             logger.warning(

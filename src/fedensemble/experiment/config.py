@@ -30,7 +30,7 @@ from .sections import Table
 from .trackers import trackers
 from .wording import NAME, sentence
 
-NOT_HASHED = ("name", "track")  # they change no result
+NOT_HASHED = ("name", "track", "report")  # they change no result
 
 
 class EnsembleTable(Table):
@@ -61,6 +61,13 @@ class EvaluationTable(Table):
     batch_size: PositiveInt = 1024
 
 
+class ReportTable(Table):
+    """What the run's files and its report tell of people's data; changes no result."""
+
+    publish_clients: bool = Field(default=True, description="names, sizes and label counts of single clients")
+    publish_targets: bool = Field(default=True, description="for regression, single targets of the test set")
+
+
 class EngineTable(Table):
     """What carries the run out."""
 
@@ -86,6 +93,7 @@ class Config(Table):
     attack: dict[str, Any] | None = None  # left out, all clients are honest
     training: TrainingTable = TrainingTable()
     evaluation: EvaluationTable = EvaluationTable()
+    report: ReportTable = ReportTable()
     engine: EngineTable = EngineTable()
 
     def values(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..federation import Federation
 from ..metrics import evaluate, evaluate_modes
 from ..predict import Prediction
 from .config import Config
-from .predictions import describe_predictions, write_compact
+from .predictions import compact_bytes, describe_predictions
 from .store import RunFolder
 
 _ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are
@@ -39,7 +39,8 @@ def keep_predictions(
     if data.x_test is not None and data.y_test is not None:
         found = prediction or _predict(config, federation, data.x_test, data.y_test)
         found = replace(found, mean=found.mean.cpu(), members=found.members.cpu())
-        write_compact(store.predictions_file, describe_predictions(found, data.y_test))
+        described = describe_predictions(found, data.y_test, config.report.publish_targets)
+        store.write(store.predictions_file, compact_bytes(described))
 
 
 def _predict(config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False) -> Prediction:

@@ -44,6 +44,7 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
     store = RunFolder(Path(folder))
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
+    store.refuse_changes("config.toml")  # other settings could give other predictions without a word
     place = find_device(device)
     try:
         return read_ensemble(store.modes_file, config, place)

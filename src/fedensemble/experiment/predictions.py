@@ -1,16 +1,18 @@
-"""What is kept of a run's data and predictions for its report: counts of bounded size, never the examples."""
+"""What is kept of a run's data and predictions for its report: numbers of bounded size, never inputs.
+
+Of clients it is their names, sizes and label counts; of a regression's test set up to `MOST_POINTS` targets with what
+was predicted for them. Both can be left out, see the table `report` of the config.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import write_bytes
 from ..data import FederatedData
 from ..predict import Prediction
 
@@ -20,8 +22,12 @@ GROUPS = 10  # of equal size, from the surest prediction to the least sure
 MOST_CLASSES, MOST_CLIENTS, MOST_POINTS = 100, 200, 1000  # what is beyond would make the report heavy, not clearer
 
 
-def describe_clients(data: FederatedData) -> dict[str, Any]:
-    """Sizes of the first clients, and their labels where the targets are labels."""
+def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any]:
+    """Sizes of the first clients, and their labels where the targets are labels.
+
+    Args:
+        publish: tell of single clients; otherwise only how many they are, and totals.
+    """
     shown = min(len(data), MOST_CLIENTS)
     found: dict[str, Any] = {
         "clients": len(data),
@@ -29,6 +35,10 @@ def describe_clients(data: FederatedData) -> dict[str, Any]:
         "test_examples": 0 if data.x_test is None else len(data.x_test),
         "source": str(data.info.get("source", "")),
         "partition": str(data.info.get("partition", "")),
+    }
+    if not publish:
+        return {**found, "published": False}
+    found |= {
         "size": data.size[:shown].tolist(),
         "names": list(data.names[:shown]) if data.names is not None else None,
     }
@@ -40,16 +50,20 @@ def describe_clients(data: FederatedData) -> dict[str, Any]:
     return {**found, "labels": labels, "counts": merged.tolist()}
 
 
-def describe_predictions(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
-    """Calibration, entropies and confusions, or residuals and spreads for regression."""
+def describe_predictions(prediction: Prediction, targets: Tensor, publish: bool = True) -> dict[str, Any]:
+    """Calibration, entropies and confusions, or residuals and spreads for regression.
+
+    Args:
+        publish: for regression, tell single targets; otherwise only counts and means over groups.
+    """
     if prediction.task == "regression":
-        return _regression(prediction, targets.cpu())
+        return _regression(prediction, targets.cpu(), publish)
     return _classification(prediction, targets.cpu())
 
 
-def write_compact(path: Path, content: Any) -> None:
-    """Writes JSON on one line: there are many numbers, and no person reads them here."""
-    write_bytes(path, (json.dumps(content, separators=(",", ":")) + "\n").encode())
+def compact_bytes(content: Any) -> bytes:
+    """JSON on one line: there are many numbers, and no person reads them here."""
+    return (json.dumps(content, separators=(",", ":")) + "\n").encode()
 
 
 def _classification(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def _binned(sums: Tensor) -> dict[str, list[Any]]:
     }
 
 
-def _regression(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
+def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[str, Any]:
     mean, spread = prediction.mean.double().reshape(-1), prediction.variance.double().sqrt().reshape(-1)
     target = targets.double().reshape(-1)
     error = mean - target
@@ -107,8 +121,10 @@ def _regression(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
         "examples": len(mean),
         "modes": len(prediction.members),
         "residuals": {"reach": reach, "count": _count(bar, BARS).tolist()},
-        "points": {"target": _short(target[::step]), "mean": _short(mean[::step]), "spread": _short(spread[::step])},
     }
+    if publish:
+        shown = {"target": target, "mean": mean, "spread": spread}
+        found["points"] = {name: _short(values[::step]) for name, values in shown.items()}
     if len(prediction.members) > 1:
         groups = torch.tensor_split(spread.argsort(), min(GROUPS, len(spread)))
         found["spreads"] = {

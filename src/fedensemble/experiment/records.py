@@ -15,6 +15,7 @@ from ..core.attack import attacks
 from ..core.types import RoundReport
 from ..federation import Federation
 from ..machine import processor
+from ..redact import redact
 from ..version import VERSION
 from .config import Config
 from .store import RunFolder
@@ -61,7 +62,7 @@ def environment(config: Config) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
-        "command": sys.argv[1:],
+        "command": [redact(word) for word in sys.argv[1:]],
     }
 
 
@@ -86,13 +87,17 @@ def describe(report: RoundReport) -> dict[str, Any]:
 
 def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The clock after these rounds, and in how many nobody answered; empty where no time is simulated."""
-    if "clock" not in records[-1]:
+    if not records or "clock" not in records[-1]:
         return {}
     return {"clock": records[-1]["clock"], "unanswered": sum(record["loss"] is None for record in records)}
 
 
-def sum_up(config: Config, store: RunFolder, federation: Federation) -> dict[str, Any]:
-    """What is left of a run at its end: the last test, and what all rounds come to."""
+def sum_up(config: Config, store: RunFolder, federation: Federation, tested: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of a run at its end: the last test, and what all rounds come to.
+
+    Args:
+        tested: the record of the last round, or what a test of it gave.
+    """
     records = store.metrics()
     return {
         "name": config.name,
@@ -106,6 +111,7 @@ def sum_up(config: Config, store: RunFolder, federation: Federation) -> dict[str
         "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
         "blocks": list(federation.engine.blocks),
+        **({"rounds_without_metrics": missing} if (missing := federation.round - len(records)) else {}),
         **simulated(records),
-        **{key: value for key, value in records[-1].items() if key.startswith("test")},
+        **{key: value for key, value in tested.items() if key.startswith("test")},
     }

@@ -9,10 +9,11 @@ from pathlib import Path
 from ..errors import DataError, InputError
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
 from .config import Config
+from .reading import read_table
 from .reproduction import Cell, Reproduction
 from .run import Watcher
 from .shelf import Shelf
-from .store import RunFolder, read_json
+from .store import RunFolder
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _finished(cell: Cell, root: Path) -> RowResult | None:
     """A cell's runs where all of them are done, or how they have diverged."""
     stores = [RunFolder(run_folder(config, root)) for config in cell.configs]
     failed = {
-        config.seed: str(read_json(store.diverged_file)["error"])
+        config.seed: str(read_table(store.diverged_file).get("error", "the reason was not kept"))
         for config, store in zip(cell.configs, stores, strict=True)
         if store.diverged_file.is_file()
     }

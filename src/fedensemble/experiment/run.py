@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import write_json
 from ..core.types import RoundReport
 from ..data import FederatedData
+from ..durable import json_bytes
 from ..engines.ranks import Ranks
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation import Federation
@@ -22,7 +22,7 @@ from .config import Config
 from .evaluation import keep_predictions, test
 from .interruption import Interruption, interruptible
 from .modes import write_modes
-from .predictions import describe_clients, write_compact
+from .predictions import compact_bytes, describe_clients
 from .records import describe, environment, remarks, sum_up
 from .store import RunFolder, Say
 from .track import Tracker, catch_up, check_installed, tracking
@@ -78,7 +78,7 @@ def carry_out(
     store.claim(config)
     try:
         if meet(config, ranks, store.done):
-            summary = _unchanged(config, store, read)
+            summary = _unchanged(config, store, read, watcher.say)
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
@@ -90,9 +90,9 @@ def carry_out(
             watcher.say(sentence)
         engine = federation.engine
         facts_of_engine = {"precision": engine.precision, "ranks": ranks.size, "blocks": list(engine.blocks)}
-        write_json(folder / "env.json", {**environment(config), **facts_of_engine})
-        write_compact(store.clients_file, describe_clients(data))
-        store.diverged_file.unlink(missing_ok=True)
+        store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
+        store.write(store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients)))
+        store.retry()
         watcher.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
@@ -100,9 +100,13 @@ def carry_out(
             )
         for sentence in (new for new in remarks(federation) if new not in told):
             watcher.say(sentence)
+        store.check_claim()
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
         keep_predictions(config, store, federation, data, prediction)
-        store.finish({**sum_up(config, store, federation), **facts})
+        records = store.metrics()
+        complete = bool(records) and records[-1]["round"] == federation.round
+        tested = records[-1] if complete else test(config, federation, data)[0]
+        store.finish({**sum_up(config, store, federation, tested), **facts})
         return store.summary()
     except DivergedError as error:
         store.diverge(error)
@@ -113,10 +117,12 @@ def carry_out(
         store.release()
 
 
-def _unchanged(config: Config, store: RunFolder, read: Read) -> dict[str, Any]:
+def _unchanged(config: Config, store: RunFolder, read: Read, say: Say) -> dict[str, Any]:
     """The summary of a finished run; raises if it was trained on a file of the user's that has changed since."""
     summary = store.summary()
     store.check_modes()
+    if changes := store.changes():
+        say(changes)
     if config.data["source"] == "npz" and fingerprint(read(config)) != summary.get("data"):
         raise StoreError(
             f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out or --runs."

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoint import write_json
 from ..errors import StoreError
+from ..redact import redact
 from .track import Record, Tracker, flat, scalars, trackers
 
 __all__ = ["MLflow", "TensorBoard", "trackers"]
@@ -64,12 +65,14 @@ class MLflow(Tracker):
 
         try:
             held = json.loads(self.file.read_text(encoding="utf-8"))
-            if held["uri"] != self.uri:
+            if redact(held["uri"]) != redact(self.uri):
                 return None
             self.client.update_run(held["run_id"], status="RUNNING")
             told = self.client.get_metric_history(held["run_id"], "train/loss")
-        except (OSError, ValueError, KeyError, MlflowException):  # none yet, or deleted there
+        except (OSError, ValueError, KeyError, TypeError, MlflowException):  # none yet, or deleted there
             return None
+        if held["uri"] != redact(held["uri"]):  # written before credentials were left out
+            self._write(held["run_id"])
         return held["run_id"], max((metric.step for metric in told), default=0)
 
     def _new(self, settings: Mapping[str, Any], beside: Path) -> str:
@@ -85,19 +88,37 @@ class MLflow(Tracker):
             params = [Param(name, str(value)[:500]) for name, value in flat(settings).items()]
             self.client.log_batch(run, params=params[:100])
         except MlflowException as error:
-            raise StoreError(f"MLflow at {self.uri} refused the run: {str(error).splitlines()[0]}") from None
-        write_json(self.file, {"uri": self.uri, "run_id": run})
+            raise self._refused(error) from None
+        self._write(run)
         return run
+
+    def _write(self, run: str) -> None:
+        """Notes where the run is; without the credentials, which are those of the environment next time, too."""
+        write_json(self.file, {"uri": redact(self.uri), "run_id": run})
+
+    def _refused(self, error: Exception) -> StoreError:
+        """MLflow's own words may hold the whole address."""
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return StoreError(f"MLflow at {redact(self.uri)} refused the run: {redact(said)}")
 
     def record(self, record: Record) -> None:
         if record["round"] <= self.told:
             return
         from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
 
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, record["round"]) for name, value in scalars(record).items()]
-        for first in range(0, len(metrics), 1000):  # a server takes no more at once
-            self.client.log_batch(self.run, metrics=metrics[first : first + 1000])
+        try:
+            for first in range(0, len(metrics), 1000):  # a server takes no more at once
+                self.client.log_batch(self.run, metrics=metrics[first : first + 1000])
+        except MlflowException as error:
+            raise self._refused(error) from None
 
     def close(self, finished: bool) -> None:
-        self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+        except MlflowException as error:
+            raise self._refused(error) from None

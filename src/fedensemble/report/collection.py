@@ -11,8 +11,8 @@ from typing import Any
 
 from ..checkpoint import write_bytes
 from ..errors import InputError, StoreError
+from ..experiment.reading import need_keys, read_table
 from ..experiment.reproduction import NAMES
-from ..experiment.store import read_json
 from .grid import FULL
 
 BEGIN, END = "<!-- reproduced: begin -->", "<!-- reproduced: end -->"
@@ -74,7 +74,9 @@ def _section(folder: Path, text: str, page: Path) -> str:
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(picture, kept)
         text = text.replace(f"]({picture.name})", f"](images/{kept.name})")
-    return f"{text}\n{_cost(read_json(folder / 'results.json'))}"
+    results = read_table(folder / "results.json")
+    need_keys(folder / "results.json", results, ("sittings", "minutes") if results.get("sittings") else ("sittings",))
+    return f"{text}\n{_cost(results)}"
 
 
 def _put(section: str, sections: list[str]) -> None:

@@ -13,9 +13,10 @@ import torch
 from ..checkpoint import write_bytes, write_json
 from ..errors import InputError, unknown
 from ..experiment.config import Config
+from ..experiment.reading import read_table
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
-from ..experiment.store import RunFolder, read_json
+from ..experiment.store import RunFolder
 from ..machine import processor
 from ..version import VERSION
 from .grid import Shown, grid, headline
@@ -114,7 +115,7 @@ def _results(
     folder: Path, reproduction: Reproduction, results: Sequence[CellResult], seconds: float, trained: Sequence[str]
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that may differ from one time to the next: times, speed, versions, where the runs are."""
-    before = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
+    before = read_table(folder / "results.json") if (folder / "results.json").is_file() else {}
     sittings = before.get("sittings", [])
     cells = []
     new_samples = 0
@@ -151,7 +152,7 @@ def _samples(config: Config, folder: Path) -> int:
     work = config.training
     if work.steps is not None:
         return int(visits * work.steps * work.batch_size)
-    clients = read_json(folder / "clients.json") if (folder / "clients.json").is_file() else {}
+    clients = read_table(folder / "clients.json") if (folder / "clients.json").is_file() else {}
     return int(visits * work.epochs * clients.get("examples", 0) / max(1, clients.get("clients", 1)))
 
 

@@ -21,8 +21,16 @@ def run_record(store: RunFolder) -> dict[str, Any]:
     try:
         values, records = store.read_config(), store.metrics()
         summary = store.summary() if store.done else {}
-    except FedEnsembleError as error:  # one damaged run must not hide the others
-        return {"path": str(store.path), "state": "damaged", "result": str(error)}
+        return _record(store, values, records, summary)
+    except (FedEnsembleError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # One damaged run must not hide the others. What it lacks is known only where it is used.
+        said = f"a file lacks {error}" if isinstance(error, KeyError) else str(error)
+        return {"path": str(store.path), "state": "damaged", "result": said}
+
+
+def _record(
+    store: RunFolder, values: Mapping[str, Any], records: list[dict[str, Any]], summary: Mapping[str, Any]
+) -> dict[str, Any]:
     latest = [record["test"] for record in records if "test" in record][-1:]
     tested = summary.get("test") or (latest[0] if latest else {})
     metric = next((m for m in ("accuracy", "mse") if m in tested), None)
@@ -36,7 +44,7 @@ def run_record(store: RunFolder) -> dict[str, Any]:
         "schedule": values["ensemble"]["schedule"],
         "seed": values["seed"],
         "rounds": f"{len(records)}/{values['rounds']}",
-        "state": store.state,
+        "state": f"{store.state}, changed since" if store.changes() else store.state,
         "result": f"{metric} {show(metric, tested[metric])}" if metric else "",
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
@@ -68,8 +67,8 @@ class LocalClient:
         """The answer to a visit; what the client remembers stays in `context.state`."""
         visit = read_visit(message.content)
         check_visit(visit)
-        folder = context.node_config.get("memory-dir")
-        kept = KeptMemory(context.state, Path(str(folder)) if folder else None)
+        kept = KeptMemory.of(context)
+        kept.forget_others(visit.training)
         found = kept.find(visit) if visit.counted >= 0 else None
         sent = {name: value.to(self.learner.device) for name, value in unpack(message.content, MODEL).items()}
         buffers = sent.pop(BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device))

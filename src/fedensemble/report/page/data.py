@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, StoreError
-from ...experiment.store import RunFolder, read_json
-from ..run import unfinished
+from ...errors import FedEnsembleError, InputError, StoreError, first_line
+from ...experiment.reading import read_bytes, read_table
+from ...experiment.store import RunFolder
+from ..run import read_records, unfinished
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RunData:
     clients: Mapping[str, Any]
     predictions: Mapping[str, Any]
     environment: Mapping[str, Any]
+    changes: str = ""  # in files since the run was finished, as a sentence
 
     @property
     def tested(self) -> list[Mapping[str, Any]]:
@@ -41,15 +43,27 @@ class RunData:
 def read_run(folder: Path) -> RunData:
     """What a run's folder says; raises if there is no round yet."""
     store = RunFolder(folder)
-    settings, records = store.read_config(), store.metrics()
-    if not records:
-        raise InputError(f"The run in {folder} has no finished round yet.")
+    settings, records = store.read_config(), read_records(store)
     return RunData(
-        path=folder, settings=settings, config=store.config_file.read_text(encoding="utf-8"), records=records,
+        path=folder, settings=settings, config=read_bytes(store.config_file).decode("utf-8"), records=records,
         summary=store.summary() if store.done else unfinished(settings, records), done=store.done,
         clients=optional(store.clients_file), predictions=optional(store.predictions_file) if store.done else {},
-        environment=optional(folder / "env.json"),
+        environment=optional(folder / "env.json"), changes=store.changes(),
     )  # fmt: skip
+
+
+@contextmanager
+def expecting_whole_files(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong with files that can be read, but do not hold what they should, into a StoreError."""
+    try:
+        yield
+    except FedEnsembleError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        said = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {first_line(error)}"
+        raise StoreError(
+            f"The files in {folder} cannot be shown: one of them is damaged, incomplete or of another version ({said})."
+        ) from error
 
 
 def is_run(folder: Path) -> bool:
@@ -67,7 +81,4 @@ def optional(file: Path) -> dict[str, Any]:
     """What a JSON file holds; empty if there is none."""
     if not file.exists():
         return {}
-    held = read_json(file)
-    if not isinstance(held, dict):
-        raise StoreError(f"{file} is damaged: it should hold a table, and holds {json.dumps(held)[:40]}.")
-    return held
+    return read_table(file)

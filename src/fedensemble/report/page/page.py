@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...checkpoint import write_bytes
 from ...version import VERSION
-from ..run import write_report
+from ..run import read_report, write_report
 from ..tables import TextTable
 from .compared import comparison_sections
-from .data import RunData, is_run, read_run
+from .data import RunData, expecting_whole_files, is_run, read_run
 from .predicted import clients, predictions
 from .rounds import curves, spread
 from .sections import figures, ledger, results, settings
@@ -26,14 +26,23 @@ FILE = "report.html"
 def write_page(folder: Path, out: Path | None = None) -> Path:
     """Writes the page of a run or a comparison, by default as report.html into its folder; returns the file."""
     file = out or folder / FILE
-    page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
+    with expecting_whole_files(folder):
+        page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
     write_bytes(file, page.encode())
     return file
 
 
 def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
-    """Writes the page, and for a run report.md and curves.png too; returns the table and the page."""
-    table = write_report(folder) if is_run(folder) else read_comparison_folder(folder).table
+    """Writes the page, and for a run report.md and curves.png beside it too; returns the table and the page.
+
+    Args:
+        out: the page's file; nothing else is written then, and nothing into the folder.
+    """
+    with expecting_whole_files(folder):
+        if is_run(folder):
+            table = write_report(folder) if out is None else read_report(folder)[0]
+        else:
+            table = read_comparison_folder(folder).table
     return table, write_page(folder, out)
 
 
@@ -46,7 +55,7 @@ def run_page(folder: Path) -> str:
     return _render(
         title=str(run.settings["name"]),
         subtitle=_subtitle(run),
-        warning="" if run.done else f"Not finished: {done} of {rounds} rounds.",
+        warning=run.changes if run.done else f"Not finished: {done} of {rounds} rounds.",
         figures=figures(run),
         sections=sections,
     )
@@ -57,10 +66,12 @@ def comparison_page(folder: Path, file: Path) -> str:
     found = read_comparison_folder(folder)
     runs = [run for row in found.rows for run in row.runs]
     waiting = sum(not run.done for run in runs)
+    warnings = [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
+    warnings += [run.changes for run in runs if run.changes]
     return _render(
         title=found.name,
         subtitle=found.title or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
-        warning=f"Not finished: {waiting} of {len(runs)} runs are still to be done." if waiting else "",
+        warning=" ".join(warnings),
         figures=[],
         sections=comparison_sections(found, file),
     )

@@ -107,7 +107,24 @@ def _confusion(found: Any) -> Section:
 
 
 def _residuals(found: Any) -> Section:
-    points, held = found["points"], found["residuals"]
+    held = found["residuals"]
+    charts = [_targets(found)] if "points" in found else []
+    charts.append(
+        bar_chart("residuals", "Residuals: prediction less target",
+                  _edges(-held["reach"], held["reach"], held["count"]),
+                  [Bars("test examples", held["count"], "c0")], xlabel="residual", ylabel="test examples")
+    )  # fmt: skip
+    if "spreads" in found:
+        charts.append(_spreads(found["spreads"]))
+    text = "" if "spreads" in found else "One mode has no spread, so there is no uncertainty to show."
+    if "points" not in found:
+        text = f"Single targets are not published. {text}".strip()
+    return Section("calibration", "Residuals and uncertainty", text, charts)
+
+
+def _targets(found: Any) -> Chart:
+    """What was predicted for single targets."""
+    points = found["points"]
     both = [*points["target"], *points["mean"]]
     reach = [m + sign * s for m, s in zip(points["mean"], points["spread"], strict=True) for sign in (-1, 1)]
     across, up = scale(points["target"], LEFT, WIDTH - RIGHT), scale([*both, *reach], HEIGHT - BOTTOM, TOP)
@@ -120,20 +137,13 @@ def _residuals(found: Any) -> Section:
     some = (
         f"{len(dots):,} of {found['examples']:,} test examples, evenly chosen." if len(dots) < found["examples"] else ""
     )
-    charts = [
-        point_chart("predictions", "Predictions and targets", dots, xlabel="target", ylabel="prediction", across=across,
-                    up=up, over=[diagonal], radius=2.5, legend=[("prediction ± spread of modes", "dot c0"),
-                    ("exact", "line ideal")], note=some, header=("target", "prediction", "spread"),
-                    rows=[(f"{t:.4g}", f"{m:.4g}", f"{s:.3g}") for t, m, s in zip(points["target"], points["mean"],
-                    points["spread"], strict=True)][:100]),
-        bar_chart("residuals", "Residuals: prediction less target",
-                  _edges(-held["reach"], held["reach"], held["count"]),
-                  [Bars("test examples", held["count"], "c0")], xlabel="residual", ylabel="test examples"),
-    ]  # fmt: skip
-    if "spreads" in found:
-        charts.append(_spreads(found["spreads"]))
-    text = "" if "spreads" in found else "One mode has no spread, so there is no uncertainty to show."
-    return Section("calibration", "Residuals and uncertainty", text, charts)
+    return point_chart(
+        "predictions", "Predictions and targets", dots, xlabel="target", ylabel="prediction", across=across, up=up,
+        over=[diagonal], radius=2.5, legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
+        note=some, header=("target", "prediction", "spread"),
+        rows=[(f"{t:.4g}", f"{m:.4g}", f"{s:.3g}") for t, m, s in zip(points["target"], points["mean"],
+              points["spread"], strict=True)][:100],
+    )  # fmt: skip
 
 
 def _spreads(held: Any) -> Chart:
@@ -158,6 +168,9 @@ def clients(run: RunData) -> Section:
     found, title = run.clients, "Clients and classes"
     if not found:
         return Section("clients", title, "This run was made without clients.json; run it anew into another folder.")
+    if found.get("published") is False:
+        text = f"{found['clients']:,} clients hold {found['examples']:,} examples. Single clients are not published."
+        return Section("clients", "Clients", text)
     shown = len(found["size"])
     names = found["names"] or [str(client) for client in range(shown)]
     text = (
