@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fitting, saved
+from . import fitting, room, saved
 from .checkpoint import write_checkpoint
 from .core.algorithm import Algorithm, algorithms
 from .core.batches import LastBatch
@@ -92,7 +92,10 @@ class Federation:
         self.participation = fitting.find_participation(participation)
         answering = self.participation.init(len(data), seed)
         planned = self.participation.asking(self.schedule).init(len(data), seed)
+        room.check_recipe(model, self.schedule.modes, fitting.find_device(device), dtype)
         self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
+        room.check_room(self.learner, self.schedule.modes)
+        room.check_range(data, dtype)
         fitting.check_outputs(self.learner, data)
         self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)

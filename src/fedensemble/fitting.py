@@ -20,7 +20,7 @@ from .core.shortage import SMALLER_VISIT, lack, out_of_memory, room_for
 from .core.trial import try_training
 from .core.workshop import Workshop
 from .data.federated import FederatedData
-from .data.labels import advise_labels
+from .data.labels import advise_labels, check_whole
 from .data.options import check_names
 from .errors import InputError, first_line
 from .tokens import check_tokens
@@ -154,6 +154,13 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
             raise InputError(
                 f"The model must return a number for every class, [B, ..., C], classes last; got shape "
                 f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
+            )
+        if data.y_test is not None:
+            check_whole(data.y_test, "Test labels")
+        if outputs.shape[-1] < 2:
+            raise InputError(
+                "Classification needs two classes or more, and the model has one output for each example. Give labels of "
+                "two classes; for regression use loss='mse'."
             )
         classes, highest = outputs.shape[-1], int(data.y.max())
         if highest >= classes:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .data.labels import check_whole
 from .data.tensors import as_targets
 from .errors import DataError, InputError
 from .predict import Prediction
@@ -54,6 +55,12 @@ def _targets(prediction: Prediction, given: Any) -> Tensor:
             f"The prediction is for {len(mean)} rows and needs targets of shape {tuple(expected)}; "
             f"got {tuple(targets.shape)}."
         )
+    if prediction.task == "classification":
+        targets = check_whole(targets, "Test labels")
+        if targets.numel() and int(targets.min()) < 0:
+            raise DataError(f"Test labels must be 0, 1, 2, ...; got {int(targets.min())}.")
+    elif not bool(targets.isfinite().all()):
+        raise DataError("Targets contain nan or infinity. Clean or drop such rows.")
     return targets.to(mean.device)
 
 
@@ -65,6 +72,8 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     classes = prediction.mean.shape[-1]
+    if classes < 2:
+        raise InputError("These metrics need two classes or more, and the prediction has one.")
     if int(targets.max()) >= classes:
         raise DataError(f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs.")
     mean = prediction.mean.reshape(-1, classes).double()

@@ -10,7 +10,7 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "draws", "vectors", "version", "machine"}
+GROUND = {"errors", "registry", "draws", "vectors", "version", "machine", "text"}
 DATA = {"data"} | GROUND
 CORE = {"core"} | GROUND
 METHOD = CORE | DATA
@@ -26,6 +26,7 @@ ALLOWED = {
     "participation": {"participation"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
+    "room": METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }

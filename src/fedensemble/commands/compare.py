@@ -11,7 +11,7 @@ from ..experiment.compare import compare
 from ..report.comparison import find_comparison, write_comparison
 from ..report.page import write_page
 from ..report.progress import Live
-from .terminal import console, print_table
+from .terminal import console, print_line, print_table
 
 
 def compare_rows(
@@ -29,6 +29,7 @@ def compare_rows(
         print_table(write_comparison(folder, wanted, results))
         for run in (run for result in results for run in result.folders):
             write_page(run)  # the comparison's page links to them
-        console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)
+        print_line(f"Picture: {folder / 'curves.png'}")
+        print_line(f"Report: {write_page(folder)}")
     if failed:
         raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")

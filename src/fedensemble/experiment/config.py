@@ -15,9 +15,10 @@ from ..errors import InputError
 from ..fitting import find_schedule
 from ..predict import Combine
 from .checks import check_algorithm, check_data, check_engine, check_model, check_participation, named, tried
+from .limits import check_values
 from .sections import Table
 from .trackers import trackers
-from .wording import NAME, sentence
+from .wording import LONGEST_NAME, NAME, sentence
 
 NOT_HASHED = ("name", "track")  # they change no result
 
@@ -62,7 +63,7 @@ class EngineTable(Table):
 class Config(Table):
     """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and checked."""
 
-    name: str = Field(default="run", pattern=NAME)
+    name: str = Field(default="run", pattern=NAME, max_length=LONGEST_NAME)
     seed: NonNegativeInt = 0
     rounds: PositiveInt = 100
     track: list[str] = Field(default_factory=list, description="programs that follow the run")
@@ -118,6 +119,7 @@ def listed(problems: Sequence[str]) -> str:
 def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     """The config with every default filled in, or None and all that is wrong with it, as far as no data are needed."""
     problems: list[str] = []
+    check_values(values, "config")
     filled = dict(values)
     for name, checked in (("data", check_data), ("model", check_model), ("algorithm", check_algorithm),
                           ("participation", check_participation)):  # fmt: skip

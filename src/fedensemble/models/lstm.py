@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .options import check_dropout
 from .registry import models
 
 
@@ -33,6 +34,7 @@ class LSTM(nn.Module):
                 "Model 'lstm' needs embedding, layers and hidden of at least 1; "
                 f"got {embedding}, {layers} and {hidden}."
             )
+        check_dropout("lstm", dropout)
         if dropout > 0 and layers == 1:
             raise InputError(f"Model 'lstm' has dropout between layers; one layer has none. Got dropout={dropout}.")
         self.embedding = nn.Embedding(outputs, embedding)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import draws
+from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
 from ..core.types import Outcome, Plan, Turnout
@@ -59,6 +60,7 @@ class Devices(Participation):
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        check_hyperparameters(self)
         for name in ("compute_ms", "bandwidth_kbps", "factor", "deadline"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -27,7 +27,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     """Writes the page of a run or a comparison, by default as report.html into its folder; returns the file."""
     file = out or folder / FILE
     page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
-    write_bytes(file, page.encode())
+    write_bytes(file, page.encode("utf-8", "backslashreplace"))
     return file
 
 
