@@ -23,10 +23,11 @@ from .core.participation import Costs, Everybody, Participation
 from .core.probe import probe
 from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule
+from .core.shortage import out_of_memory
 from .core.types import EnsembleState, Outcome, Plan, Returned, RoundReport
 from .data.federated import FederatedData
 from .data.options import whole
-from .errors import EngineWarning
+from .errors import EngineWarning, FedEnsembleError, StoreError, first_line
 from .predict import Combine, Ensemble
 from .vectors import Tree
 
@@ -188,11 +189,25 @@ class Federation:
         return self.state.tensors(self.engine.memory_tensors())
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Puts back what `tensors` gave after `round` rounds."""
-        state, memory = EnsembleState.of(tensors, round, self.learner.device)
-        saved.check_fit(self.state, state)
-        self.engine.load_memory(memory)
+        """Puts back what `tensors` gave after `round` rounds; raises StoreError if they are not of this federation."""
+        whole("restore()", "round", round)
+        if "buffers" not in tensors:
+            raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
+        read, memory = EnsembleState.of(tensors, round, self.learner.device)
+        before, state = self.state, saved.fitted(self.state, read)
+        memory = saved.fitted_memory(memory, self.algorithm, state.modes["theta"], len(self.data))
         self.state = state
+        try:
+            saved.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
+            self.engine.load_memory(memory)
+        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            self.state = before
+            if isinstance(error, FedEnsembleError) or out_of_memory(error):
+                raise
+            raise StoreError(f"The checkpoint does not fit: {first_line(error)}.") from error
+        except StoreError:
+            self.state = before
+            raise
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""

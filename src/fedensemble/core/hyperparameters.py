@@ -1,4 +1,4 @@
-"""Hyperparameters of plug-ins: numbers of the declared type that floating-point arithmetic can hold."""
+"""Hyperparameters of plug-ins: finite numbers of the declared type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError
 
-LARGEST = 3.4028234663852886e38  # of float32; a larger constant is an error, or infinity, in its arithmetic
+LARGEST = 3.4028234663852886e38  # of float32; some operations of torch raise for a larger constant
 
 
 def check_hyperparameters(part: Any) -> None:
-    """Raises unless every field declared as a number holds one: not text, not nan, and within the range of float32.
+    """Raises unless every field declared as a number holds one: not text, not nan and not infinity.
 
     Called first by a plug-in's `__post_init__`, so that its own comparisons cannot fail on other types.
     """
@@ -31,12 +31,12 @@ def check_hyperparameters(part: Any) -> None:
         if float not in kinds and abs(int(value)) >= 2**63:
             raise InputError(f"{owner} needs {name} within 64 bits; got {value!r}.")
         if float in kinds and not _fits(value):
-            raise InputError(f"{owner} needs {name} to be finite and at most {LARGEST:.3g} in size; got {value!r}.")
+            raise InputError(f"{owner} needs {name} to be a finite number; got {value!r}.")
 
 
 def _fits(value: Real) -> bool:
     try:
-        return math.isfinite(value) and abs(float(value)) <= LARGEST
+        return math.isfinite(float(value))
     except OverflowError:  # an integer that no float holds
         return False
 

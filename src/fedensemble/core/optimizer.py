@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..registry import Registry
 from ..vectors import Tree
-from .hyperparameters import check_hyperparameters
+from .hyperparameters import LARGEST, check_hyperparameters
 
 optimizers: Registry[type[Optimizer]] = Registry("optimizer")
 
@@ -33,6 +33,8 @@ class Optimizer(ABC):
         for name in ("weight_decay", "clip"):
             if getattr(self, name) < 0:
                 raise InputError(f"{type(self).__name__} needs {name} >= 0; got {getattr(self, name)}.")
+        if self.clip > LARGEST:
+            raise InputError(f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. 0 never clips.")
 
     @abstractmethod
     def slots(self, theta: Tensor) -> Tree:
