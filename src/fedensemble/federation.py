@@ -102,7 +102,7 @@ class Federation:
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         fitting.check_training(self.learner, data, self.work.batch_size)
-        self._engine = (engine, dict(engine_options or {}))
+        self._engine = (engine, fitting.find_options(engine_options))
         self.engine = fitting.find_engine(*self._engine, self.learner, data, self.work, seed)
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)

@@ -93,8 +93,8 @@ class Ensemble:
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
-        self.combine: Combine = combine or default
-        if self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
+        self.combine: Combine = default if combine is None else combine
+        if not isinstance(self.combine, str) or self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
             raise InputError(
                 "combine is 'probabilities' or 'logits' for classification and 'outputs' for regression; "
                 f"got {self.combine!r} for {learner.task}."

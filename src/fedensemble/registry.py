@@ -37,6 +37,8 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
+        if not isinstance(name, str):
+            raise InputError(f"The name of {self.kind}s is text, such as '{next(iter(self))}'; got {name!r}.")
         if name not in self._items and name in self._entry_points():
             self._items[name] = self._load(name)
         if name not in self._items:
@@ -47,6 +49,8 @@ class Registry(Generic[T]):
         return iter(sorted({*self._items, *self._entry_points()}))
 
     def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
         return name in self._items or name in self._entry_points()
 
     def name_of(self, item: T) -> str | None:

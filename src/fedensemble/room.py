@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .core.learner import Learner
 from .core.making import DRAWING, ModelFactory, Recipe
@@ -10,6 +13,15 @@ from .core.shortage import free_bytes, gib
 from .data import examples
 from .data.federated import FederatedData
 from .errors import InputError, first_line
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Leaves out what initialises weights: without memory there are no values, and torch would load its compiler."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "zero_", "fill_"):
+            return args[0] if args else (kwargs or {}).get("tensor")
+        return function(*args, **(kwargs or {}))
 
 
 def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -20,11 +32,13 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
     if not isinstance(model, Recipe) or not model.model.__module__.startswith("fedensemble."):
         return
     try:
-        with DRAWING, torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with DRAWING, torch.random.fork_rng(devices=[]), torch.device("meta"), _WithoutValues():
             made = model()
     except (RuntimeError, OverflowError) as error:  # sizes whose product has more than 63 bits
         raise InputError(f"The model cannot be made, it is too large: {first_line(error)}.") from None
-    except TypeError as error:
+    except (TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"The model cannot be made: {first_line(error)}.") from None
     count = sum(tensor.numel() for tensor in (*made.parameters(), *made.buffers()))
     _refuse_too_many(count, modes, device, dtype)

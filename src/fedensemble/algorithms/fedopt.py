@@ -43,8 +43,8 @@ class FedOpt(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if not self.server_lr > 0 or not self.tau > 0:
-            raise InputError(f"{owner} needs server_lr > 0 and tau > 0; got {self.server_lr} and {self.tau}.")
+        if not self.server_lr > 0 or not 0 < self.tau < 1e19:  # its square must fit into float32
+            raise InputError(f"{owner} needs server_lr > 0 and 0 < tau < 1e19; got {self.server_lr} and {self.tau}.")
         for name in ("beta1", "beta2"):
             if hasattr(self, name) and not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{owner} needs 0 <= {name} < 1; got {getattr(self, name)}.")

@@ -44,7 +44,7 @@ class LocalWork:
         if max(self.epochs, self.steps or 1) > _MOST:  # the rows of all steps are drawn before the first one
             raise InputError(f"Local training needs epochs and steps of at most {_MOST:,}; got {self.epochs} and "
                              f"{self.steps}.")  # fmt: skip
-        if self.last_batch not in ("keep", "wrap", "drop"):
+        if not isinstance(self.last_batch, str) or self.last_batch not in ("keep", "wrap", "drop"):
             raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {self.last_batch!r}.")
 
     def steps_an_epoch(self, sizes: Tensor) -> Tensor:

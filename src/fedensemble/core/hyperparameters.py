@@ -7,10 +7,11 @@ from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError
 
+_NUMBERS = frozenset({int, float, type(None)})
 LARGEST = 3.4028234663852886e38  # of float32; some operations of torch raise for a larger constant
 
 
@@ -20,7 +21,14 @@ def check_hyperparameters(part: Any) -> None:
     Called first by a plug-in's `__post_init__`, so that its own comparisons cannot fail on other types.
     """
     owner = type(part).__name__
-    for name, kinds in _numeric_fields(type(part)):
+    for name, choices in _choices(type(part)):
+        if not isinstance(getattr(part, name), type(choices[0])):
+            words = ", ".join(map(repr, choices))
+            raise InputError(f"{owner} needs {name} to be one of {words}; got {getattr(part, name)!r}.")
+    for name, _ in _fields_of(type(part), frozenset({bool})):
+        if not isinstance(getattr(part, name), bool):
+            raise InputError(f"{owner} needs {name} to be True or False; got {getattr(part, name)!r}.")
+    for name, kinds in _fields_of(type(part), _NUMBERS):
         value = getattr(part, name)
         if value is None and type(None) in kinds:
             continue
@@ -35,15 +43,25 @@ def check_hyperparameters(part: Any) -> None:
 
 
 def _fits(value: Real) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # an integer that no float holds
-        return False
+    if isinstance(value, Integral):  # torch takes integers of 64 bits
+        return abs(int(value)) < 2**63
+    return math.isfinite(float(value))
 
 
 @cache
-def _numeric_fields(kind: type) -> tuple[tuple[str, frozenset[Any]], ...]:
-    """Fields of a dataclass that are declared as int, float, or one of them or None."""
+def _choices(kind: type) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Fields of a dataclass that are declared as one of some values, and these values."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError:
+        return ()
+    found = [(field.name, hints.get(field.name)) for field in fields(kind) if field.init]
+    return tuple((name, get_args(hint)) for name, hint in found if get_origin(hint) is Literal)
+
+
+@cache
+def _fields_of(kind: type, wanted: frozenset[Any]) -> tuple[tuple[str, frozenset[Any]], ...]:
+    """Fields of a dataclass that are declared as one of the wanted types or a union of them, and their types."""
     try:
         hints = get_type_hints(kind)
     except NameError:  # a plug-in's annotation that names a type it imports for type checkers only
@@ -53,6 +71,6 @@ def _numeric_fields(kind: type) -> tuple[tuple[str, frozenset[Any]], ...]:
         declared = hints.get(field.name)
         several = get_origin(declared) in (Union, UnionType)
         kinds = frozenset(get_args(declared) if several else (declared,))
-        if field.init and kinds <= {int, float, type(None)} and kinds != {type(None)}:
+        if field.init and kinds <= wanted and kinds != {type(None)}:
             found.append((field.name, kinds))
     return tuple(found)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .examples import check_examples, check_lengths, check_server, check_test, describe
-from .federated_checks import as_sizes, check_kinds, check_names
+from .federated_checks import as_sizes, check_kinds, check_names, check_options
 from .labels import check_numbering, count_classes, unseen_labels
 from .standardise import Standardise
 from .tensors import as_inputs, as_targets, as_tensor
@@ -140,6 +140,7 @@ class FederatedData:
     @classmethod
     def from_arrays(cls, x: Any, y: Any, sizes: Any, **options: Any) -> FederatedData:
         """Data from arrays that already lie client after client, `sizes[i]` rows each."""
+        check_options(options)
         x, y, size = as_inputs(x), as_targets(y), as_sizes(sizes)
         check_lengths(x, y, "the clients' data")
         if x.dtype == torch.uint8:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, unknown
 from .options import whole
 from .tensors import as_tensor
 
@@ -42,6 +43,20 @@ def _check_tensor(name: str, value: Any) -> None:
         raise DataError(
             f"{name} must be a tensor; got {type(value).__name__}. FederatedData.from_clients and from_arrays take arrays."
         )
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        raise DataError(f"{name} must be a dense tensor with values; got one of layout {value.layout} on {value.device}.")
+
+
+_OPTIONS = ("x_test", "y_test", "standardise", "classes", "names", "info", "x_server", "notes")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises for keyword arguments that `FederatedData` does not take."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise InputError(unknown("argument of FederatedData", name, _OPTIONS))
+    if not isinstance(options.get("notes", ()), (tuple, list)):
+        raise InputError(f"notes must be a tuple of texts; got {options['notes']!r}.")
 
 
 def as_sizes(sizes: Any) -> Tensor:

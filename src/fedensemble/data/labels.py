@@ -12,7 +12,8 @@ MOST_CLASSES = 10_000_000  # that are believed where labels are counted; more mu
 
 def count_classes(targets: Sequence[Tensor]) -> int:
     """The largest label and one more; raises where that is no plausible number of classes."""
-    most = max((int(values.max()) for values in targets), default=-1)
+    known = [values for values in targets if bool(values.isfinite().all())]  # others are refused where they are checked
+    most = max((int(values.max()) for values in known), default=-1)
     if most >= MOST_CLASSES:
         raise DataError(
             f"Labels go up to {most}, and a model would get an output for each of {most + 1} classes. Number the "

@@ -37,9 +37,12 @@ def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
 
 
 def _resolved(path: Path) -> Path:
-    """The absolute path; one that no file can have stays as it is, and reading it says why."""
+    """The absolute path; one that no file can have stays as it is, and reading it says why.
+
+    So does a pipe, as in `fedensemble run <(make-config)`: its link in /dev/fd leads to no path.
+    """
     try:
-        return path.resolve()
+        return path if path.is_fifo() else path.resolve()
     except (ValueError, OSError, RuntimeError):  # a NUL, a name that is too long, a loop of links
         return path
 

@@ -14,6 +14,7 @@ from ..errors import InputError
 
 LARGEST_FILE = 1_000_000  # bytes of a TOML file
 DEEPEST = 20  # tables and lists within one another; settings need four
+LONGEST_KEY = 200  # characters
 LONGEST_CHAIN = 20  # files that extend one another
 
 
@@ -69,6 +70,8 @@ def check_values(values: Any, where: str) -> None:
         if depth > DEEPEST:
             raise InputError(f"{where}: tables or lists nest more than {DEEPEST} deep.")
         pending += [(inner, depth + 1) for inner in _inside(value)]
+        if isinstance(value, Mapping) and (long := next((key for key in value if len(str(key)) > LONGEST_KEY), None)):
+            raise InputError(f"{where}: a key has at most {LONGEST_KEY} characters; got {ascii(str(long)[:60])}...")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             digits = f"{value}" if abs(value) < 10**30 else "an integer of more than 30 digits"
             raise InputError(f"{where}: integers have at most 64 bits; got {digits}.")

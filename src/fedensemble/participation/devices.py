@@ -61,6 +61,8 @@ class Devices(Participation):
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
+        if self.trace is not None and (not isinstance(self.trace, str) or "\0" in self.trace):
+            raise InputError(f"Participation 'devices' needs the path of a CSV file for trace; got {self.trace!r}.")
         for name in ("compute_ms", "bandwidth_kbps", "factor", "deadline"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
