@@ -29,6 +29,7 @@ from .data.federated import FederatedData
 from .data.options import whole
 from .errors import EngineWarning, FedEnsembleError, StoreError, first_line
 from .predict import Combine, Ensemble
+from .text import as_path
 from .vectors import Tree
 
 
@@ -194,13 +195,16 @@ class Federation:
         if "buffers" not in tensors:
             raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
         read, memory = EnsembleState.of(tensors, round, self.learner.device)
-        before, state = self.state, saved.fitted(self.state, read)
+        before, state = (
+            self.state,
+            saved.fitted(self.state, read, observes=type(self.schedule).observe is not Schedule.observe),
+        )
         memory = saved.fitted_memory(memory, self.algorithm, state.modes["theta"], len(self.data))
         self.state = state
         try:
             saved.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
             self.engine.load_memory(memory)
-        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             self.state = before
             if isinstance(error, FedEnsembleError) or out_of_memory(error):
                 raise
@@ -211,7 +215,7 @@ class Federation:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file."""
-        path = Path(folder) / saved.FILE
+        path = as_path(folder) / saved.FILE
         facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
         tensors = self.tensors()
         if self.engine.writes:

@@ -31,8 +31,8 @@ def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
     """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
-    members = prediction.members
     targets = _targets(prediction, targets)
+    members = prediction.members
     if prediction.task == "regression":
         target = targets.to(members.dtype).reshape(members.shape[1:])
         return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}
@@ -48,6 +48,8 @@ def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float
 
 def _targets(prediction: Prediction, given: Any) -> Tensor:
     """The targets as a tensor beside the prediction; raises unless there is one for each."""
+    if not isinstance(prediction, Prediction):
+        raise InputError(f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}.")
     targets, mean = as_targets(given), prediction.mean
     expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
     if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):

@@ -15,7 +15,7 @@ from .core.learner import Learner
 from .core.losses import Task
 from .core.shortage import room_for
 from .data.examples import check_range, first_bad_row
-from .data.options import whole
+from .data.options import flag, whole
 from .data.standardise import Standardise
 from .data.tensors import as_tensor
 from .errors import DivergedError, InputError
@@ -94,7 +94,11 @@ class Ensemble:
         self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
         self.combine: Combine = default if combine is None else combine
-        if not isinstance(self.combine, str) or self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
+        if (
+            not isinstance(self.combine, str)
+            or self.combine not in get_args(Combine)
+            or (self.combine == "outputs") != (learner.task == "regression")
+        ):
             raise InputError(
                 "combine is 'probabilities' or 'logits' for classification and 'outputs' for regression; "
                 f"got {self.combine!r} for {learner.task}."
@@ -122,7 +126,8 @@ class Ensemble:
             dropout: keep dropout active, as the authors' published code did when testing.
             on_device: leave the result where the modes are, in place of the CPU.
         """
-        whole("predict()", "batch_size", batch_size, minimum=1)
+        batch_size = min(whole("predict()", "batch_size", batch_size, minimum=1), 2**62)
+        dropout, on_device = flag("predict()", "dropout", dropout), flag("predict()", "on_device", on_device)
         inputs = as_tensor(x)
         inputs = inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
         if inputs.dim() == 0 or not len(inputs):

@@ -20,6 +20,7 @@ from .core.types import EnsembleState, Plan
 from .data.federated import FederatedData
 from .errors import InputError, StoreError
 from .parts import describe, revive
+from .text import as_path
 from .vectors import Tree
 
 FILE = "federation.safetensors"
@@ -68,7 +69,7 @@ def settings_of(
 
 def read(folder: str | Path, data: FederatedData, changes: Mapping[str, Any]) -> tuple[dict[str, Any], Tree, int]:
     """Arguments with these changes, tensors and rounds of the file in a folder; raises if it was for other data."""
-    path = Path(folder) / FILE
+    path = as_path(folder) / FILE
     tensors, facts = read_checkpoint(path)
     settings = _settings_in(path, facts)
     fixed = sorted(set(changes) - set(_CHANGEABLE))
@@ -120,15 +121,21 @@ def _revived(path: Path, name: str, description: Any) -> Any:
         raise StoreError(f"{path} is damaged, or of another version: its {name} cannot be made: {error}.") from None
 
 
-def fitted(state: EnsembleState, read: EnsembleState) -> EnsembleState:
+def fitted(state: EnsembleState, read: EnsembleState, observes: bool) -> EnsembleState:
     """A state that was read; raises StoreError unless its tensors have the names, shapes and types of `state`'s.
 
     A file of an older version may lack entries of the schedule's or the participation's state, which were added since:
     they have the values they start with.
+
+    Args:
+        observes: whether the schedule's state depends on what it saw. One that does not keeps the sizes and the range of
+            the fresh one: a stratum that is not there would ask for more memory than there is.
     """
     _compare("modes", state.modes, read.modes)
     _compare("statistics", {"buffers": state.buffers}, {"buffers": read.buffers})
     schedule = _with_kinds("schedule", state.schedule, read.schedule)
+    if not observes:
+        _check_strata(state.schedule, schedule)
     participation = _with_kinds("participation", state.participation, read.participation)
     return replace(read, schedule=schedule, participation=participation)
 
@@ -149,7 +156,9 @@ def fitted_memory(memory: Tree, algorithm: Algorithm, theta: Tensor, clients: in
         raise StoreError(f"The checkpoint does not fit: it has visits beyond {clients} clients and {len(theta)} modes.")
     fresh = {f"row.{n}": v for n, v in algorithm.init_memory(theta[:1]).items()}
     rows = {name: value for name, value in memory.items() if name != "visits"}
-    missing = set(fresh) - set(rows)  # kept since a newer version: it starts as for a client that never trained the mode
+    missing = set(fresh) - set(
+        rows
+    )  # kept since a newer version: it starts as for a client that never trained the mode
     if missing and len(visits):
         new = algorithm.init_memory(theta[visits[:, 1].to(theta.device)])
         rows |= {name: new[name.removeprefix("row.")].to(visits.device) for name in missing}
@@ -162,6 +171,21 @@ def check_plan(plan: Plan, clients: int, modes: int) -> None:
     for what, index, end in (("clients", plan.client, clients), ("modes", plan.mode, modes)):
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < end:
             raise StoreError(f"The checkpoint does not fit: its schedule asks for {what} beyond the {end} there are.")
+
+
+def _check_strata(fresh: Tree, read: Tree) -> None:
+    """Raises unless tables of a schedule have the sizes of fresh ones, and integers in the range of theirs."""
+    for name, like in fresh.items():
+        got = read[name]
+        table = like.dim() > 0 and like.numel() > 0 and not like.is_floating_point()
+        outside = (
+            table and got.numel() > 0 and (int(got.min()) < min(0, int(like.min())) or int(got.max()) > int(like.max()))
+        )
+        if got.shape != like.shape or outside:
+            raise StoreError(
+                f"The checkpoint does not fit: '{name}' of its schedule has shape {tuple(got.shape)} or values that "
+                f"this federation's, of shape {tuple(like.shape)}, cannot have."
+            )
 
 
 def _with_kinds(what: str, fresh: Tree, read: Tree) -> Tree:

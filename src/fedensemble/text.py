@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
 
 # Control characters, formats (such as the one that reverses the direction of text), surrogates, line separators.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -24,3 +29,15 @@ def printable(text: str, lines: bool = False) -> str:
         c.encode("unicode_escape").decode("ascii") if c not in kept and unicodedata.category(c) in _HIDDEN else c
         for c in text
     )
+
+
+def as_path(given: Any, what: str = "folder") -> Path:
+    """A path that a user gave; raises unless a file can have it."""
+    try:
+        path = Path(given)
+        os.fsencode(path)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} must be a path, as text or a pathlib.Path; got {given!r}.") from None
+    if "\0" in str(path):
+        raise InputError(f"{what} must be a path without NUL characters; got {str(path)!r}.")
+    return path

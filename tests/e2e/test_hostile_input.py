@@ -107,12 +107,12 @@ def bad_archives() -> dict[str, bytes]:
     return {
         "without magic": member(b"no array at all"),
         "encrypted": member(good, changes=[(local, b"PK\x03\x04" + method), (central, b"PK\x01\x02\x14\x03" + method)]),
-        "unknown compression": member(
-            good, changes=[(part, part[:-2] + b"\x63\x00") for part in (local, central)]
-        ),
+        "unknown compression": member(good, changes=[(part, part[:-2] + b"\x63\x00") for part in (local, central)]),
         "broken LZMA": lzma.getvalue()[:at] + b"\xff" * 20 + lzma.getvalue()[at + 20 :],
         "unclosed header": member(good.replace(b"}", b" ")),
-        "huge claim": member(good.replace(b"(4, 8)", b"(4, 8" + b"0" * 1 + b")").replace(b"(4, 80)", b"(999999999999,)")),
+        "huge claim": member(
+            good.replace(b"(4, 8)", b"(4, 8" + b"0" * 1 + b")").replace(b"(4, 80)", b"(999999999999,)")
+        ),
         "nested header": member(b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10000),
         "header of version 3": member(good.replace(b"NUMPY\x01", b"NUMPY\x03")),
     }
@@ -122,7 +122,16 @@ def bad_archives() -> dict[str, bytes]:
 def test_damaged_archives(folder: Path, kind: str) -> None:
     file = folder / "bad.npz"
     file.write_bytes(bad_archives()[kind])
-    sets = ("--set", "data.source=npz", "--set", f"data.path={file}", "--set", "data.y=x", "--set", "data.partition=iid")
+    sets = (
+        "--set",
+        "data.source=npz",
+        "--set",
+        f"data.path={file}",
+        "--set",
+        "data.y=x",
+        "--set",
+        "data.partition=iid",
+    )
     code, _, errors = run("run", "small.toml", *sets, cwd=folder)
     assert code == 2 and "is damaged or of another kind: array 'x' cannot be read" in errors, errors
 

@@ -17,7 +17,18 @@ from fedensemble.report.predictions import read_inputs
 
 from .budget import attempt, examples, generators, mutated
 
-HEADER_WORDS = (b"(999999999999,)", b"(-1,)", b"'|O'", b"'<f8'", b"'<U9'", b"True", b"((", b"{", b"PK\x01\x02", b"\xff" * 4)
+HEADER_WORDS = (
+    b"(999999999999,)",
+    b"(-1,)",
+    b"'|O'",
+    b"'<f8'",
+    b"'<U9'",
+    b"True",
+    b"((",
+    b"{",
+    b"PK\x01\x02",
+    b"\xff" * 4,
+)
 
 
 @pytest.fixture(scope="module")

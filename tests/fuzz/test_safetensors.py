@@ -114,7 +114,10 @@ def go_on(federation: fe.Federation, tensors: dict[str, Tensor], round: Any) -> 
         return True
 
     try:
-        if not attempt(both, case={n: (t.shape, t.dtype) for n, t in tensors.items()}) and federation.round == before.round:
+        if (
+            not attempt(both, case={n: (t.shape, t.dtype) for n, t in tensors.items()})
+            and federation.round == before.round
+        ):
             assert federation.state is before or federation.round == round
     finally:
         federation.state = before

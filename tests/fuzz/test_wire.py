@@ -114,7 +114,11 @@ def test_words_of_any_kind(values: dict[str, Any]) -> None:
 
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     content = RecordDict({VISIT: ConfigRecord(values), RESULT: MetricRecord(numbers)})
-    for read in (lambda: read_visit(content), lambda: number(content, "loss", float), lambda: number(content, "examples", int)):
+    for read in (
+        lambda: read_visit(content),
+        lambda: number(content, "loss", float),
+        lambda: number(content, "examples", int),
+    ):
         try:
             read()
         except UnreadableError as error:

@@ -109,7 +109,7 @@ class FederatedData:
         >>> len(data), data.size.tolist(), data.classes
         (2, [2, 1], 2)
         """
-        if not isinstance(clients, Iterable):
+        if not isinstance(clients, Iterable) or (hasattr(clients, "shape") and not len(clients.shape)):
             raise DataError(f"from_clients takes a list of pairs, [(x0, y0), ...]; got {type(clients).__name__}.")
         clients = list(clients)
         if not clients:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError, unknown
 from .options import whole
+from .standardise import Standardise
 from .tensors import as_tensor
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ def check_kinds(data: FederatedData) -> None:
         whole("FederatedData", "classes", data.classes, minimum=1)
     if data.standardise is not None and not callable(data.standardise):
         raise InputError(f"standardise must be a Standardise(mean, std) or None; got {data.standardise!r}.")
+    if isinstance(data.standardise, Standardise):
+        channels = data.x.shape[1] if data.x.dim() > 1 else 1
+        for name in ("mean", "std"):
+            if len(getattr(data.standardise, name)) not in (1, channels):
+                raise InputError(
+                    f"standardise has {len(getattr(data.standardise, name))} numbers as {name}, and inputs of shape "
+                    f"{tuple(data.x.shape[1:])} need 1 or {channels}."
+                )
 
 
 def _check_tensor(name: str, value: Any) -> None:
@@ -44,7 +53,9 @@ def _check_tensor(name: str, value: Any) -> None:
             f"{name} must be a tensor; got {type(value).__name__}. FederatedData.from_clients and from_arrays take arrays."
         )
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
-        raise DataError(f"{name} must be a dense tensor with values; got one of layout {value.layout} on {value.device}.")
+        raise DataError(
+            f"{name} must be a dense tensor with values; got one of layout {value.layout} on {value.device}."
+        )
 
 
 _OPTIONS = ("x_test", "y_test", "standardise", "classes", "names", "info", "x_server", "notes")
@@ -69,7 +80,7 @@ def as_sizes(sizes: Any) -> Tensor:
 
 def check_names(names: Any, clients: int) -> None:
     """Raises unless there is one printable name per client: a lone surrogate cannot be written to any file."""
-    if isinstance(names, str) or not hasattr(names, "__len__"):
+    if not isinstance(names, (tuple, list)):
         raise DataError(f"names must be a sequence of texts, one per client; got {names!r}.")
     if len(names) != clients:
         raise DataError(f"There are {clients} clients, but {len(names)} names; give one each.")
@@ -79,4 +90,6 @@ def check_names(names: Any, clients: int) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise DataError(f"The name of client {client} is not valid Unicode text: {ascii(name)}. Rename it.") from None
+            raise DataError(
+                f"The name of client {client} is not valid Unicode text: {ascii(name)}. Rename it."
+            ) from None

@@ -15,6 +15,7 @@ from ..errors import StoreError
 from ..fitting import find_device
 from ..predict import Ensemble
 from ..room import check_recipe
+from ..text import as_path
 from .build import build_model
 from .config import Config, resolve
 from .modes_checks import PREDICTORS, check_facts, check_modes
@@ -41,7 +42,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
 
 def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ensemble:
     """The ensemble of a finished run's folder, ready for inputs as they were given in training."""
-    store = RunFolder(Path(folder))
+    store = RunFolder(as_path(folder))
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
     place = find_device(device)

@@ -183,7 +183,9 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             papers = [(x, *number) for x, number in known if number is not None and beside_paper(reproduction)]
             _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
             long = max(map(len, names)) > LONG
-            axis.set_xticks(range(len(names)), list(map(plain, names)), rotation=30 if long else 0, ha="right" if long else "center")
+            axis.set_xticks(
+                range(len(names)), list(map(plain, names)), rotation=30 if long else 0, ha="right" if long else "center"
+            )
             axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else plain(row))
             axis.set_xlim(-0.5, len(names) - 0.5)
         for axis in axes[len(panels) :]:
