@@ -172,8 +172,8 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
             check_whole(data.y_test, "Test labels")
         if outputs.shape[-1] < 2:
             raise InputError(
-                "Classification needs two classes or more, and the model has one output for each example. Give labels of "
-                "two classes; for regression use loss='mse'."
+                "Classification needs two classes or more, and the model has one output for each example. Give labels "
+                "of two classes; for regression use loss='mse'."
             )
         classes, highest = outputs.shape[-1], int(data.y.max())
         if highest >= classes:

@@ -1,4 +1,4 @@
-"""What does not fit: modes into memory, and data into the floating-point type of training; found before either is tried."""
+"""What does not fit: modes into memory, and data into the floating-point type of training; found before training."""
 
 from __future__ import annotations
 

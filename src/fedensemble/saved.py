@@ -128,8 +128,8 @@ def fitted(state: EnsembleState, read: EnsembleState, observes: bool) -> Ensembl
     they have the values they start with.
 
     Args:
-        observes: whether the schedule's state depends on what it saw. One that does not keeps the sizes and the range of
-            the fresh one: a stratum that is not there would ask for more memory than there is.
+        observes: whether the schedule's state depends on what it saw. One that does not keeps the sizes and the range
+            of the fresh one: a stratum that is not there would ask for more memory than there is.
     """
     _compare("modes", state.modes, read.modes)
     _compare("statistics", {"buffers": state.buffers}, {"buffers": read.buffers})

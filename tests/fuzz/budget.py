@@ -35,13 +35,14 @@ def generators(purpose: int, count: int) -> list[np.random.Generator]:
 def attempt(action: Callable[[], T], seconds: float = 20.0, case: object = "") -> T | None:
     """What an action returns, or None if it raised an error of ours; any other exception passes, with the case."""
     begun = time.monotonic()
-    result = None
+    result, message = None, "none"
     try:
         result = action()
     except FedEnsembleError as error:
-        assert 0 < len(str(error)) < LONGEST_MESSAGE, (case, len(str(error)))
+        message = str(error)
     except Exception as error:
         raise AssertionError(f"{case!r:.500} raised {type(error).__name__}: {error}") from error
+    assert 0 < len(message) < LONGEST_MESSAGE, (case, len(message))
     assert time.monotonic() - begun < seconds, (case, "slow")
     return result
 

@@ -20,9 +20,9 @@ from .budget import attempt, generators
 
 X, Y = np.ones((6, 3), np.float32), np.arange(6) % 2
 THINGS: list[Any] = [
-    None, True, -1, 0, 1, 2, 1.5, 1e39, 1e300, float("nan"), float("inf"), 10**9, 2**63, 10**30, "", "x", "\ud800", b"x",
-    [], [1], {}, (), object(), np.float32(1), np.int64(2), np.array([1, 2]), torch.tensor(1), torch.ones(2), nn.Linear,
-    1j, "auto", "a\0b",
+    None, True, -1, 0, 1, 2, 1.5, 1e39, 1e300, float("nan"), float("inf"), 10**9, 2**63, 10**30, "", "x", "\ud800",
+    b"x", [], [1], {}, (), object(), np.float32(1), np.int64(2), np.array([1, 2]), torch.tensor(1), torch.ones(2),
+    nn.Linear, 1j, "auto", "a\0b",
 ]  # fmt: skip
 ARRAYS: list[Any] = [
     None, 5, "x", [], [[]], [1, 2, 3], np.zeros((0, 3)), np.zeros((6, 0)), np.zeros(6), np.zeros((6, 3), bool),
@@ -55,10 +55,10 @@ def some(values: list[Any], purpose: int, count: int) -> list[Any]:
     return [values[random.integers(len(values))] for random in generators(purpose, count)]
 
 
-@pytest.mark.parametrize("name", [name for name in inspect.signature(fe.Federation).parameters])
+@pytest.mark.parametrize("name", list(inspect.signature(fe.Federation).parameters))
 def test_federation(name: str) -> None:
     for value in some(THINGS, len(name), 6):
-        if name in ("epochs", "steps") and isinstance(value, int) and 1000 < value:
+        if name in ("epochs", "steps") and isinstance(value, int) and value > 1000:
             continue  # a long visit is what was asked for
         attempt(lambda value=value: train(**{name: value}), case=(name, value))
 

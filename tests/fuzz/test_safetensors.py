@@ -1,4 +1,4 @@
-"""Modes, checkpoints and saved federations: damaged or forged, with right checksums too, they are refused or harmless."""
+"""Modes, checkpoints and saved federations: damaged, or forged with right checksums, they are refused or harmless."""
 
 import json
 from collections.abc import Callable

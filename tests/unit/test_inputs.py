@@ -32,7 +32,7 @@ def test_fractions_in_test_labels_are_refused():
     with pytest.raises(fe.DataError, match=r"Test labels must be whole numbers.*got 0.5 in row 0"):
         federation(data=data(x_test=X, y_test=fractions))
     prediction = federation().ensemble.predict(X)
-    with pytest.raises(fe.DataError, match="got 0.5 in row 0"):
+    with pytest.raises(fe.DataError, match=r"got 0\.5 in row 0"):
         fe.evaluate(prediction, fractions)
     assert fe.evaluate(prediction, Y.astype(float)) == fe.evaluate(prediction, Y)
     with pytest.raises(fe.DataError, match="got -1"):
@@ -148,9 +148,9 @@ def put(name, value):
 
 
 MODES = {
-    "transposed": (transpose("0/layers.1.weight"), r"'0/layers.1.weight' has shape \(3, 3\)|has shape \(3, 8\)"),
+    "transposed": (transpose("0/layers.1.weight"), r"'0/layers.1.weight' has shape \(3, 8\)"),
     "another type": (
-        lambda t, f: t.update({"1/layers.1.bias": t["1/layers.1.bias"].double()}), "of float64, and .* float32 is expected"
+        lambda t, f: t.update({"1/layers.1.bias": t["1/layers.1.bias"].double()}), "of float64, and .* is expected"
     ),
     "nan": (put("1/layers.1.bias", float("nan")), "'1/layers.1.bias' holds nan or infinity"),
     "infinity": (put("0/layers.3.bias", float("inf")), "holds nan or infinity"),

@@ -14,7 +14,7 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
     for what, values in (("Inputs", x), ("Targets", y)):
         if len(values) and not values.numel():
             raise DataError(
-                f"{what} of {where} have no values: their shape is {tuple(values.shape)}. Each row needs a number or more."
+                f"{what} of {where} have no values: their shape is {tuple(values.shape)}. Each row needs a value."
             )
     for what, values in (("Inputs", x), ("Targets", y)):
         if (row := first_bad_row(values)) is not None:

@@ -50,7 +50,7 @@ def check_kinds(data: FederatedData) -> None:
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise DataError(
-            f"{name} must be a tensor; got {type(value).__name__}. FederatedData.from_clients and from_arrays take arrays."
+            f"{name} must be a tensor; got {type(value).__name__}. from_clients and from_arrays take arrays."
         )
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
         raise DataError(
@@ -90,6 +90,4 @@ def check_names(names: Any, clients: int) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise DataError(
-                f"The name of client {client} is not valid Unicode text: {ascii(name)}. Rename it."
-            ) from None
+            raise DataError(f"The name of client {client} is not valid Unicode text: {name!a}. Rename it.") from None

@@ -35,8 +35,8 @@ def check_whole(y: Tensor, what: str) -> Tensor:
     if len(fractions):
         row, column = fractions[0].tolist()
         raise DataError(
-            f"{what} must be whole numbers 0, 1, 2, ...; got {float(flat[row, column]):g} in row {row}. Give the number "
-            "of the class."
+            f"{what} must be whole numbers 0, 1, 2, ...; got {float(flat[row, column]):g} in row {row}. Give the "
+            "number of the class."
         )
     return y.long()
 

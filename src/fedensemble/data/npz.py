@@ -107,8 +107,8 @@ def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> 
         dtype, count = check_member(archive.zip, name if name in archive.zip.namelist() else f"{name}.npy")
         if dtype.hasobject:
             raise DataError(
-                f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run code. "
-                "Save it as an array of numbers of one shape."
+                f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run "
+                "code. Save it as an array of numbers of one shape."
             )
         check_room(file, name, count * dtype.itemsize, largest_size(file) if room is None else room)
         array: NDArray[Any] = archive[name]
@@ -116,8 +116,8 @@ def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> 
         raise
     except MemoryError:
         raise DataError(
-            f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a smaller type, or a machine "
-            "with more memory."
+            f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a smaller type, or a "
+            "machine with more memory."
         ) from None
     except Exception as error:  # damaged, encrypted or unknown compression: each has an exception of its own
         raise no_archive(file, f"array '{name}' cannot be read ({first_line(error)})") from None

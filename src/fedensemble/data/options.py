@@ -87,5 +87,6 @@ def need_memory(owner: str, size: int, given: str) -> None:
     """Raises if making something takes more bytes than there are, before anything is allocated."""
     if size > (free := free_memory()):
         raise InputError(
-            f"{owner} needs about {size / 1e9:.3g} GB of memory with {given}, and {free / 1e9:.3g} GB are free. Lower them."
+            f"{owner} needs about {size / 1e9:.3g} GB of memory with {given}, and {free / 1e9:.3g} GB are free. "
+            "Lower them."
         )

@@ -71,14 +71,14 @@ def check_values(values: Any, where: str) -> None:
             raise InputError(f"{where}: tables or lists nest more than {DEEPEST} deep.")
         pending += [(inner, depth + 1) for inner in _inside(value)]
         if isinstance(value, Mapping) and (long := next((key for key in value if len(str(key)) > LONGEST_KEY), None)):
-            raise InputError(f"{where}: a key has at most {LONGEST_KEY} characters; got {ascii(str(long)[:60])}...")
+            raise InputError(f"{where}: a key has at most {LONGEST_KEY} characters; got {str(long)[:60]!a}...")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             digits = f"{value}" if abs(value) < 10**30 else "an integer of more than 30 digits"
             raise InputError(f"{where}: integers have at most 64 bits; got {digits}.")
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{where}: a setting cannot be nan.")
         if isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
-            raise InputError(f"{where}: text must be Unicode without NUL; got {ascii(value[:60])}.")
+            raise InputError(f"{where}: text must be Unicode without NUL; got {value[:60]!a}.")
 
 
 def _inside(value: Any) -> Iterator[Any]:

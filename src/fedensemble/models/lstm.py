@@ -6,7 +6,6 @@ from ..errors import InputError
 from .options import check_dropout, check_widths
 from .registry import models
 
-
 _MOST_LAYERS = 1000
 
 

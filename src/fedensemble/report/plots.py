@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from ..checkpoint import write_bytes
 from ..data import FederatedData
 from ..experiment.compare import RowResult
+from ..text import printable
 from .series import MOST_ROUNDS, averaged, caption, grouped
 from .tables import PERCENT, TITLES
-from ..text import printable
 from .timing import HOUR, has_clock
 
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme

@@ -26,8 +26,9 @@ class Live:
         self.console, self.runs = console, runs
         self._said: set[str] = set()
         self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console, disable=not console.is_terminal, transient=runs > 1,
         )  # fmt: skip
         self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
