@@ -104,9 +104,10 @@ def parse_setting(text: str) -> Values:
     check_values([*names, parsed], f"--set {shortened(text)}")
     if len(names) > DEEPEST:
         raise InputError(f"--set {shortened(text)}: a key has at most {DEEPEST} parts.")
+    nested: Any = parsed
     for name in reversed(names):
-        parsed = {name: parsed}
-    return parsed  # type: ignore[no-any-return]
+        nested = {name: nested}
+    return nested  # type: ignore[no-any-return]
 
 
 def shortened(text: str) -> str:

@@ -22,11 +22,11 @@ PREDICTORS = "predictors"
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The description of a file of modes: "model" (shape and outputs), "modes", "standardise" and "tokens"."""
-    model, modes, rule = facts.get("model"), facts.get("modes"), facts.get("standardise")
+    model, modes, rule = (facts.get(name) for name in ("model", "modes", "standardise"))
     problem = None
     if not isinstance(model, dict) or not _sides(model.get("shape")) or not _whole(model.get("outputs"), 1):
         problem = f"the facts of its model are {model!r}"
-    elif not _whole(modes, 1) or modes > MOST_MODES:
+    elif not isinstance(modes, int) or not _whole(modes, 1) or modes > MOST_MODES:
         problem = f"its number of modes is {modes!r}"
     elif rule is not None and not _is_rule(rule):
         problem = f"its rule for standardising inputs is {rule!r}"

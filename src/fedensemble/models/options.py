@@ -31,5 +31,5 @@ def check_widths(model: str, name: str, widths: Any) -> Sequence[int]:
 def check_positive(model: str, **numbers: Any) -> None:
     """Raises unless every option is a finite number above 0."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise InputError(f"Model '{model}' needs {name} > 0; got {value!r}.")

@@ -24,7 +24,7 @@ def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, An
     if what not in KINDS:
         raise InputError(unknown("list", what, [*KINDS, "runs"]))
     kind = KINDS[what]
-    records = []
+    records: list[dict[str, Any]] = []
     for chosen in kind.registry if name is None else [name]:
         try:
             item = kind.registry[chosen]
@@ -33,7 +33,7 @@ def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, An
                 raise
             records.append({"name": chosen, "what": str(error), "options": []})  # the others are listed all the same
             continue
-        record = {"name": chosen, "what": summary(item)}
+        record: dict[str, Any] = {"name": chosen, "what": summary(item)}
         record |= describe_method(item) if what == "algorithms" else {}
         records.append(record | {"options": options(kind, item)})
     return records
