@@ -68,20 +68,24 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except StoreError:
         raise
-    except (SafetensorError, OSError, struct.error, RuntimeError, ValueError) as error:
+    except (SafetensorError, OSError, struct.error, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise _damaged(path, error) from None
     if _ENTRY not in metadata:
         raise StoreError(f"{path} is a safetensors file, but not one of fedensemble's checkpoints.")
     try:
         entry = json.loads(metadata[_ENTRY])
-        text, checksum = entry["facts"], entry["sha256"]
-        facts = json.loads(text)
-    except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deep for the parser
+        text, checksum = str(entry["facts"]), entry["sha256"]
+        expected = _checksum(tensors, text)
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise StoreError(f"{path} is damaged: its description cannot be read.") from None
-    if checksum != _checksum(tensors, text):
+    if checksum != expected:
         raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        facts = None
     if not isinstance(facts, dict):
-        raise StoreError(f"{path} is damaged: its description is no table.")
+        raise StoreError(f"{path} is damaged: its description cannot be read.")
     return tensors, facts
 
 

@@ -12,7 +12,7 @@ import typer.core
 
 from .commands.fleet import fleet_app
 from .commands.guard import guarded
-from .commands.terminal import console, print_table
+from .commands.terminal import print_line, print_table
 from .version import VERSION
 
 typer.core.HAS_RICH = False  # it would put a backslash before each [default], as rich's markup needs
@@ -115,7 +115,7 @@ def predict_command(
     from .report.predictions import predict_file
 
     count = predict_file(run, inputs, output, members=members, device=device or "auto")
-    console.print(f"{count} predictions written to {output}", highlight=False)
+    print_line(f"{count} predictions written to {output}")
 
 
 @app.command("report")
@@ -129,7 +129,7 @@ def report_command(
 
     table, page = write_and_warn(path, out)
     print_table(table)
-    console.print(f"Report: {page}", highlight=False)
+    print_line(f"Report: {page}")
     if open_:
         typer.launch(page.resolve().as_uri())
 
@@ -145,7 +145,7 @@ def deploy_command(
     from .deploy.write import write_app
 
     for line in write_app(load_config(file, set_), out):
-        console.print(line, highlight=False)
+        print_line(line)
 
 
 @app.command("show")
@@ -199,7 +199,7 @@ def get_command(
     from .data import get
 
     for path in get(name, root):
-        console.print(str(path), highlight=False)
+        print_line(path)
 
 
 @data_app.command("show")
@@ -217,7 +217,7 @@ def show_data_command(
     for table in tables:
         print_table(table)
     if said:
-        console.print(said, highlight=False)
+        print_line(said)
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, fedprox."
     """
     options = sorted(known)
+    name = name if len(name) <= 80 else f"{name[:77]}..."
     close = get_close_matches(name, options, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"unknown {kind} '{name}': {hint}Known: {', '.join(options)}."

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fitting, saved
+from . import fitting, room, saved
 from .checkpoint import write_checkpoint
 from .core.aggregator import STATISTICS, Aggregator, check_aggregator, few_clients, gathering
 from .core.algorithm import Algorithm, algorithms
@@ -25,11 +25,13 @@ from .core.participation import Costs, Everybody, Participation
 from .core.probe import probe
 from .core.round import Request, begin_round, finish_round
 from .core.schedule import Schedule
+from .core.shortage import out_of_memory
 from .core.types import EnsembleState, Outcome, Plan, Returned, RoundReport
 from .data.federated import FederatedData
 from .data.options import whole
-from .errors import AggregatorWarning, EngineWarning
+from .errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
 from .predict import Combine, Ensemble
+from .text import as_path
 from .vectors import Tree, rows
 
 
@@ -100,13 +102,16 @@ class Federation:
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)  # bool [N]
         answering = self.participation.init(len(data), seed)
         planned = self.participation.asking(self.schedule).init(len(data), seed)
+        room.check_recipe(model, self.schedule.modes, fitting.find_device(device), dtype)
         self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
+        room.check_room(self.learner, self.schedule.modes)
+        room.check_range(data, dtype)
         fitting.check_outputs(self.learner, data)
         self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         fitting.check_training(self.learner, data, self.work.batch_size)
-        self._engine = (engine, dict(engine_options or {}))
+        self._engine = (engine, fitting.find_options(engine_options))
         trained_on = fitting.poison(data, self.attack, self.malicious)
         self.engine = fitting.find_engine(*self._engine, self.learner, trained_on, self.work, seed)
         for note in self.engine.notes:
@@ -222,21 +227,41 @@ class Federation:
         return {**self.tensors(), **{f"engine/{name}": value for name, value in self.engine.numerics().items()}}
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Puts back what `tensors` or `checkpoint_tensors` gave after `round` rounds."""
-        state, memory = EnsembleState.of(tensors, round, self.learner.device)
-        self.algorithm.check_state(state.modes)
-        saved.check_fit(self.state, state)
-        self.engine.load_memory(memory)
+        """Puts back what `tensors` or `checkpoint_tensors` gave after `round` rounds.
+
+        Raises StoreError if they are not of this federation.
+        """
+        whole("restore()", "round", round)
+        if "buffers" not in tensors:
+            raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
+        read, memory = EnsembleState.of(tensors, round, self.learner.device)
+        self.algorithm.check_state(read.modes)
+        before, state = (
+            self.state,
+            saved.fitted(self.state, read, observes=type(self.schedule).observe is not Schedule.observe),
+        )
+        memory = saved.fitted_memory(memory, self.algorithm, state.modes["theta"], len(self.data))
         choices = {n.removeprefix("engine/"): value for n, value in tensors.items() if n.startswith("engine/")}
-        self.engine.keep_numerics(choices)
         self.state = state
+        try:
+            saved.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
+            self.engine.load_memory(memory)
+            self.engine.keep_numerics(choices)
+        except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            self.state = before
+            if isinstance(error, FedEnsembleError) or out_of_memory(error):
+                raise
+            raise StoreError(f"The checkpoint does not fit: {first_line(error)}.") from error
+        except StoreError:
+            self.state = before
+            raise
 
     def save(self, folder: str | Path) -> Path:
         """Writes the whole federation, less model and data, to a folder; returns the file.
 
         Where clients keep something between visits, only this user may read the file.
         """
-        path = Path(folder) / saved.FILE
+        path = as_path(folder) / saved.FILE
         facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
         tensors = self.checkpoint_tensors()
         if self.engine.writes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from .core.shortage import SMALLER_VISIT, lack, out_of_memory, room_for
 from .core.trial import try_training
 from .core.workshop import Workshop
 from .data.federated import FederatedData
-from .data.labels import advise_labels
+from .data.labels import advise_labels, check_whole
 from .data.options import check_names
 from .errors import InputError, first_line
 from .tokens import check_tokens
@@ -36,7 +37,7 @@ def check_data(data: FederatedData) -> None:
 
 def check_seed(seed: int) -> None:
     """Raises unless keys can be made from it."""
-    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
 
 
@@ -96,16 +97,26 @@ def _kind(given: object) -> str:
     return f"the class {given.__name__}; write {given.__name__}({f'{options[0]}=...' if options else ''})"
 
 
+def find_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An engine's options by name."""
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
+        raise InputError(f"engine_options must be a dict of names and values, such as {{'block': 8}}; got {options!r}.")
+    return dict(options or {})
+
+
 def find_engine(
     name: str, options: dict[str, Any], learner: Learner, data: FederatedData, work: LocalWork, seed: int
 ) -> Engine:
     """The engine of this name, with options that it takes."""
-    check_names(f"engine '{name}'", engines[name], options, given=("learner", "data", "work", "seed"))
+    engine = engines[name]
+    check_names(f"engine '{name}'", engine, options, given=("learner", "data", "work", "seed"))
     return engines[name](learner, data, work, seed, **options)  # type: ignore[call-arg]
 
 
 def find_device(device: str | torch.device) -> torch.device:
     """The device by name; "auto" is CUDA where there is any."""
+    if not isinstance(device, (str, torch.device)):
+        raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got {device!r}.")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -131,6 +142,8 @@ def find_work(
     learner: Learner, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
 ) -> LocalWork:
     """A client's work in a round, with the rule for the last batch that the model asks for."""
+    if last_batch is not None and not isinstance(last_batch, str):
+        raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {last_batch!r}.")
     rule: LastBatch = last_batch or ("wrap" if learner.has_batch_statistics else "keep")
     if rule == "keep" and learner.has_batch_statistics:
         raise InputError(
@@ -187,6 +200,13 @@ def check_outputs(learner: Learner, data: FederatedData) -> None:
             raise InputError(
                 f"The model must return a number for every class, [B, ..., C], classes last; got shape "
                 f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
+            )
+        if data.y_test is not None:
+            check_whole(data.y_test, "Test labels")
+        if outputs.shape[-1] < 2:
+            raise InputError(
+                "Classification needs two classes or more, and the model has one output for each example. Give labels "
+                "of two classes; for regression use loss='mse'."
             )
         classes, highest = outputs.shape[-1], int(data.y.max())
         if highest >= classes:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .data.labels import check_whole
 from .data.tensors import as_targets
 from .errors import DataError, InputError
 from .predict import Prediction
@@ -30,8 +31,8 @@ def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
     """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
-    members = prediction.members
     targets = _targets(prediction, targets)
+    members = prediction.members
     if prediction.task == "regression":
         target = targets.to(members.dtype).reshape(members.shape[1:])
         return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}
@@ -47,6 +48,8 @@ def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float
 
 def _targets(prediction: Prediction, given: Any) -> Tensor:
     """The targets as a tensor beside the prediction; raises unless there is one for each."""
+    if not isinstance(prediction, Prediction):
+        raise InputError(f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}.")
     targets, mean = as_targets(given), prediction.mean
     expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
     if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
@@ -54,6 +57,12 @@ def _targets(prediction: Prediction, given: Any) -> Tensor:
             f"The prediction is for {len(mean)} rows and needs targets of shape {tuple(expected)}; "
             f"got {tuple(targets.shape)}."
         )
+    if prediction.task == "classification":
+        targets = check_whole(targets, "Test labels")
+        if targets.numel() and int(targets.min()) < 0:
+            raise DataError(f"Test labels must be 0, 1, 2, ...; got {int(targets.min())}.")
+    elif not bool(targets.isfinite().all()):
+        raise DataError("Targets contain nan or infinity. Clean or drop such rows.")
     return targets.to(mean.device)
 
 
@@ -65,6 +74,8 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     classes = prediction.mean.shape[-1]
+    if classes < 2:
+        raise InputError("These metrics need two classes or more, and the prediction has one.")
     if int(targets.max()) >= classes:
         raise DataError(f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs.")
     mean = prediction.mean.reshape(-1, classes).double()

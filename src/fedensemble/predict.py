@@ -14,10 +14,11 @@ from . import draws
 from .core.learner import Learner
 from .core.losses import Task
 from .core.shortage import room_for
-from .data.examples import first_bad_row
+from .data.examples import check_range, first_bad_row
+from .data.options import flag, whole
 from .data.standardise import Standardise
 from .data.tensors import as_tensor
-from .errors import InputError
+from .errors import DivergedError, InputError
 
 Combine = Literal["probabilities", "logits", "outputs"]
 _SMALLER = "lower batch_size (in a config, evaluation.batch_size), or predict fewer inputs at a time"
@@ -92,8 +93,12 @@ class Ensemble:
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
         default: Combine = "probabilities" if learner.task == "classification" else "outputs"
-        self.combine: Combine = combine or default
-        if self.combine not in get_args(Combine) or (self.combine == "outputs") != (learner.task == "regression"):
+        self.combine: Combine = default if combine is None else combine
+        if (
+            not isinstance(self.combine, str)
+            or self.combine not in get_args(Combine)
+            or (self.combine == "outputs") != (learner.task == "regression")
+        ):
             raise InputError(
                 "combine is 'probabilities' or 'logits' for classification and 'outputs' for regression; "
                 f"got {self.combine!r} for {learner.task}."
@@ -121,6 +126,8 @@ class Ensemble:
             dropout: keep dropout active, as the authors' published code did when testing.
             on_device: leave the result where the modes are, in place of the CPU.
         """
+        batch_size = min(whole("predict()", "batch_size", batch_size, minimum=1), 2**62)
+        dropout, on_device = flag("predict()", "dropout", dropout), flag("predict()", "on_device", on_device)
         inputs = as_tensor(x)
         inputs = inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
         if inputs.dim() == 0 or not len(inputs):
@@ -133,6 +140,7 @@ class Ensemble:
                 f"Inputs contain nan or infinity (first in row {row}); there is no prediction for them. "
                 "Clean or drop such rows."
             )
+        check_range(inputs, "Inputs", self.learner.dtype)
         if self.tokens and inputs.is_floating_point():
             raise InputError(f"The modes were trained on whole numbers (tokens); got inputs of type {inputs.dtype}.")
         if self.tokens is False and self.standardise is None:
@@ -141,6 +149,7 @@ class Ensemble:
         with room_for(f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER):
             parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
             raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
+            check_predictions(raw)
             return self._combined(raw)
 
     def _combined(self, raw: Tensor) -> Prediction:
@@ -171,6 +180,18 @@ class Ensemble:
 def _mean(values: Tensor) -> Tensor:
     """The mean over what a mode averages, [K, S, ...] -> [K, ...]; nothing is computed where that is one."""
     return values.mean(1) if values.shape[1] > 1 else values.squeeze(1)
+
+
+def check_predictions(raw: Tensor) -> None:
+    """Raises if an output is nan or infinity, [K, S, B, ..., C]: averages and entropies of it would mean nothing."""
+    if not raw.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(raw))).all()):
+        return
+    bad = ~torch.isfinite(raw)
+    mode, row = (int(torch.nonzero(bad.transpose(0, axis).flatten(1).any(1))[0]) for axis in (0, 2))
+    raise DivergedError(
+        f"Mode {mode} predicts nan or infinity (first for row {row}): its weights have diverged, or the inputs are far "
+        "larger than those it was trained on. Check the inputs, or train with a lower learning rate."
+    )
 
 
 def entropy(probabilities: Tensor) -> Tensor:

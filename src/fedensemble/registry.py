@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from .errors import InputError, unknown
+from .errors import InputError, first_line, unknown
 
 T = TypeVar("T")
 
@@ -37,8 +37,10 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
+        if not isinstance(name, str):
+            raise InputError(f"The name of {self.kind}s is text, such as '{next(iter(self))}'; got {name!r}.")
         if name not in self._items and name in self._entry_points():
-            self._items[name] = self._entry_points()[name].load()
+            self._items[name] = self._load(name)
         if name not in self._items:
             raise InputError(unknown(self.kind, name, self))
         return self._items[name]
@@ -47,14 +49,31 @@ class Registry(Generic[T]):
         return iter(sorted({*self._items, *self._entry_points()}))
 
     def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
         return name in self._items or name in self._entry_points()
 
     def name_of(self, item: T) -> str | None:
         """The name `item` is registered under, or None."""
         for name in self:
-            if self[name] is item:
-                return name
+            try:
+                if self[name] is item:
+                    return name
+            except InputError:  # another package's, which cannot be loaded and so is not `item`
+                continue
         return None
+
+    def _load(self, name: str) -> T:
+        """What another package registers under `name`; a package that fails says so, and stops nothing else."""
+        point = self._entry_points()[name]
+        try:
+            return point.load()  # type: ignore[no-any-return]
+        except Exception as error:  # whatever the code of another package raises
+            owner = point.dist.name if point.dist is not None else point.value
+            raise InputError(
+                f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: {type(error).__name__}: "
+                f"{first_line(error)}. Repair or uninstall that package."
+            ) from error
 
     def _entry_points(self) -> dict[str, Any]:
         if self._outside is None:

@@ -136,7 +136,7 @@ def test_a_cuda_device_too_many(monkeypatch):
     ("make", "says"),
     [
         (lambda: FedAvg(lr=0), "FedAvg needs lr > 0; got 0"),
-        (lambda: FedAvg(lr=float("nan")), "FedAvg needs lr > 0"),
+        (lambda: FedAvg(lr=float("nan")), "FedAvg needs lr to be a finite number; got nan"),
         (lambda: FedAvg(lr_decay=1.5), "lr_decay <= 1"),
         (lambda: FedAvg(lr_decay_every=0), "lr_decay_every >= 1"),
         (lambda: FedAvg(weighting="examlpes"), "'examples' or 'uniform'"),

@@ -10,7 +10,7 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "draws", "vectors", "version", "machine", "durable", "redact"}
+GROUND = {"errors", "registry", "draws", "vectors", "version", "machine", "durable", "redact", "text"}
 DATA = {"data"} | GROUND
 CORE = {"core"} | GROUND
 METHOD = CORE | DATA
@@ -27,6 +27,7 @@ ALLOWED = {
     "robust": {"robust"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
+    "room": METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
 }

@@ -27,6 +27,8 @@ from ..vectors import Tree
 from .fedavg import FedAvg
 from .posterior import dirichlet, gaussian
 
+_MOST_SAMPLES = 10_000  # a mode then has as many models in memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(FedAvg):
@@ -50,8 +52,8 @@ class Sampled(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if self.samples < 1:
-            raise InputError(f"{owner} needs samples >= 1; got {self.samples}.")
+        if not 1 <= self.samples <= _MOST_SAMPLES:
+            raise InputError(f"{owner} needs samples from 1 to {_MOST_SAMPLES}; got {self.samples}.")
         if self.distribution not in ("gaussian", "dirichlet"):
             raise InputError(f"{owner} needs distribution 'gaussian' or 'dirichlet'; got {self.distribution!r}.")
         if not self.scale >= 0 or not self.alpha > 0:

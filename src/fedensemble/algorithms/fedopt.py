@@ -44,8 +44,8 @@ class FedOpt(ServerRate, FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if not self.tau > 0:
-            raise InputError(f"{owner} needs tau > 0; got {self.tau}.")
+        if not 0 < self.tau < 1e19:  # its square must fit into float32
+            raise InputError(f"{owner} needs 0 < tau < 1e19; got {self.tau}.")
         for name in ("beta1", "beta2"):
             if hasattr(self, name) and not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{owner} needs 0 <= {name} < 1; got {getattr(self, name)}.")

@@ -12,7 +12,7 @@ from ..report.comparison import find_comparison, write_comparison
 from ..report.page import write_page
 from ..report.page.data import expecting_whole_files
 from ..report.progress import Live
-from .terminal import console, print_table
+from .terminal import console, print_line, print_table
 
 
 def compare_rows(
@@ -32,6 +32,7 @@ def compare_rows(
         print_table(table)
         for run in (run for result in results for run in result.folders):
             write_page(run)  # the comparison's page links to them
-        console.print(f"Picture: {folder / 'curves.png'}\nReport: {write_page(folder)}", highlight=False)
+        print_line(f"Picture: {folder / 'curves.png'}")
+        print_line(f"Report: {write_page(folder)}")
     if failed:
         raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")

@@ -9,6 +9,7 @@ import click
 import typer
 
 from ..errors import DivergedError, FedEnsembleError
+from ..text import printable
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -37,10 +38,9 @@ def guarded(app: typer.Typer) -> int:
     except BrokenPipeError:  # the reader went away, as in `fedensemble ls runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except OSError as error:
-        if error.filename is None:
-            raise
-        _complain(f"error: {error.filename}: {error.strerror}.")
+    except OSError as error:  # a file or folder that nobody expected to fail
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _complain(f"error: {where}{error.strerror or error}.")
         return BAD_INPUT
     except (MemoryError, RuntimeError) as error:
         return _out_of_memory(error)
@@ -62,4 +62,4 @@ def _out_of_memory(error: MemoryError | RuntimeError) -> int:
 
 
 def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text, lines=True), file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..report.listing import listing, listing_table, option_table
-from .terminal import console, print_table
+from .terminal import print_line, print_table
 
 
 def print_listing(what: str, name: str | None, runs: Path, as_json: bool) -> None:
@@ -21,4 +21,4 @@ def print_listing(what: str, name: str | None, runs: Path, as_json: bool) -> Non
     elif found:
         print_table(listing_table(what, found))
     else:
-        console.print(f"No {what} yet." if what == "runs" else f"No {what}.", highlight=False)
+        print_line(f"No {what} yet." if what == "runs" else f"No {what}.")

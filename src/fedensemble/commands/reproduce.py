@@ -17,7 +17,7 @@ from ..report.comparison import names as parts
 from ..report.progress import Live
 from ..report.reproduction import write_reproduction
 from ..report.tables import TextTable
-from .terminal import console, print_table
+from .terminal import console, print_line, print_table
 
 
 def reproduce_names(
@@ -40,7 +40,7 @@ def reproduce_names(
         print_table(table)
     if page is not None:
         found = collect(out / scale, page)
-        console.print(f"{page}: {', '.join(found)}", highlight=False)
+        print_line(f"{page}: {', '.join(found)}")
     if failed:
         raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")
 
@@ -65,9 +65,9 @@ def _carry_out(
         except DataError as error:  # with others to come, what cannot run must not keep them
             if len(planned) == 1:
                 raise
-            console.print(f"{reproduction.name}: {error}", highlight=False)
+            print_line(f"{reproduction.name}: {error}")
             continue
-        console.print(f"{reproduction.name}: {folder / 'table.md'}", highlight=False)
+        print_line(f"{reproduction.name}: {folder / 'table.md'}")
     return made, failed
 
 
@@ -80,7 +80,7 @@ def _one(
         raise DataError(f"Nothing of {reproduction.name} can run: {checked.cells[0].skipped}")
     for reason in dict.fromkeys(cell.skipped for cell in checked.cells if cell.skipped):
         labels = [cell.label for cell in checked.cells if cell.skipped == reason]
-        console.print(f"Left out: {'; '.join(labels)}. {reason}", highlight=False)
+        print_line(f"Left out: {'; '.join(labels)}. {reason}")
     paths = [run_folder(config, root) for cell in checked.cells for config in cell.configs]
     waiting = [path for path in paths if not RunFolder(path).done]
     started = time.monotonic()

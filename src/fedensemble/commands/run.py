@@ -16,7 +16,7 @@ from ..report.profile import profile_tables
 from ..report.progress import Live
 from ..report.run import write_report
 from .config import load_config
-from .terminal import console, print_table
+from .terminal import console, print_line, print_table
 
 
 def run_config(
@@ -36,6 +36,7 @@ def run_config(
         print_table(table)
     if timed is not None and not timed.rounds:
         nothing = "There was nothing to profile: this run is finished. To train it anew, give another --out."
-        console.print(nothing, highlight=False)
+        print_line(nothing)
     print_table(write_report(folder, summary))
-    console.print(f"Run: {folder}\nReport: {write_page(folder)}", highlight=False)
+    print_line(f"Run: {folder}")
+    print_line(f"Report: {write_page(folder)}")

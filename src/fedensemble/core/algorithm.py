@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..registry import Registry
 from ..vectors import Tree, row_bytes
+from .hyperparameters import check_hyperparameters
 from .optimizer import SGD, Optimizer
 from .problem import LocalProblem
 from .types import Cohort
@@ -51,8 +52,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        if not isinstance(self.lr, (int, float)):
-            raise InputError(f"{owner} needs a number for lr; got {self.lr!r}.")
+        check_hyperparameters(self)
         if not self.lr > 0:
             raise InputError(f"{owner} needs lr > 0; got {self.lr}.")
         if not 0 < self.lr_decay <= 1 or self.lr_decay_every < 1:

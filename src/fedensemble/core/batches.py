@@ -12,6 +12,7 @@ from .. import draws
 from ..errors import InputError
 
 LastBatch = Literal["keep", "wrap", "drop"]
+_MOST = 1_000_000  # epochs or steps of a visit
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class LocalWork:
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "steps" and value is None):
+            if (isinstance(value, bool) or not isinstance(value, int)) and not (name == "steps" and value is None):
                 raise InputError(f"Local training needs a whole number for {name}; got {value!r}.")
         if self.batch_size < 1:
             raise InputError(f"Local training needs batch_size >= 1; got {self.batch_size}.")
         if self.epochs < 1 or (self.steps is not None and self.steps < 1):
             raise InputError(f"Local training needs epochs >= 1 and steps >= 1; got {self.epochs} and {self.steps}.")
-        if self.last_batch not in ("keep", "wrap", "drop"):
+        if max(self.epochs, self.steps or 1) > _MOST:  # the rows of all steps are drawn before the first one
+            raise InputError(f"Local training needs epochs and steps of at most {_MOST:,}; got {self.epochs} and "
+                             f"{self.steps}.")  # fmt: skip
+        if not isinstance(self.last_batch, str) or self.last_batch not in ("keep", "wrap", "drop"):
             raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {self.last_batch!r}.")
 
     def steps_an_epoch(self, sizes: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Learner:
         self, model: ModelFactory, loss: str | Loss, targets: Tensor, device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        if dtype not in (torch.float32, torch.float64):
+        if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype is torch.float32 or torch.float64; got {dtype}.")
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
         self.loss_given = loss

@@ -76,7 +76,7 @@ def find_loss(loss: str | Loss) -> Loss:
     """The loss by example for a name or a callable."""
     if callable(loss):
         return by_example(loss)
-    if loss not in _NAMED:
+    if not isinstance(loss, str) or loss not in _NAMED:
         raise InputError(unknown("loss", str(loss), _NAMED))
     return _NAMED[loss]
 

@@ -65,7 +65,10 @@ class Maker:
         return model  # with complex numbers as they were, which `to` would cut
 
     def _checked(self) -> nn.Module:
-        model = self.factory()
+        try:
+            model = self.factory()
+        except TypeError as error:  # such as a class whose arguments are missing
+            raise InputError(f"model() failed: {first_line(error)}. It is called without arguments.") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):

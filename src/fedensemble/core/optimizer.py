@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..registry import Registry
 from ..vectors import Tree
+from .hyperparameters import LARGEST, check_hyperparameters
 
 optimizers: Registry[type[Optimizer]] = Registry("optimizer")
 
@@ -28,9 +29,12 @@ class Optimizer(ABC):
     clip: float = 0.0
 
     def __post_init__(self) -> None:
+        check_hyperparameters(self)
         for name in ("weight_decay", "clip"):
             if getattr(self, name) < 0:
                 raise InputError(f"{type(self).__name__} needs {name} >= 0; got {getattr(self, name)}.")
+        if self.clip > LARGEST:
+            raise InputError(f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. 0 never clips.")
 
     @abstractmethod
     def slots(self, theta: Tensor) -> Tree:
@@ -99,6 +103,8 @@ class Adam(Optimizer):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"Adam needs 0 <= {name} < 1; got {getattr(self, name)}.")
+        if self.epsilon < 0:
+            raise InputError(f"Adam needs epsilon >= 0; got {self.epsilon}.")
 
     def slots(self, theta: Tensor) -> Tree:
         zero = torch.zeros_like(theta)

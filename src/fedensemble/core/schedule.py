@@ -13,6 +13,8 @@ from ..registry import Registry
 from ..vectors import Tree
 from .types import Plan
 
+MOST_MODES = 100_000  # K; making so many takes a minute even of a tiny model
+
 schedules: Registry[type[Schedule]] = Registry("schedule")
 
 
@@ -91,3 +93,5 @@ def check_number(schedule: str, what: str, value: object) -> None:
         raise InputError(f"Schedule '{schedule}' needs a whole number for {what}; got {value!r}.")
     if value < 1:
         raise InputError(f"Schedule '{schedule}' needs {what} >= 1; got {value}.")
+    if what == "modes" and value > MOST_MODES:
+        raise InputError(f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. Lower ensemble.modes.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from ..errors import InputError
+from ..machine import free_memory
 
 SHORTAGES = (MemoryError, RuntimeError)  # what may be one; `out_of_memory` tells
 SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger card or machine"
@@ -80,9 +80,4 @@ def free_bytes(device: torch.device | None) -> int:
     if device is not None:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            known = dict(line.split(":") for line in file)
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # another system: half of what it has
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return free_memory()

@@ -12,6 +12,11 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
     """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
     check_lengths(x, y, where)
     for what, values in (("Inputs", x), ("Targets", y)):
+        if len(values) and not values.numel():
+            raise DataError(
+                f"{what} of {where} have no values: their shape is {tuple(values.shape)}. Each row needs a value."
+            )
+    for what, values in (("Inputs", x), ("Targets", y)):
         if (row := first_bad_row(values)) is not None:
             raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
     if len(y) and not y.is_floating_point() and int(y.min()) < 0:
@@ -58,6 +63,34 @@ def first_bad_row(values: Tensor) -> int | None:
     if bool(torch.isfinite(torch.stack(torch.aminmax(values))).all()):
         return None
     return int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
+
+
+def first_too_large(values: Tensor, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """The place of the first finite number that `dtype` cannot hold, or None; found without a copy if there is none.
+
+    >>> first_too_large(torch.tensor([[1.0, 1e300]], dtype=torch.float64), torch.float32)
+    (0, 1)
+    """
+    if not values.is_floating_point() or not values.numel() or torch.finfo(values.dtype).max <= torch.finfo(dtype).max:
+        return None
+    most = torch.finfo(dtype).max
+    if float(torch.stack(torch.aminmax(values)).abs().max()) <= most:
+        return None
+    found = torch.nonzero(values.isfinite() & (values.abs() > most))
+    return tuple(found[0].tolist()) if len(found) else None
+
+
+def check_range(values: Tensor | None, what: str, dtype: torch.dtype) -> None:
+    """Raises if `dtype` would make infinities of finite numbers: where, which one, and what to do."""
+    if values is None or (place := first_too_large(values, dtype)) is None:
+        return
+    row, *rest = place
+    column = f", column {rest[0] if len(rest) == 1 else tuple(rest)}" if rest else ""
+    name = str(dtype).removeprefix("torch.")
+    raise DataError(
+        f"{what} hold {float(values[place]):.6g} (first in row {row}{column}), which {name} cannot hold. Scale the "
+        "data, drop such rows, or use float64."
+    )
 
 
 def describe(values: Tensor) -> str:

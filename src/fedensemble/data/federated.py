@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..errors import DataError
 from .examples import check_examples, check_lengths, check_server, check_test, describe
-from .labels import check_numbering, unseen_labels
+from .federated_checks import as_sizes, check_kinds, check_names, check_options
+from .labels import check_numbering, count_classes, unseen_labels
 from .standardise import Standardise
 from .tensors import as_inputs, as_targets, as_tensor
 
@@ -48,18 +49,21 @@ class FederatedData:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_examples(self.x, self.y, "the clients' data", self.classes)
         check_test(self.x_test, self.y_test, self.x, self.classes)
         if self.x_server is not None:
             check_server(self.x_server, self.x)
-        if self.names is not None and len(self.names) != len(self.size):
-            raise DataError(f"There are {len(self.size)} clients, but {len(self.names)} names; give one each.")
+        if self.names is not None:
+            check_names(self.names, len(self.size))
         empty = torch.nonzero(self.size <= 0).flatten().tolist()
         if empty:
             raise DataError(
                 f"{len(empty)} of {len(self.size)} clients have no examples (first: client {empty[0]}). "
                 "Leave them out, or lower the number of clients."
             )
+        if int(self.start.min()) < 0 or int((self.start + self.size).max()) > len(self.x):
+            raise DataError(f"Some client's rows, start : start + size, are not among the {len(self.x)} rows of x.")
 
     def __repr__(self) -> str:
         """What it is, on one line; not its examples."""
@@ -105,7 +109,7 @@ class FederatedData:
         >>> len(data), data.size.tolist(), data.classes
         (2, [2, 1], 2)
         """
-        if not isinstance(clients, Iterable):
+        if not isinstance(clients, Iterable) or (hasattr(clients, "shape") and not len(clients.shape)):
             raise DataError(f"from_clients takes a list of pairs, [(x0, y0), ...]; got {type(clients).__name__}.")
         clients = list(clients)
         if not clients:
@@ -136,17 +140,20 @@ class FederatedData:
     @classmethod
     def from_arrays(cls, x: Any, y: Any, sizes: Any, **options: Any) -> FederatedData:
         """Data from arrays that already lie client after client, `sizes[i]` rows each."""
-        x, y, size = as_inputs(x), as_targets(y), torch.as_tensor(sizes, dtype=torch.int64)
+        check_options(options)
+        x, y, size = as_inputs(x), as_targets(y), as_sizes(sizes)
+        check_lengths(x, y, "the clients' data")
         if x.dtype == torch.uint8:
             options.setdefault("standardise", Standardise((0.0,), (255.0,)))  # images
         for name, convert in (("x_test", as_inputs), ("y_test", as_targets), ("x_server", as_inputs)):
             if options.get(name) is not None:
                 options[name] = convert(options[name])
-        if int(size.sum()) != len(x):
-            raise DataError(f"Client sizes add up to {int(size.sum())}, but there are {len(x)} examples.")
+        total = sum(size.tolist())  # as Python's integers: a sum of int64 could wrap
+        if total != len(x):
+            raise DataError(f"Client sizes add up to {total}, but there are {len(x)} examples.")
         if "classes" not in options and not y.is_floating_point():
             targets = [values for values in (y, options.get("y_test")) if values is not None and values.numel()]
-            options["classes"] = 1 + max((int(values.max()) for values in targets), default=-1)
+            options["classes"] = count_classes(targets)
             options["notes"] = (*options.get("notes", ()), *check_numbering(y, options.get("y_test")))
         if (strange := unseen_labels(y, options.get("y_test"))) is not None:
             options["notes"] = (*options.get("notes", ()), strange)

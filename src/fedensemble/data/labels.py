@@ -1,9 +1,44 @@
 """Labels that are odd: numbers left out, test labels never trained on, classes not written as whole numbers."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..errors import DataError
+
+MOST_CLASSES = 10_000_000  # that are believed where labels are counted; more must be asked for by `classes`
+
+
+def count_classes(targets: Sequence[Tensor]) -> int:
+    """The largest label and one more; raises where that is no plausible number of classes."""
+    known = [values for values in targets if bool(values.isfinite().all())]  # others are refused where they are checked
+    most = max((int(values.max()) for values in known), default=-1)
+    if most >= MOST_CLASSES:
+        raise DataError(
+            f"Labels go up to {most}, and a model would get an output for each of {most + 1} classes. Number the "
+            "classes 0, 1, 2, ...: numpy.unique(y, return_inverse=True)[1]."
+        )
+    return most + 1
+
+
+def check_whole(y: Tensor, what: str) -> Tensor:
+    """Labels as int64; raises if they are floats with fractions, which a conversion would cut off.
+
+    >>> check_whole(torch.tensor([0.0, 2.0]), "Test labels").tolist()
+    [0, 2]
+    """
+    if not y.is_floating_point():
+        return y.long()
+    flat = y.reshape(len(y), -1) if y.dim() else y.reshape(1, 1)
+    fractions = torch.nonzero(flat != flat.floor())
+    if len(fractions):
+        row, column = fractions[0].tolist()
+        raise DataError(
+            f"{what} must be whole numbers 0, 1, 2, ...; got {float(flat[row, column]):g} in row {row}. Give the "
+            "number of the class."
+        )
+    return y.long()
 
 
 def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:

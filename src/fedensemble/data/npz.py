@@ -1,14 +1,13 @@
 """Arrays of one's own, from a NumPy .npz file."""
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, first_line
+from .archive import check_member, largest_size
 from .source import Rows, Source, data_folder, sources
 
 
@@ -61,7 +60,7 @@ def find_npz(path: Path, root: Path | None) -> Path:
     path = path.expanduser()
     places = [path] if path.is_absolute() else [path, data_folder(root) / path]
     for place in places:
-        if place.is_file():
+        if "\0" not in str(place) and place.is_file():
             return place
     looked = ", ".join(str(place) for place in places)
     raise DataError(
@@ -74,7 +73,7 @@ def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[
     """The arrays asked for, by role; one whose name is None is left out if no array has its role's name."""
     arrays: dict[str, NDArray[Any]] = {}
     with file.open("rb") as opened:  # by hand: numpy leaves a file open that turns out to be no archive
-        archive = open_archive(file, opened)
+        archive, room = open_archive(file, opened), largest_size(file)
         for role, name in wanted.items():
             if name is None and role not in archive.files:
                 continue
@@ -82,7 +81,8 @@ def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[
             if name not in archive.files:
                 there = ", ".join(sorted(archive.files)) or "nothing"
                 raise DataError(f"The file {file} has no array '{name}' for {role}. It has {there}.")
-            arrays[role] = read_array(file, archive, name)
+            arrays[role] = read_array(file, archive, name, room)
+            room -= arrays[role].nbytes  # the limit is for all of them together
     return arrays
 
 
@@ -90,29 +90,50 @@ def open_archive(file: Path, opened: BinaryIO) -> Any:
     """The archive in the opened file, from which arrays are read by name."""
     try:
         archive = np.load(opened, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except Exception:  # what the bytes of an unknown file make a reader raise
         raise no_archive(file, "it is no .npz file") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise no_archive(file, "it is one array (.npy), not a .npz file with names")
     return archive
 
 
-def read_array(file: Path, archive: Any, name: str) -> NDArray[Any]:
-    """One array; raises for those that are no plain numbers or texts."""
+def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> NDArray[Any]:
+    """One array; raises for those that are no plain numbers or texts, and for those that are too large.
+
+    Args:
+        room: bytes it may take; by default what `largest_size` allows for the file.
+    """
     try:
+        dtype, count = check_member(archive.zip, name if name in archive.zip.namelist() else f"{name}.npy")
+        if dtype.hasobject:
+            raise DataError(
+                f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run "
+                "code. Save it as an array of numbers of one shape."
+            )
+        check_room(file, name, count * dtype.itemsize, largest_size(file) if room is None else room)
         array: NDArray[Any] = archive[name]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise no_archive(file, f"array '{name}' cannot be read ({error})") from None
+    except DataError:
+        raise
+    except MemoryError:
         raise DataError(
-            f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run code. "
-            "Save it as an array of numbers of one shape."
+            f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a smaller type, or a "
+            "machine with more memory."
         ) from None
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise no_archive(file, f"array '{name}' cannot be read ({error})") from None
+    except Exception as error:  # damaged, encrypted or unknown compression: each has an exception of its own
+        raise no_archive(file, f"array '{name}' cannot be read ({first_line(error)})") from None
     if array.ndim == 0:
         raise DataError(f"Array '{name}' in {file} is a single value; it needs one row an example.")
     return array
+
+
+def check_room(file: Path, name: str, size: int, room: int) -> None:
+    """Raises if an array claims more bytes than it may take, before any of them is allocated."""
+    if size > room:
+        raise DataError(
+            f"Array '{name}' of {file} unpacks to {size / 1e9:.3g} GB, more than the {room / 1e9:.3g} GB that are left "
+            f"for a file of {file.stat().st_size / 1e9:.3g} GB. If you trust the file, set the environment variable "
+            "FEDENSEMBLE_MAX_GB to the number of GB that may be read."
+        )
 
 
 def no_archive(file: Path, problem: str) -> DataError:

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InputError, unknown
+from ..machine import free_memory
 
 
 def check_names(
@@ -80,3 +81,12 @@ def one_of(owner: str, name: str, value: Any, allowed: Collection[str]) -> str:
     if value not in allowed:
         raise InputError(f"{owner} needs {name} to be one of {', '.join(allowed)}; got {name}={value!r}.")
     return str(value)
+
+
+def need_memory(owner: str, size: int, given: str) -> None:
+    """Raises if making something takes more bytes than there are, before anything is allocated."""
+    if size > (free := free_memory()):
+        raise InputError(
+            f"{owner} needs about {size / 1e9:.3g} GB of memory with {given}, and {free / 1e9:.3g} GB are free. "
+            "Lower them."
+        )

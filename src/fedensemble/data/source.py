@@ -55,6 +55,10 @@ class Source:
     x_server: Array | None = None
 
     def __post_init__(self) -> None:
+        for what in ("x", "y"):
+            if not len(getattr(getattr(self, what), "shape", ())):
+                raise DataError(f"{self.name} needs an array or a tensor with one row per example for {what}; "
+                                f"got {type(getattr(self, what)).__name__}.")  # fmt: skip
         if len(self.x) != len(self.y):
             raise DataError(f"{self.name} has {len(self.x)} inputs but {len(self.y)} targets; they must agree.")
         if len(self.x) == 0:

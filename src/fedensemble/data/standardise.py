@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 
 import torch
 from torch import Tensor
+
+from ..errors import InputError
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,17 @@ class Standardise:
 
     mean: tuple[float, ...]  # one number, or one a channel
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            numbers = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+            real = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
+            if not numbers or not real or not all(math.isfinite(number) for number in numbers):
+                raise InputError(f"Standardise needs finite numbers, one or one per channel, as {name}; got {given!r}.")
+            if name == "std" and min(numbers) <= 0:
+                raise InputError(f"Standardise needs std > 0; got {given!r}.")
+            object.__setattr__(self, name, tuple(float(number) for number in numbers))
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The standardised inputs, of the shape of `x`."""

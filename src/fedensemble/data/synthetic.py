@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import not_negative, positive, whole
+from .options import need_memory, not_negative, positive, whole
 from .source import Source, generator, sources
 
 
@@ -25,6 +25,7 @@ def sine(*, clients: int = 50, points: int = 2, noise: float = 0.2, spread: floa
     points = whole("dataset 'sine'", "points", points, minimum=1)
     noise = not_negative("dataset 'sine'", "noise", noise)
     spread = not_negative("dataset 'sine'", "spread", spread)
+    need_memory("dataset 'sine'", 8 * 4 * clients * points, f"clients={clients} and points={points}")
     random = generator(seed, "sine")
     amplitude = random.normal(1.0, spread, clients)
     x = random.uniform(-1.0, 1.0, (clients, points))
@@ -53,9 +54,11 @@ def gaussians(
         separation: typical distance of two class means, in standard deviations of a class.
     """
     owner = "dataset 'gaussians'"
-    classes = whole(owner, "classes", classes, minimum=1)
+    classes = whole(owner, "classes", classes, minimum=2)
     n, n_test = whole(owner, "n", n, minimum=1), whole(owner, "n_test", n_test)
     features = whole(owner, "features", features, minimum=1)
+    size = 8 * (2 * (n + n_test) * (features + 1) + classes * features)
+    need_memory(owner, size, f"n={n}, n_test={n_test}, classes={classes} and features={features}")
     random = generator(seed, "gaussians")
     # The squared distance of two such means is separation^2 in expectation.
     means = random.normal(0.0, positive(owner, "separation", separation) / np.sqrt(2 * features), (classes, features))

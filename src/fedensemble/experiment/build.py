@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..core.making import Recipe
+from ..core.shortage import room_for
 from ..data import FederatedData, Source, partition, partitions, sources
 from ..data.labels import advise_labels
 from ..data.server import with_server_file, with_server_share
@@ -27,6 +28,8 @@ from .plug_ins import (
     build_participation,
 )
 from .sections import parameters
+
+_SMALLER_DATA = "use fewer examples, a smaller type of numbers, or a machine with more memory"
 
 
 def resolve_device(config: Config) -> Config:
@@ -50,7 +53,8 @@ def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] 
     """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
     table = data_table(config)
     split = partitions[table["partition"]]
-    loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
+    with room_for("The data do", torch.device("cpu"), _SMALLER_DATA):
+        loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
     if table.get("validation") is not None:
         loaded = with_validation(loaded, table["validation"])
     if table.get("test_examples") is not None:
@@ -60,7 +64,8 @@ def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] 
     if table.get("server_file") is not None:
         loaded = with_server_file(loaded, table["server_file"])
     options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
-    return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
+    with room_for("The data do", torch.device("cpu"), _SMALLER_DATA):
+        return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
 
 
 def _taken(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from .run import Watcher
 from .sections import Table
 from .shelf import Shelf
 from .store import RunFolder
-from .wording import NAME, sentence
+from .wording import LONGEST_NAME, NAME, sentence
 
 
 class RowTable(Table):
@@ -35,7 +35,7 @@ class RowTable(Table):
 class ComparisonTable(Table):
     """A comparison file."""
 
-    name: str = Field(default="compare", pattern=NAME)
+    name: str = Field(default="compare", pattern=NAME, max_length=LONGEST_NAME)
     base: str
     seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
     metric: str = "accuracy"

@@ -26,9 +26,10 @@ from .checks import (
     named,
     tried,
 )
+from .limits import check_values
 from .sections import Table
 from .trackers import trackers
-from .wording import NAME, sentence
+from .wording import LONGEST_NAME, NAME, sentence
 
 NOT_HASHED = ("name", "track", "report")  # they change no result
 
@@ -80,7 +81,7 @@ class EngineTable(Table):
 class Config(Table):
     """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and checked."""
 
-    name: str = Field(default="run", pattern=NAME)
+    name: str = Field(default="run", pattern=NAME, max_length=LONGEST_NAME)
     seed: NonNegativeInt = 0
     rounds: PositiveInt = 100
     track: list[str] = Field(default_factory=list, description="programs that follow the run")
@@ -139,6 +140,7 @@ def listed(problems: Sequence[str]) -> str:
 def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     """The config with every default filled in, or None and all that is wrong with it, as far as no data are needed."""
     problems: list[str] = []
+    check_values(values, "config")
     filled = dict(values)
     for name, checked in (("data", check_data), ("model", check_model), ("algorithm", check_algorithm),
                           ("participation", check_participation), ("aggregator", check_aggregator),

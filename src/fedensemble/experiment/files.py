@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .limits import DEEPEST, LONGEST_CHAIN, check_values, parse_toml, read_text
 from .plug_ins import as_table, without_leftovers
 
 Values = dict[str, Any]
@@ -17,17 +18,14 @@ Values = dict[str, Any]
 
 def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
     """The values of a file, on top of those of the file it `extends` (relative to itself)."""
-    path = path.resolve()
+    path = _resolved(path)
     if path in _above:
         raise InputError(f"{path} extends itself: {' -> '.join(p.name for p in (*_above, path))}.")
-    text = ""
+    if len(_above) >= LONGEST_CHAIN:
+        raise InputError(f"{_above[0]} extends a file that extends a file, {LONGEST_CHAIN} times and more. Merge some.")
+    text = read_text(path, extended=bool(_above))
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file; a config is TOML.") from None
+        values = parse_toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {_words(error, text)}.") from None
     below = values.pop("extends", None)
@@ -36,6 +34,17 @@ def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
     if not isinstance(below, str):
         raise InputError(f"{path}: extends must be the path of a TOML file; got {below!r}.")
     return merge(read_toml(path.parent / below, (*_above, path)), values)
+
+
+def _resolved(path: Path) -> Path:
+    """The absolute path; one that no file can have stays as it is, and reading it says why.
+
+    So does a pipe, as in `fedensemble run <(make-config)`: its link in /dev/fd leads to no path.
+    """
+    try:
+        return path if path.is_fifo() else path.resolve()
+    except (ValueError, OSError, RuntimeError):  # a NUL, a name that is too long, a loop of links
+        return path
 
 
 def _words(error: tomllib.TOMLDecodeError, text: str) -> str:
@@ -86,14 +95,24 @@ def parse_setting(text: str) -> Values:
     key, found, value = text.partition("=")
     names = key.strip().split(".")
     if not found or not all(names):
-        raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{text}'.")
+        raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{shortened(text)}'.")
     try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+        read = parse_toml(f"value = {value.strip()}", f"--set {shortened(text)}")
+        parsed = read["value"] if len(read) == 1 else value.strip()  # a newline in it may begin another key
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    check_values([*names, parsed], f"--set {shortened(text)}")
+    if len(names) > DEEPEST:
+        raise InputError(f"--set {shortened(text)}: a key has at most {DEEPEST} parts.")
+    nested: Any = parsed
     for name in reversed(names):
-        parsed = {name: parsed}
-    return parsed  # type: ignore[no-any-return]
+        nested = {name: nested}
+    return nested  # type: ignore[no-any-return]
+
+
+def shortened(text: str) -> str:
+    """A text for a message: its beginning, where it is long."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
@@ -103,7 +122,7 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
     for text in settings:
         key = text.partition("=")[0].strip()
         if key in given:
-            raise InputError(f"{key} is given twice: '{given[key]}' and '{text}'. Give it once.")
+            raise InputError(f"{key} is given twice: '{shortened(given[key])}' and '{shortened(text)}'. Give it once.")
         given[key] = text
         changes = lay(changes, parse_setting(text))
     return merge(values, changes)

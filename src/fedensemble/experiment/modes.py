@@ -14,11 +14,12 @@ from ..data.standardise import Standardise
 from ..errors import StoreError
 from ..fitting import find_device
 from ..predict import Ensemble
+from ..room import check_recipe
+from ..text import as_path
 from .build import build_model
 from .config import Config, resolve
+from .modes_checks import PREDICTORS, check_facts, check_modes
 from .store import RunFolder
-
-_PREDICTORS = "predictors"
 
 
 def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
@@ -32,7 +33,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         named |= ensemble.learner.buffer_layout.unflatten(ensemble.buffers[mode])
         tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
         if ensemble.predictors.shape[1] > 1:
-            tensors[f"{mode}/{_PREDICTORS}"] = ensemble.predictors[mode]
+            tensors[f"{mode}/{PREDICTORS}"] = ensemble.predictors[mode]
     rule = ensemble.standardise
     held: dict[str, Any] = {"modes": len(ensemble), "tokens": ensemble.tokens}
     held["standardise"] = None if rule is None else [list(rule.mean), list(rule.std)]
@@ -41,7 +42,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
 
 def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ensemble:
     """The ensemble of a finished run's folder, ready for inputs as they were given in training."""
-    store = RunFolder(Path(folder))
+    store = RunFolder(as_path(folder))
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
     store.refuse_changes("config.toml")  # other settings could give other predictions without a word
@@ -53,26 +54,23 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
 
 
 def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
-    """The ensemble of a file of modes and the config they were trained with."""
+    """The ensemble of a file of modes and the config they were trained with; raises StoreError if they do not fit."""
     tensors, facts = read_checkpoint(path)
-    model = build_model(config.model, facts["model"])
+    held = check_facts(path, facts)
+    dtype = getattr(torch, config.engine.dtype)
+    model = build_model(config.model, held["model"])
+    check_recipe(model, held["modes"], device, dtype)
     classes = config.training.loss == "cross_entropy"
     targets = torch.zeros(1, dtype=torch.int64 if classes else torch.float32)
-    learner = Learner(model, config.training.loss, targets, device, getattr(torch, config.engine.dtype))
-    try:
-        rows = [
-            {name: tensors[f"{mode}/{name}"] for name in (*learner.theta_layout.names, *learner.buffer_layout.names)}
-            for mode in range(facts["modes"])
-        ]
-    except KeyError as error:
-        raise StoreError(f"{path} does not fit model '{config.model['name']}': it has no tensor {error}.") from None
+    learner = Learner(model, config.training.loss, targets, device, dtype)
+    rows = check_modes(path, tensors, learner, held["modes"], str(config.model["name"]))
     theta = torch.stack([learner.theta_layout.flatten(row) for row in rows]).to(device)
     buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(device, learner.dtype)
-    rule = facts["standardise"]
+    rule = held["standardise"]
     standardise = None if rule is None else Standardise(tuple(rule[0]), tuple(rule[1]))
-    names = [f"{mode}/{_PREDICTORS}" for mode in range(facts["modes"])]
+    names = [f"{mode}/{PREDICTORS}" for mode in range(held["modes"])]
     predictors = torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
     return Ensemble(
         learner, theta, buffers, predictors=predictors, standardise=standardise, combine=config.ensemble.combine,
-        input_shape=facts["model"]["shape"], seed=config.seed, tokens=facts.get("tokens"),
+        input_shape=held["model"]["shape"], seed=config.seed, tokens=held["tokens"],
     )  # fmt: skip

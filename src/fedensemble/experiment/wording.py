@@ -9,6 +9,7 @@ from ..errors import unknown
 from .sections import Table
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of runs and comparisons: they become folders
+LONGEST_NAME = 100  # file systems allow 255 bytes
 _NO_LIST = ("is_instance_of", "sequence_str", "list_type", "tuple_type")
 _A_TABLE = "must be a table of settings"
 _WORDS = {
@@ -36,7 +37,13 @@ def sentence(error: Any, table: type[Table], prefix: str = "") -> str:
     if kind == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME:
         return f"{key}: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got {got!r}."
     words = _WORDS.get(kind) or error["msg"][0].lower() + error["msg"][1:]
-    return f"{key}: {words}; got {got!r}."
+    return f"{key}: {words}; got {_shown(got)}."
+
+
+def _shown(got: Any) -> str:
+    """A value for a message: its beginning, where it is long."""
+    text = repr(got)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _key(place: Sequence[str | int], prefix: str) -> str:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .options import check_dropout
 from .registry import models
 
 
@@ -29,6 +30,7 @@ class CNN(nn.Module):
             raise InputError(
                 f"Model 'cnn' needs images of shape (channels, height, width), at least 16x16; got {tuple(shape)}."
             )
+        check_dropout("cnn", dropout)
         height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
         self.first = nn.Conv2d(shape[0], 10, 5)
         self.second = nn.Conv2d(10, 20, 5)

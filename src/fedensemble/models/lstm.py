@@ -3,7 +3,10 @@
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .options import check_dropout, check_widths
 from .registry import models
+
+_MOST_LAYERS = 1000
 
 
 @models.register("lstm")
@@ -28,11 +31,11 @@ class LSTM(nn.Module):
         self, outputs: int, embedding: int = 8, layers: int = 2, hidden: int = 256, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        if min(embedding, layers, hidden) < 1:
-            raise InputError(
-                "Model 'lstm' needs embedding, layers and hidden of at least 1; "
-                f"got {embedding}, {layers} and {hidden}."
-            )
+        for name, value in (("embedding", embedding), ("layers", layers), ("hidden", hidden)):
+            check_widths("lstm", name, [value])
+        if layers > _MOST_LAYERS:
+            raise InputError(f"Model 'lstm' needs layers <= {_MOST_LAYERS}; got {layers}.")
+        check_dropout("lstm", dropout)
         if dropout > 0 and layers == 1:
             raise InputError(f"Model 'lstm' has dropout between layers; one layer has none. Got dropout={dropout}.")
         self.embedding = nn.Embedding(outputs, embedding)

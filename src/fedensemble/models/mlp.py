@@ -6,6 +6,7 @@ from math import prod
 
 from torch import Tensor, nn
 
+from .options import check_dropout, check_widths
 from .registry import models
 
 
@@ -22,7 +23,8 @@ class MLP(nn.Module):
 
     def __init__(self, shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
         super().__init__()
-        widths = [prod(shape), *hidden]
+        check_dropout("mlp", dropout)
+        widths = [prod(shape), *check_widths("mlp", "hidden", hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
         for inside, outside in pairwise(widths):
             layers += [nn.Linear(inside, outside), nn.ReLU()]

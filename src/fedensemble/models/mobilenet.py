@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from .augment import first_layer
 from .images import Norm, check_images, initialise_convolutions, norm_layer
+from .options import check_dropout
 from .registry import models
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.
@@ -67,6 +68,7 @@ class MobileNet(nn.Module):
         stem_stride: int = 1, dropout: float = 0.2, augment: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_dropout("mobilenet", dropout)
         check_images("mobilenet", shape, width=width, stem_stride=stem_stride)
         inside, last = _by_eight(_STEM * width), _by_eight(_LAST * max(1.0, width))
         layers: list[nn.Module] = [

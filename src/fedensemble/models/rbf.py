@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import draws
+from .options import check_positive, check_widths
 from .registry import models
 
 
@@ -32,6 +33,8 @@ class RBFLinear(nn.Module):
         centres_seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_widths("rbf", "features", [features])
+        check_positive("rbf", width=width)
         drawn = draws.uniform(draws.key(centres_seed, "rbf centres"), features)
         self.register_buffer("centres", (low + (high - low) * drawn).float(), persistent=False)
         self.width = width

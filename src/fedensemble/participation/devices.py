@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import draws
+from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
 from ..core.types import Outcome, Plan, Turnout
@@ -59,6 +60,9 @@ class Devices(Participation):
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        check_hyperparameters(self)
+        if self.trace is not None and (not isinstance(self.trace, str) or "\0" in self.trace):
+            raise InputError(f"Participation 'devices' needs the path of a CSV file for trace; got {self.trace!r}.")
         for name in ("compute_ms", "bandwidth_kbps", "factor", "deadline"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

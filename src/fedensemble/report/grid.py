@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..experiment.compare import RowResult, summarise
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
-from .plots import COLOURS, STYLE, one_legend
+from .plots import COLOURS, STYLE, one_legend, plain
 from .tables import NONE, PERCENT, TITLES, TextTable, show
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
@@ -183,13 +183,15 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             papers = [(x, *number) for x, number in known if number is not None and beside_paper(reproduction)]
             _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
             long = max(map(len, names)) > LONG
-            axis.set_xticks(range(len(names)), names, rotation=30 if long else 0, ha="right" if long else "center")
-            axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else row)
+            axis.set_xticks(
+                range(len(names)), list(map(plain, names)), rotation=30 if long else 0, ha="right" if long else "center"
+            )
+            axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else plain(row))
             axis.set_xlim(-0.5, len(names) - 0.5)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         one_legend(figure, axes)
-        figure.suptitle(headline(reproduction))
+        figure.suptitle(plain(headline(reproduction)))
         return figure
 
 

@@ -24,10 +24,16 @@ def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, An
     if what not in KINDS:
         raise InputError(unknown("list", what, [*KINDS, "runs"]))
     kind = KINDS[what]
-    records = []
+    records: list[dict[str, Any]] = []
     for chosen in kind.registry if name is None else [name]:
-        item = kind.registry[chosen]
-        record = {"name": chosen, "what": summary(item)}
+        try:
+            item = kind.registry[chosen]
+        except InputError as error:
+            if name is not None or chosen not in kind.registry:
+                raise
+            records.append({"name": chosen, "what": str(error), "options": []})  # the others are listed all the same
+            continue
+        record: dict[str, Any] = {"name": chosen, "what": summary(item)}
         record |= describe_method(item) if what == "algorithms" else {}
         records.append(record | {"options": options(kind, item)})
     return records
@@ -40,7 +46,7 @@ def listing_table(what: str, records: list[dict[str, Any]]) -> TextTable:
         return TextTable(what, header, tuple(tuple(str(record.get(key, "")) for key in header) for record in records))
     kind = KINDS[what]
     shown = [key for key in _COLUMNS if any(key in record for record in records)]
-    brief = [in_brief(kind, kind.registry[record["name"]]) for record in records]
+    brief = [in_brief(kind, kind.registry[record["name"]]) if record["options"] else "" for record in records]
     header = (*shown, "options") if any(brief) else tuple(shown)
     rows = [(*(record.get(key, "") for key in shown), text) for record, text in zip(records, brief, strict=True)]
     return TextTable(f"{what}: {kind.place}", header, tuple(row[: len(header)] for row in rows))

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from ..checkpoint import write_bytes
 from ..data import FederatedData
 from ..experiment.compare import RowResult
+from ..text import printable
 from .series import MOST_ROUNDS, averaged, caption, grouped
 from .tables import PERCENT, TITLES
 from .timing import HOUR, has_clock
@@ -111,7 +112,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
             colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
-            axes.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=result.label)
+            axes.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=plain(result.label))
             if not many:
                 axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
             finals += list(mean[len(mean) // 4 :])
@@ -170,6 +171,11 @@ def _sample_counts(held: np.ndarray) -> list[int]:
 
 def _tests(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
     return averaged([_scaled(metric, record["test"][name]) for record in tested])
+
+
+def plain(label: str) -> str:
+    """A user's label for a figure: matplotlib would read what stands between two dollar signs as a formula."""
+    return printable(label).replace("$", r"\$")
 
 
 def _below(label: str, said: str) -> str:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..core.types import RoundReport
 from ..experiment.config import Config
 from ..experiment.run import Watcher
+from ..text import printable
 from .tables import show
 from .timing import hours
 
@@ -25,8 +26,9 @@ class Live:
         self.console, self.runs = console, runs
         self._said: set[str] = set()
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console, disable=not console.is_terminal, transient=runs > 1,
         )  # fmt: skip
         self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
@@ -42,6 +44,7 @@ class Live:
 
     def watcher(self, label: str) -> Watcher:
         """Who watches a run of this label."""
+        label = printable(label)
         task = self.bar.add_task(label, total=None, note="", visible=False)
         run = Config()  # until it starts
 
@@ -56,7 +59,8 @@ class Live:
             self.bar.update(task, completed=report.round, note=text, visible=left)
             lines = 1 if self.runs >= MANY else PLAIN_LINES
             if not self.console.is_terminal and report.round % max(1, run.rounds // lines) == 0:
-                self.console.print(f"{label}: round {report.round}/{run.rounds}  {text}", highlight=False)
+                line = f"{label}: round {report.round}/{run.rounds}  {text}"
+                self.console.print(line, highlight=False, markup=False, emoji=False)
 
         def failed(error: Exception) -> None:
             self.bar.update(task, visible=False)
@@ -73,7 +77,8 @@ class Live:
         if text in self._said:
             return
         self._said.add(text)
-        self.bar.console.print(text, highlight=False, soft_wrap=True)
+        shown = printable(text, lines=True)
+        self.bar.console.print(shown, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def note(report: RoundReport, metrics: dict[str, float], tested: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..experiment.compare import RowResult, summarise
+from ..text import printable
 from .timing import Records, common_target, has_clock, hours, reached, seconds_to
 
 NONE = "–"
@@ -46,8 +47,8 @@ class TextTable:
     def markdown(self) -> str:
         """The table in Markdown, numbers to the right."""
         rules = [" ---: " if self.numeric(column) else " --- " for column in range(len(self.header))]
-        lines = [f"| {' | '.join(self.header)} |", f"|{'|'.join(rules)}|"]
-        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        lines = [f"| {' | '.join(map(_cell, self.header))} |", f"|{'|'.join(rules)}|"]
+        lines += [f"| {' | '.join(map(_cell, row))} |" for row in self.rows]
         return "\n".join(lines) + "\n"
 
     def numeric(self, column: int) -> bool:
@@ -60,6 +61,11 @@ class TextTable:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([self.header, *self.rows])
         return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A cell of a Markdown table: a bar or a newline in it would begin another."""
+    return printable(text).replace("|", "\\|")
 
 
 def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:

@@ -13,7 +13,7 @@ from ..experiment.build import build_data
 from ..experiment.reproduce import CellResult
 from ..experiment.reproduction import Reproduction
 from .grid import PAPER, Shown, beside_paper, headline, paper_number
-from .plots import COLOURS, STYLE
+from .plots import COLOURS, STYLE, plain
 from .tables import NONE, TextTable
 from .toy_numbers import Split, decompose, features, finite_variance, limit_variance, predictions
 
@@ -133,7 +133,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             axis.plot(x, mean, color=COLOURS[1], linewidth=1.8, label="average" if len(members) > 1 else "the model")
             axis.plot(data.x.flatten(), data.y.flatten(), ".", color=COLOURS[0], markersize=4, label="clients' points")
             error = float(np.sqrt(((mean - truth) ** 2).mean()))
-            axis.set(title=f"{result.cell.column}: error {error:.3f}", xlabel="x", ylabel="y", ylim=(-2.6, 2.9))
+            axis.set(title=f"{plain(result.cell.column)}: error {error:.3f}", xlabel="x", ylabel="y", ylim=(-2.6, 2.9))
             axis.legend(loc="upper right", fontsize="small", ncols=2)
             rows.append((result.cell.column, f"{error:.3f}", f"{float((high - low).mean()):.3f}"))
     table = TextTable(headline(reproduction), ("", "root mean squared error", "mean width of the band"), tuple(rows))

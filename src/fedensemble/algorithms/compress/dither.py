@@ -106,7 +106,8 @@ class Dither(Quantiser):
         return (2 * self.levels + 1) ** torch.arange(self._digits)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        return pad(x, (0, -x.shape[-1] % self.block)).reshape(*x.shape[:-1], -1, self.block)
+        block = min(self.block, max(x.shape[-1], 1 << 16))  # padding a model to one huge block would take its memory
+        return pad(x, (0, -x.shape[-1] % block)).reshape(*x.shape[:-1], -1, block)
 
 
 def _one_for_zero(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     file = out or folder / FILE
     with expecting_whole_files(folder):
         page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
-    write_bytes(file, page.encode())
+    write_bytes(file, page.encode("utf-8", "backslashreplace"))
     return file
 
 

@@ -1,0 +1,93 @@
+"""Checks of what `FederatedData` is made of beside the examples: types, sizes and names of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError, InputError, unknown
+from .options import whole
+from .standardise import Standardise
+from .tensors import as_tensor
+
+if TYPE_CHECKING:
+    from .federated import FederatedData
+
+
+def check_kinds(data: FederatedData) -> None:
+    """Raises unless every field is of the type that its documentation names."""
+    for name in ("x", "y", "start", "size"):
+        _check_tensor(name, getattr(data, name))
+    for name in ("x_test", "y_test", "x_server"):
+        if getattr(data, name) is not None:
+            _check_tensor(name, getattr(data, name))
+    for name in ("start", "size"):
+        value = getattr(data, name)
+        if value.dtype != torch.int64 or value.dim() != 1:
+            raise DataError(f"{name} must be an int64 tensor [N]; got {value.dtype} of shape {tuple(value.shape)}.")
+    if len(data.start) != len(data.size) or not len(data.size):
+        raise DataError(
+            f"start and size need one number per client, and one client or more; got {len(data.start)} and "
+            f"{len(data.size)} numbers."
+        )
+    if data.classes is not None:
+        whole("FederatedData", "classes", data.classes, minimum=1)
+    if data.standardise is not None and not callable(data.standardise):
+        raise InputError(f"standardise must be a Standardise(mean, std) or None; got {data.standardise!r}.")
+    if isinstance(data.standardise, Standardise):
+        channels = data.x.shape[1] if data.x.dim() > 1 else 1
+        for name in ("mean", "std"):
+            if len(getattr(data.standardise, name)) not in (1, channels):
+                raise InputError(
+                    f"standardise has {len(getattr(data.standardise, name))} numbers as {name}, and inputs of shape "
+                    f"{tuple(data.x.shape[1:])} need 1 or {channels}."
+                )
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"{name} must be a tensor; got {type(value).__name__}. from_clients and from_arrays take arrays."
+        )
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        raise DataError(
+            f"{name} must be a dense tensor with values; got one of layout {value.layout} on {value.device}."
+        )
+
+
+_OPTIONS = ("x_test", "y_test", "standardise", "classes", "names", "info", "x_server", "notes")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises for keyword arguments that `FederatedData` does not take."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise InputError(unknown("argument of FederatedData", name, _OPTIONS))
+    if not isinstance(options.get("notes", ()), (tuple, list)):
+        raise InputError(f"notes must be a tuple of texts; got {options['notes']!r}.")
+
+
+def as_sizes(sizes: Any) -> Tensor:
+    """Client sizes as int64 [N]; raises unless they are integers."""
+    size = as_tensor(sizes)
+    if size.is_floating_point() or size.dim() != 1:
+        raise DataError(f"sizes must be one integer per client, [N]; got {size.dtype} of shape {tuple(size.shape)}.")
+    return size.long()
+
+
+def check_names(names: Any, clients: int) -> None:
+    """Raises unless there is one printable name per client: a lone surrogate cannot be written to any file."""
+    if not isinstance(names, (tuple, list)):
+        raise DataError(f"names must be a sequence of texts, one per client; got {names!r}.")
+    if len(names) != clients:
+        raise DataError(f"There are {clients} clients, but {len(names)} names; give one each.")
+    for client, name in enumerate(names):
+        if not isinstance(name, str):
+            raise DataError(f"The name of client {client} must be text; got {name!r}.")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"The name of client {client} is not valid Unicode text: {name!a}. Rename it.") from None

@@ -1,0 +1,13 @@
+"""What the fuzz tests share."""
+
+import pytest
+
+from fedensemble.core import shortage
+from fedensemble.data import archive, options
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are compared with 1 GB, whatever machine this is, so that no case can take more of it."""
+    for module in (archive, options, shortage):
+        monkeypatch.setattr(module, "free_memory", lambda: 10**9)
