@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..registry import Registry
 from ..vectors import Tree
 
-optimizers: Registry[type[Optimizer]] = Registry("optimizer")
+optimizers: Registry[type[Optimizer]] = Registry("optimizer", lambda: Optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)

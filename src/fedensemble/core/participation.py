@@ -18,7 +18,7 @@ from .probe import Messages, probe
 from .schedule import Schedule
 from .types import Outcome
 
-participations: Registry[type[Participation]] = Registry("participation")
+participations: Registry[type[Participation]] = Registry("participation", lambda: Participation)
 
 
 class Costs:

@@ -13,7 +13,7 @@ from ..registry import Registry
 from ..vectors import Tree
 from .types import Plan
 
-schedules: Registry[type[Schedule]] = Registry("schedule")
+schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
