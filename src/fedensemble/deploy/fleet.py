@@ -115,6 +115,8 @@ class Fleet:
             "task": self.learner.task,
             "bytes_up": sum(record["bytes_up"] for record in records),
             "bytes_down": sum(record["bytes_down"] for record in records),
+            "prediction_models": ensemble.prediction_models,
+            "prediction_bytes": ensemble.prediction_bytes,
             "seconds": round(seconds, 3),
             "combine": ensemble.combine,
         }

@@ -94,6 +94,8 @@ def sum_up(config: Config, store: RunFolder, federation: Federation) -> dict[str
         "task": federation.learner.task,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
+        "prediction_models": federation.ensemble.prediction_models,
+        "prediction_bytes": federation.ensemble.prediction_bytes,
         "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
         **simulated(records),
