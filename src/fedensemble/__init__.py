@@ -85,6 +85,6 @@ __all__ = [
     "Dore", "Engine", "EngineWarning", "Ensemble", "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam",
     "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError", "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData",
     "Federation", "Independent", "IndependentKFold", "InputError", "LocalProblem", "Optimizer", "Participation", "Plan",
-    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "evaluate",
-    "algorithms", "load_ensemble", "register", "schedules",
+    "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "algorithms", "evaluate",
+    "load_ensemble", "register", "schedules",
 ]  # fmt: skip

@@ -94,7 +94,7 @@ class Federation:
         planned = self.participation.asking(self.schedule).init(len(data), seed)
         self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
         fitting.check_outputs(self.learner, data)
-        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
+        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data, self.schedule))
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         fitting.check_training(self.learner, data, self.work.batch_size)

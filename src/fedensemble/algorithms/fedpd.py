@@ -10,7 +10,6 @@ Transactions on Signal Processing 2021.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +31,8 @@ class FedPD(Algorithm):
     The paper has all clients take part. Here the model is the mean of y_i over those who report; the others keep l_i.
     It then moves about the optimum, at a distance that shrinks with eta; FedDyn is the variant that does not. A client
     goes on from its own copy only if nobody has communicated since; one that was away needs the model even in a silent
-    round, which is not counted. (BatchNorm's statistics are averaged, and counted, in every round.)
+    round, which is not counted. (BatchNorm's statistics are averaged, and counted, in every round.) The paper weighs
+    all clients alike, which is `weighting = "uniform"`.
 
     Args:
         eta: penalty parameter; it needs lr < 2 eta or so.
@@ -43,7 +43,6 @@ class FedPD(Algorithm):
     sends = "model up, model and a count down; nothing in a share p of rounds"
     full_participation = True
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     eta: float = 2.0
     p: float = 0.0
 

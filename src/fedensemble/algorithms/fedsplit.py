@@ -7,7 +7,6 @@ Reference: Pathak, Wainwright, "FedSplit: an algorithmic framework for fast fede
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class FedSplit(Algorithm):
     The paper has all clients take part. Here x is the mean of z_i over those who report. A client that missed rounds
     has a z_i about an x that is gone, from which training can diverge: it takes x - (u - z_half) with u and z_half of
     its last visit in its place, which is x - s grad f_i and what z_i is at the optimum. x then moves about the optimum,
-    at a distance that shrinks with s.
+    at a distance that shrinks with s. The paper weighs all clients alike, which is `weighting = "uniform"`.
 
     Args:
         s: step size of the prox; it needs lr < 2 s or so.
@@ -40,7 +39,6 @@ class FedSplit(Algorithm):
     sends = "model up, model and a count down"
     full_participation = True
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     s: float = 1.0
 
     def __post_init__(self) -> None:

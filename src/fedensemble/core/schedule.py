@@ -60,6 +60,11 @@ class Schedule(ABC):
             )
 
     @property
+    def clients_per_mode(self) -> float:
+        """How many clients train a mode in a round, on average over the modes."""
+        return self.clients_per_round / self.modes
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of these numbers."""
         return ()

@@ -46,7 +46,7 @@ def keep_predictions(
 def _predict(config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False) -> Prediction:
     """What the modes say of the test set; left on the device where that is small."""
     ensemble, size = federation.ensemble, config.evaluation.batch_size
-    # The authors' way of testing is train mode. Without BatchNorm that is dropout alone, and the batch size plays no part.
+    # The authors' way of testing is train mode. Without BatchNorm that is dropout alone, whatever the batch size is.
     in_train_mode = dropout and federation.learner.has_batch_statistics and len(x) > 1
     size = max(2, min(size, AUTHORS_BATCH)) if in_train_mode else size
     small = ensemble.prediction_models * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE

@@ -95,7 +95,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
 
 def _prediction(summary: Mapping[str, Any]) -> str:
     """Megabytes of the models that a prediction takes; runs of older versions do not tell."""
-    return f"{summary['prediction_bytes'] / 1e6:.1f}" if "prediction_bytes" in summary else NONE
+    return f"{summary['prediction_bytes'] / 1e6:.2f}" if "prediction_bytes" in summary else NONE
 
 
 def _over_seeds(metric: str, values: Sequence[float]) -> str:
