@@ -187,6 +187,9 @@ class Federation:
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Puts back what `tensors` gave after `round` rounds."""
         state, memory = EnsembleState.of(tensors, round, self.learner.device)
+        # Server state that a method did not have when the file was written is zero.
+        new = {name: torch.zeros_like(t) for name, t in self.state.modes.items() if name not in state.modes}
+        state = replace(state, modes={**state.modes, **new})
         saved.check_fit(self.state, state)
         self.engine.load_memory(memory)
         self.state = state
