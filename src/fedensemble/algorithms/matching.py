@@ -116,6 +116,10 @@ class _Matching:
         free = torch.nonzero(self.count == 0).flatten()
         if len(taken):
             rows, columns = linear_sum_assignment(self.gain(client, own, taken, len(free)).numpy(), maximize=True)
+            # Every order of the new units gains the same. Rounding must not decide which one is taken, or engines would
+            # give networks with units in different orders: new units stay in the order that the client has.
+            new = columns >= len(taken)
+            columns[new] = sorted(columns[new])
             chosen = torch.cat([taken, free])[torch.as_tensor(columns)]
             own = own[torch.as_tensor(rows)]
         else:
