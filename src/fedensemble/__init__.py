@@ -2,6 +2,7 @@
 
 from collections.abc import Callable as _Callable
 from pathlib import Path as _Path
+from typing import Any as _Any
 from typing import TypeVar as _TypeVar
 
 from . import _start as _start
@@ -38,6 +39,7 @@ from .federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
+from .registry import Registry as _Registry
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .version import VERSION
 
@@ -54,9 +56,12 @@ def register(name: str) -> _Callable[[_T], _T]:
     """A decorator that registers an Algorithm, a Schedule or a Participation under a name: `@fe.register("mine")`."""
 
     def add(part: _T) -> _T:
-        for base, registry in ((Algorithm, algorithms), (Schedule, schedules), (Participation, _participations)):
+        kinds: list[tuple[type, _Registry[_Any]]] = [
+            (Algorithm, algorithms), (Schedule, schedules), (Participation, _participations),
+        ]  # fmt: skip
+        for base, registry in kinds:
             if isinstance(part, type) and issubclass(part, base):
-                registry.register(name)(part)  # type: ignore[attr-defined]
+                registry.register(name)(part)
                 return part
         raise InputError(
             f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; got {part!r}. Models, data "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -33,18 +33,18 @@ class Prediction:
     Args:
         mean: the ensemble's prediction, [B, ..., C].
         members: the prediction of each model, [K * S, B, ..., C].
-        mode_index: the mode that each member belongs to, [K * S] int64, from 0 to K - 1 in ascending order. None if
-            every member is a mode of its own.
+        mode_index: the mode that each member belongs to, [K * S] int64, from 0 to K - 1 in ascending order. Left
+            out, every member is a mode of its own.
     """
 
     mean: Tensor
     members: Tensor
     task: Task = "classification"
     combine: Combine = "probabilities"
-    mode_index: Tensor = None  # type: ignore[assignment]  # replaced in __post_init__
+    mode_index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        if self.mode_index is None:
+        if not len(self.mode_index):
             object.__setattr__(self, "mode_index", torch.arange(len(self.members)))
         if self.mode_index.shape != self.members.shape[:1]:
             raise InputError(

@@ -21,7 +21,7 @@ from .. import draws
 from ..core.algorithm import algorithms
 from ..core.optimizer import SGD
 from ..core.types import Cohort, Members
-from ..core.workshop import Workshop
+from ..core.workshop import Objective, Workshop
 from ..errors import InputError
 from ..vectors import Tree
 from .fedavg import FedAvg
@@ -162,7 +162,7 @@ class FedBE(Sampled):
         self, workshop: Workshop, theta: Tensor, buffers: Tensor, own: Tensor, teacher: Tensor, key: Tensor
     ) -> Tensor:
         """The students [K, P] after training from `theta` on the server's own inputs and the teacher's words."""
-        objective = F.mse_loss
+        objective: Objective = F.mse_loss
         if workshop.learner.task == "classification":
             objective = _cross_entropy if self.class_reduction == "sum" else _mean_cross_entropy
         optimizer = SGD(momentum=0.9)
