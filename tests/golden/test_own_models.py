@@ -63,8 +63,7 @@ def test_layer_by_layer_matching_beats_averaging_by_far(digits):
         assert float(uploads[:, stage >= layer].std(0).mean()) > 0.01  # what is not frozen is a client's own
         train(federation, 1)
         frozen = federation.state.modes["theta"][0]
-    matched = accuracy(federation, frozen, x, y)
-    assert matched > averaged + 0.2 and matched > 0.75
+    assert accuracy(federation, frozen, x, y) > averaged + 0.4
 
 
 def one_visit_each(method, modes=2):
