@@ -1,6 +1,9 @@
 """Federated ensembles: K models trained at the price of one, on data that stays where it is."""
 
+from collections.abc import Callable as _Callable
 from pathlib import Path as _Path
+from typing import Any as _Any
+from typing import TypeVar as _TypeVar
 
 from . import _start as _start
 from . import engines as _engines  # noqa: F401 (registers the engines)
@@ -21,13 +24,16 @@ from .algorithms import (  # fmt: skip
     Scaffold,
 )
 from .core.aggregator import Aggregator, aggregators
-from .core.algorithm import Algorithm, algorithms
+from .core.algorithm import Algorithm
+from .core.algorithm import algorithms as _algorithms
 from .core.attack import Attack, attacks
 from .core.engine import Engine
 from .core.optimizer import SGD, Adam, Optimizer
 from .core.participation import Participation
+from .core.participation import participations as _participations
 from .core.problem import LocalProblem
-from .core.schedule import Schedule, schedules
+from .core.schedule import Schedule
+from .core.schedule import schedules as _schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
 from .data import FederatedData
 from .errors import (  # fmt: skip
@@ -43,14 +49,37 @@ from .federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
+from .registry import Registry as _Registry
 from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .version import VERSION
 
 __version__ = VERSION
 
-register = algorithms.register
-"""Decorator that files an algorithm under a name: `@fe.register("mine")`."""
+# The registries have the names of the subpackages whose classes they list, and importing a subpackage binds its name
+# here. So they are bound last: `fe.schedules` is the registry, and `from fedensemble.schedules import Stratified` still
+# finds the subpackage.
+algorithms, schedules = _algorithms, _schedules
+_T = _TypeVar("_T", bound=type)
+
+
+def register(name: str) -> _Callable[[_T], _T]:
+    """A decorator that registers an Algorithm, a Schedule or a Participation under a name: `@fe.register("mine")`."""
+
+    def add(part: _T) -> _T:
+        kinds: list[tuple[type, _Registry[_Any]]] = [
+            (Algorithm, algorithms), (Schedule, schedules), (Participation, _participations),
+        ]  # fmt: skip
+        for base, registry in kinds:
+            if isinstance(part, type) and issubclass(part, base):
+                registry.register(name)(part)
+                return part
+        raise InputError(
+            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; got {part!r}. Models, data "
+            "sources and engines have registries of their own."
+        )
+
+    return add
 
 
 def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
@@ -74,5 +103,5 @@ __all__ = [
     "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation", "GeometricMedian", "Independent",
     "IndependentKFold", "InputError", "Krum", "LocalProblem", "Median", "MultiKrum", "Optimizer", "Participation",
     "Plan", "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "TrimmedMean",
-    "aggregators", "attacks", "evaluate", "load_ensemble", "register", "schedules",
+    "aggregators", "algorithms", "attacks", "evaluate", "load_ensemble", "register", "schedules",
 ]  # fmt: skip

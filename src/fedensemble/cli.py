@@ -108,7 +108,7 @@ def predict_command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     inputs: Annotated[Path, typer.Argument(help="An .npz file: inputs x, or one array; units as in training.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.")],
-    members: Annotated[bool, typer.Option(help="Write every mode's prediction, too.")] = False,
+    members: Annotated[bool, typer.Option(help="Write every model's prediction, too, and its mode.")] = False,
     device: Device = None,
 ) -> None:
     """Predict with a finished run: mean, label, entropy and mutual information (mean and variance for regression)."""

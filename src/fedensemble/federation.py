@@ -107,7 +107,7 @@ class Federation:
         room.check_room(self.learner, self.schedule.modes)
         room.check_range(data, dtype)
         fitting.check_outputs(self.learner, data)
-        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data))
+        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data, self.schedule))
         work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         fitting.check_training(self.learner, data, self.work.batch_size)
@@ -236,6 +236,9 @@ class Federation:
             raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
         read, memory = EnsembleState.of(tensors, round, self.learner.device)
         self.algorithm.check_state(read.modes)
+        # Server state that a method did not have when the file was written is zero.
+        new = {name: torch.zeros_like(t) for name, t in self.state.modes.items() if name not in read.modes}
+        read = replace(read, modes={**read.modes, **new})
         before, state = (
             self.state,
             saved.fitted(self.state, read, observes=type(self.schedule).observe is not Schedule.observe),

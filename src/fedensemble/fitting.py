@@ -237,13 +237,14 @@ def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
     return first_line(error)
 
 
-def find_workshop(learner: Learner, data: FederatedData) -> Workshop:
-    """What a method's server may use: the model, and the inputs the data hold for it."""
+def find_workshop(learner: Learner, data: FederatedData, schedule: Schedule) -> Workshop:
+    """What a method's server may use: the model, the inputs the data hold for it, and what it must know of the plan."""
 
     def seen(x: Tensor) -> Tensor:
         return data.inputs(x.to(learner.device), learner.dtype)
 
-    return Workshop(learner, seen(data.x[:8].clone()), None if data.x_server is None else seen(data.x_server))
+    own = None if data.x_server is None else seen(data.x_server)
+    return Workshop(learner, seen(data.x[:8].clone()), own, schedule.clients_per_mode)
 
 
 @inside(1)

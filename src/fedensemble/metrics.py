@@ -30,15 +30,15 @@ def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
 
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
-    """Metrics of each mode alone, by name: accuracy and NLL, or MSE."""
+    """Metrics of each mode alone (of all its members together), by name: accuracy and NLL, or MSE."""
     targets = _targets(prediction, targets)
-    members = prediction.members
+    modes = prediction.modes
     if prediction.task == "regression":
-        target = targets.to(members.dtype).reshape(members.shape[1:])
-        return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in members]}
+        target = targets.to(modes.dtype).reshape(modes.shape[1:])
+        return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in modes]}
     target = targets.reshape(-1).long()
     accuracy, nll = [], []
-    for mode in members:  # one at a time: a double copy of them all is large
+    for mode in modes:  # one at a time: a double copy of them all is large
         probabilities = mode.reshape(len(target), -1)
         chosen = probabilities.gather(1, target.unsqueeze(1)).double()
         accuracy.append(_short((probabilities.argmax(-1) == target).double().mean()))
@@ -79,9 +79,9 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     if int(targets.max()) >= classes:
         raise DataError(f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs.")
     mean = prediction.mean.reshape(-1, classes).double()
-    members = prediction.members.reshape(len(prediction.members), -1, classes).double()
+    modes = prediction.modes.reshape(len(prediction.modes), -1, classes).double()
     target = targets.reshape(-1).long()
-    by_mode = (members.argmax(-1) == target).double().mean(1)
+    by_mode = (modes.argmax(-1) == target).double().mean(1)
     chosen = mean.gather(1, target.unsqueeze(1)).squeeze(1)
     onehot = torch.nn.functional.one_hot(target, classes)
     return {
@@ -95,28 +95,28 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
         "entropy": float(prediction.entropy.double().mean()),
         "mode_entropy": float(prediction.member_entropy.double().mean()),
         "mutual_information": float(prediction.mutual_information.double().mean()),
-        "disagreement": disagreement(members),
+        "disagreement": disagreement(modes),
     }
 
 
-def disagreement(members: Tensor) -> float:
+def disagreement(modes: Tensor) -> float:
     """Share of inputs on which two different modes choose different classes, the mean over pairs; 0 for one mode.
 
     >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]))
     1.0
     """
-    modes, _, classes = members.shape
-    if modes == 1:
+    count, _, classes = modes.shape
+    if count == 1:
         return 0.0
-    votes = torch.nn.functional.one_hot(members.argmax(-1), classes).sum(0).double()  # [B, C]
-    agreeing = (votes * (votes - 1)).sum(1) / (modes * (modes - 1))
+    votes = torch.nn.functional.one_hot(modes.argmax(-1), classes).sum(0).double()  # [B, C]
+    agreeing = (votes * (votes - 1)).sum(1) / (count * (count - 1))
     return float(1 - agreeing.mean())
 
 
 def _regression(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    mean, members = prediction.mean.double(), prediction.members.double()
+    mean, modes = prediction.mean.double(), prediction.modes.double()
     target = targets.double().reshape(mean.shape)
-    by_mode = ((members - target) ** 2).reshape(len(members), -1).mean(1)
+    by_mode = ((modes - target) ** 2).reshape(len(modes), -1).mean(1)
     return {
         "mse": float(((mean - target) ** 2).mean()),
         "mode_mse_mean": float(by_mode.mean()),

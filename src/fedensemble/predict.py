@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -26,15 +26,46 @@ _SMALLER = "lower batch_size (in a config, evaluation.batch_size), or predict fe
 
 @dataclass(frozen=True)
 class Prediction:
-    """What K modes say of B inputs.
+    """What K modes predict for B inputs.
 
-    For classification `members` are class probabilities and `mean` their combination; for regression both are outputs.
+    A mode may predict with S models (FedBE-noKD's samples); they are kept apart as members. For classification
+    `members` are class probabilities and `mean` their combination; for regression both are outputs.
+
+    Args:
+        mean: the ensemble's prediction, [B, ..., C].
+        members: the prediction of each model, [K * S, B, ..., C].
+        mode_index: the mode that each member belongs to, [K * S] int64, from 0 to K - 1 in ascending order. Left
+            out, every member is a mode of its own.
     """
 
-    mean: Tensor  # [B, ..., C]
-    members: Tensor  # [K, B, ..., C]
+    mean: Tensor
+    members: Tensor
     task: Task = "classification"
     combine: Combine = "probabilities"
+    mode_index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def __post_init__(self) -> None:
+        if not len(self.mode_index):
+            object.__setattr__(self, "mode_index", torch.arange(len(self.members)))
+        if self.mode_index.shape != self.members.shape[:1]:
+            raise InputError(
+                f"Prediction needs one mode_index per member; got {tuple(self.mode_index.shape)} for "
+                f"{len(self.members)} members."
+            )
+
+    @cached_property
+    def modes(self) -> Tensor:
+        """The prediction of each mode, [K, B, ..., C]: its only member, or the combination of its members."""
+        sizes = torch.unique_consecutive(self.mode_index, return_counts=True)[1].tolist()
+        if max(sizes) == 1:
+            return self.members
+        return torch.stack([self._joined(part) for part in torch.split(self.members, sizes)])
+
+    def _joined(self, members: Tensor) -> Tensor:
+        if self.combine == "logits":  # softmax of the mean logits: logits are log-probabilities up to a constant
+            smallest = torch.finfo(members.dtype).tiny
+            return members.clamp(min=smallest).log().mean(0).softmax(-1)
+        return members.mean(0)
 
     @cached_property
     def label(self) -> Tensor:
@@ -50,19 +81,19 @@ class Prediction:
 
     @cached_property
     def member_entropy(self) -> Tensor:
-        """Mean over modes of their own entropy: uncertainty that more modes cannot lessen, [B, ...]."""
+        """Mean over members of their own entropy: uncertainty that more members cannot lessen, [B, ...]."""
         self._need("classification", "member_entropy")
         return entropy(self.members).mean(0)
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """Entropy of the mean less the mean entropy: how far the modes disagree, [B, ...]; never negative."""
+        """Entropy of the mean less the mean entropy: how far the members disagree, [B, ...]; never negative."""
         self._need("classification", "mutual_information")
         return (entropy(self.members.mean(0)) - self.member_entropy).clamp(min=0)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Variance over modes (unbiased; zero for one mode), [B, ..., C]."""
+        """Variance over members (unbiased; zero for one member), [B, ..., C]."""
         return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
 
     def _need(self, task: Task, what: str) -> None:
@@ -108,6 +139,16 @@ class Ensemble:
         """Number of modes, K."""
         return len(self.theta)
 
+    @property
+    def prediction_models(self) -> int:
+        """Number of models that a prediction takes: K, or K times S where a mode predicts with S models."""
+        return self.predictors.shape[0] * self.predictors.shape[1]
+
+    @property
+    def prediction_bytes(self) -> int:
+        """Bytes of everything that a device must receive to predict: the models and each mode's running statistics."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.predictors, self.buffers))
+
     def module(self, mode: int) -> nn.Module:
         """A mode as a plain nn.Module of its own, in eval mode, on the CPU.
 
@@ -119,11 +160,17 @@ class Ensemble:
         model.load_state_dict({**model.state_dict(), **weights, **rest})
         return model.eval()
 
-    def predict(self, x: Any, *, batch_size: int = 1024, dropout: bool = False, on_device: bool = False) -> Prediction:
+    def predict(
+        self, x: Any, *, batch_size: int = 1024, dropout: bool = False, batch_statistics: bool = False,
+        on_device: bool = False,
+    ) -> Prediction:  # fmt: skip
         """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not standardised).
 
         Args:
-            dropout: keep dropout active, as the authors' published code did when testing.
+            dropout: keep dropout active.
+            batch_statistics: with `dropout`, BatchNorm also normalises by the statistics of each batch of `batch_size`
+                inputs, not by its running statistics. Both together are the model in train mode, in which the authors'
+                published code tested, with batches of 16.
             on_device: leave the result where the modes are, in place of the CPU.
         """
         batch_size = min(whole("predict()", "batch_size", batch_size, minimum=1), 2**62)
@@ -145,24 +192,31 @@ class Ensemble:
             raise InputError(f"The modes were trained on whole numbers (tokens); got inputs of type {inputs.dtype}.")
         if self.tokens is False and self.standardise is None:
             inputs = inputs.to(self.learner.dtype)
+        if batch_statistics and (not dropout or len(inputs) < 2 or batch_size < 2):
+            raise InputError(
+                "batch_statistics needs dropout=True, at least 2 inputs and batch_size >= 2; "
+                f"got dropout={dropout}, {len(inputs)} inputs and batch_size={batch_size}."
+            )
         # No smaller batches by itself: the same call must give the same numbers, whatever else takes memory.
         with room_for(f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER):
-            parts = (self._members(piece, at, dropout) for at, piece in enumerate(torch.split(inputs, batch_size)))
+            pieces = torch.split(inputs, batch_size)
+            if batch_statistics and len(pieces[-1]) == 1:  # one input has no variance: it joins the batch before it
+                pieces = (*pieces[:-2], torch.cat(pieces[-2:]))
+            parts = (self._members(piece, at, dropout, batch_statistics) for at, piece in enumerate(pieces))
             raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)  # [K, S, B, ..., C]
             check_predictions(raw)
             return self._combined(raw)
 
     def _combined(self, raw: Tensor) -> Prediction:
+        mode_index = torch.arange(len(raw)).repeat_interleave(raw.shape[1])
         if self.learner.task == "regression":
-            return Prediction(_mean(raw).mean(0), _mean(raw), "regression", "outputs")
-        if self.combine == "logits":
-            members, mean = torch.softmax(_mean(raw), dim=-1), torch.softmax(_mean(raw).mean(0), dim=-1)
-        else:
-            members = _mean(torch.softmax(raw, dim=-1))
-            mean = members.mean(0)
-        return Prediction(mean, members, "classification", self.combine)
+            return Prediction(_mean(raw).mean(0), raw.flatten(0, 1), "regression", "outputs", mode_index)
+        members = torch.softmax(raw, dim=-1)
+        by_logits = self.combine == "logits"
+        mean = torch.softmax(_mean(raw).mean(0), dim=-1) if by_logits else _mean(members).mean(0)
+        return Prediction(mean, members.flatten(0, 1), "classification", self.combine, mode_index)
 
-    def _members(self, x: Tensor, piece: int, dropout: bool) -> Tensor:
+    def _members(self, x: Tensor, piece: int, dropout: bool, batch_statistics: bool) -> Tensor:
         learner = self.learner
         x = x.to(learner.device)
         x = self.standardise(x, learner.dtype) if self.standardise is not None else x
@@ -172,7 +226,7 @@ class Ensemble:
             key = draws.key(self.seed, "evaluation", mode, piece) if dropout else None
             for theta in self.predictors[mode]:
                 given = x.clone()  # a model may write into its inputs
-                outputs.append(learner.outputs(theta, self.buffers[mode], given, key))
+                outputs.append(learner.outputs(theta, self.buffers[mode], given, key, batch_statistics))
         stacked = torch.stack(outputs)
         return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])
 

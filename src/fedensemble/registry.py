@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import InputError, first_line, unknown
 
@@ -13,6 +13,12 @@ class Registry(Generic[T]):
     """A table from names to things of one kind, open to other packages.
 
     A package outside adds its own by the entry-point group `fedensemble.<kind>s`; it is loaded when first asked for.
+    A registered class is also an attribute under its own name: `fe.algorithms.FedBE` is `fe.algorithms["fedbe"]`.
+
+    Args:
+        kind: what is registered, for messages and for the entry-point group.
+        base: returns the class that items must be subclasses of; a function, since that class is usually defined after
+            its registry. None accepts anything.
 
     >>> colours: Registry[int] = Registry("colour")
     >>> _ = colours.register("red")(0xFF0000)
@@ -20,8 +26,8 @@ class Registry(Generic[T]):
     (True, ['red'])
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, base: Callable[[], type] | None = None) -> None:
+        self.kind, self._base = kind, base
         self._items: dict[str, T] = {}
         self._outside: dict[str, Any] | None = None
 
@@ -29,6 +35,7 @@ class Registry(Generic[T]):
         """A decorator that files what it decorates under `name`."""
 
         def add(item: T) -> T:
+            self._check(item, name)
             if name in self._items and self._items[name] is not item:
                 raise InputError(f"The {self.kind} name '{name}' is taken by {self._items[name]!r}; choose another.")
             self._items[name] = item
@@ -44,6 +51,19 @@ class Registry(Generic[T]):
         if name not in self._items:
             raise InputError(unknown(self.kind, name, self))
         return self._items[name]
+
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """The registered class of this name; only called for what is no attribute."""
+            if not name.startswith("_"):
+                for item in self._items.values():
+                    if isinstance(item, type) and item.__name__ == name:
+                        return item
+            raise AttributeError(
+                f"The registry of {self.kind}s has no attribute '{name}', and no {self.kind} of that class name is "
+                f"registered. Write {self.kind}s['name'] with one of: {', '.join(self._items)}."
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._items, *self._entry_points()}))
@@ -74,6 +94,12 @@ class Registry(Generic[T]):
                 f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: {type(error).__name__}: "
                 f"{first_line(error)}. Repair or uninstall that package."
             ) from error
+
+    def _check(self, item: T, name: str) -> None:
+        """Raises unless `item` is of the registry's kind."""
+        base = None if self._base is None else self._base()
+        if base is not None and not (isinstance(item, type) and issubclass(item, base)):
+            raise InputError(f"The {self.kind} '{name}' must be a subclass of {base.__name__}; got {item!r}.")
 
     def _entry_points(self) -> dict[str, Any]:
         if self._outside is None:

@@ -83,7 +83,8 @@ def test_predict_writes_uncertainty(folder: Path) -> None:
     code, _, errors = run("predict", "a", "in.npz", "-o", "out.npz", "--members", cwd=folder)
     assert code == 0, errors
     with np.load(folder / "out.npz") as out:
-        assert set(out.files) == {"mean", "label", "entropy", "mutual_information", "members"}
+        assert set(out.files) == {"mean", "label", "entropy", "mutual_information", "members", "mode_index"}
+        assert out["mode_index"].tolist() == [0, 1, 2]
         assert out["members"].shape == (3, len(x), 4)
         np.testing.assert_allclose(out["mean"], out["members"].mean(0), atol=1e-6)
         np.testing.assert_array_equal(out["label"], out["mean"].argmax(1))

@@ -97,7 +97,7 @@ def test_stays_near_it_with_three_clients_of_five(name, regression):
 
 def test_fedsplit_with_its_prox_solved_is_peaceman_rachford(regression):
     """200 steps solve the prox to 0.9^200 = 1e-9; then the rounds are those of the operator, with exact solves."""
-    federation = regression.federation(FedSplit(lr=LR, s=1.0), steps=200)
+    federation = regression.federation(FedSplit(lr=LR, s=1.0, weighting="uniform"), steps=200)
     x = federation.state.modes["theta"][0].clone()
     z = [x.clone() for _ in regression.forms]
     eye = torch.eye(len(x), dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_fedsplit_after_missed_rounds(updates, stale):
 def test_fedpd_step_by_step(p, regression):
     """The paper's Algorithm 1 with exact gradients; coins are the library's."""
     eta, steps = 0.7, 4
-    federation = regression.federation(FedPD(lr=LR, eta=eta, p=p), steps=steps)
+    federation = regression.federation(FedPD(lr=LR, eta=eta, p=p, weighting="uniform"), steps=steps)
     clients = range(len(regression.forms))
     start = federation.state.modes["theta"][0].numpy().copy()
     server, own, dual = start, [start for _ in clients], [np.zeros_like(start) for _ in clients]
@@ -168,7 +168,7 @@ def test_fedpd_counts_only_messages_that_are_sent(p, regression):
 
 def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
     alpha = 1e8
-    federation = regression.federation(FedDyn(lr=0.5 / alpha, alpha=alpha))
+    federation = regression.federation(FedDyn(lr=0.5 / alpha, alpha=alpha, weighting="uniform"))
     start = federation.state.modes["theta"].clone()
     for _ in federation.rounds(3):
         pass
@@ -178,7 +178,7 @@ def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
 def test_scaffold_step_by_step(regression):
     """The paper's Algorithm 1 with option II: fixed points alone would not tell a wrong control variate."""
     steps, clients = 4, range(len(regression.forms))
-    federation = regression.federation(Scaffold(lr=LR, server_lr=0.8), steps=steps)
+    federation = regression.federation(Scaffold(lr=LR, server_lr=0.8, weighting="uniform"), steps=steps)
     w = federation.state.modes["theta"][0].clone()
     c, c_i = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
     for _ in federation.rounds(5):
@@ -198,7 +198,7 @@ def test_scaffold_step_by_step(regression):
 def test_feddyn_step_by_step(regression):
     """The paper's Algorithm 1, all clients taking part."""
     steps, alpha, clients = 4, 0.7, range(len(regression.forms))
-    federation = regression.federation(FedDyn(lr=LR, alpha=alpha), steps=steps)
+    federation = regression.federation(FedDyn(lr=LR, alpha=alpha, weighting="uniform"), steps=steps)
     w = federation.state.modes["theta"][0].clone()
     h, h_i = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
     for _ in federation.rounds(5):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble import SGD, FedAc, InputError
+from fedensemble import SGD, FedAc, FedAvg, FederatedData, Federation, InputError
+from fedensemble.testing.problems import labels, numbers, small_model
 
 ROUNDS, LR, MU = 6, 0.1, 0.5
 SAME_FORMULA = 1e-12  # float64, some hundred operations on numbers of order one
@@ -66,3 +67,52 @@ def test_clipping_and_weight_decay_still_count(regression):
     )
     assert float(decayed.norm()) < float(plain.norm())
     assert bool(torch.isfinite(decayed).all())
+
+
+def many_clients(algorithm, modes, clients_per_round, schedule="stratified"):
+    data = FederatedData.from_arrays(numbers(40, 4), labels(40), [2] * 20)
+    return Federation(small_model, data, algorithm, modes=modes, clients_per_round=clients_per_round, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("modes", "per_round", "schedule", "mu"),
+    [
+        (1, 10, "stratified", 0.01),
+        (5, 10, "stratified", 0.25),
+        (2, 10, "balanced", 0.04),
+        (5, 10, "independent", 0.01),
+        (2, 10, "independent-kfold", 0.01),
+        (4, 4, "stratified", 0.3),
+        (1, 20, "stratified", 0.003),
+    ],
+)
+def test_mu_follows_from_the_clients_per_mode(modes, per_round, schedule, mu):
+    federation = many_clients(FedAc(), modes, per_round, schedule)
+    assert federation.algorithm.chosen_mu == pytest.approx(mu)
+    sent = federation.ask().sent
+    assert sent["mu"].shape == (modes, 1) and float(sent["mu"][0]) == pytest.approx(mu)
+    (note,) = federation.algorithm.notes
+    assert f"mu = {mu:.3g}" in note and "algorithm.mu" in note
+    assert federation.algorithm.mu is None  # what is saved is what was asked for
+
+
+def test_a_chosen_mu_is_the_same_as_a_given_one():
+    chosen, given = (many_clients(FedAc(lr=0.2, mu=mu), 2, 10) for mu in (None, 0.04))
+    for federation in (chosen, given):
+        for report in federation.rounds(3):
+            assert report.bytes_up == 10 * 2 * 4 * federation.learner.theta_layout.total
+    torch.testing.assert_close(chosen.state.modes["theta"], given.state.modes["theta"], rtol=0, atol=1e-6)
+    assert "mu" not in given.ask().sent and set(chosen.state.modes) == {"theta", "w"} and given.algorithm.notes == ()
+
+
+def test_a_large_rate_keeps_the_coupling_valid():
+    assert many_clients(FedAc(lr=10.0), 4, 4).algorithm.chosen_mu == pytest.approx(0.05)
+
+
+def test_one_mode_is_accelerated_by_default():
+    """With twenty clients per mode it is ahead of FedAvg after the same rounds."""
+    losses = {}
+    for algorithm in (FedAc(lr=0.05), FedAvg(lr=0.05)):
+        *_, last = many_clients(algorithm, 1, 20).rounds(30)
+        losses[type(algorithm)] = last.loss
+    assert losses[FedAc] < 0.9 * losses[FedAvg]

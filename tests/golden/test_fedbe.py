@@ -13,7 +13,16 @@ from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
 from fedensemble.algorithms.posterior import dirichlet, gaussian
 from fedensemble.core.types import Cohort, Members
 from fedensemble.testing import check_algorithm
-from fedensemble.testing.problems import FEATURES, classification, labels, numbers, small_federation, small_model, train
+from fedensemble.testing.problems import (
+    CLASSES,
+    FEATURES,
+    classification,
+    labels,
+    numbers,
+    small_federation,
+    small_model,
+    train,
+)
 
 CLOSE = 1e-10  # float64
 SIGMAS = 5.0  # of a mean over many samples
@@ -111,6 +120,38 @@ def test_server_step_by_hand():
     torch.testing.assert_close(got, torch.stack(ends).mean(0), rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize("distribution", ["gaussian", "dirichlet"])
+def test_idle_modes_cost_nothing_and_change_nothing(distribution):
+    method = FedBE(samples=2, server_epochs=2, server_batch=4, server_lr=0.3, server_lr_low=0.1,
+                   distribution=distribution)  # fmt: skip
+    bound = small_federation(method, "loop", modes=4, strata=2).algorithm
+    before, theta = 0.5 * numbers(4, bound.workshop.learner.theta_layout.total), 0.5 * numbers(3, 43, word=2)
+    members = Members(torch.arange(3), torch.tensor([1, 3, 3]), torch.tensor([1.0, 2.0, 5.0]).double(),
+                      {"theta": theta}, theta[:, :0])  # fmt: skip
+    mean, count = members.shares(4) @ theta, torch.tensor([[0.0], [1.0], [0.0], [2.0]]).double()
+    cohort = Cohort(count, count, count, 9, torch.tensor([[0.1], [0.3], [0.5], [0.7]]).double(), members)
+    trained = []
+    gradient = bound.workshop.gradient
+    bound.workshop.gradient = lambda objective, at, *more: trained.append(len(at)) or gradient(objective, at, *more)
+    got = bound.server_update({"theta": before}, {"theta": mean}, cohort)["theta"]
+    assert set(trained) == {2}  # models, of four modes
+    assert torch.equal(got[[0, 2]], before[[0, 2]])
+    all_four = bound._student(mean, cohort)  # sums run over more models, so only their rounding differs
+    torch.testing.assert_close(got[[1, 3]], all_four[[1, 3]], rtol=0, atol=1e-13)
+
+
+def test_mean_over_classes_is_a_smaller_rate():
+    """Plain SGD with momentum is linear in the gradient: C times the rate undoes the mean over C classes."""
+    shared = {"samples": 2, "server_epochs": 2, "server_batch": 4}
+    total = FedBE(server_lr=0.3, server_lr_low=0.1, **shared)
+    mean = FedBE(server_lr=0.3 * CLASSES, server_lr_low=0.1 * CLASSES, class_reduction="mean", **shared)
+    found = [train(small_federation(method, "vector", modes=2, strata=2), 3).state.modes["theta"]
+             for method in (total, mean)]  # fmt: skip
+    torch.testing.assert_close(*found, rtol=0, atol=CLOSE)
+    with pytest.raises(InputError, match="class_reduction 'sum' or 'mean'; got 'max'"):
+        FedBE(class_reduction="max")
+
+
 def test_few_steps_give_the_last_model():
     method = FedBE(samples=1, server_epochs=1, cycle=50, server_lr=0.5, server_lr_low=0.5)
     federation = train(small_federation(method, "vector", modes=1, strata=1), 1)
@@ -165,13 +206,15 @@ def test_without_distillation_a_mode_predicts_with_its_samples(tmp_path):
     federation = train(small_federation(method, "vector", modes=2, strata=2), 2)
     samples = federation.state.modes["samples"].unflatten(1, (3, -1))
     x = numbers(7, FEATURES, word=5)
-    torch.testing.assert_close(federation.state.modes["theta"], samples.mean(1), rtol=0, atol=CLOSE)
+    averaged = train(small_federation(FedAvg(lr=0.5), "vector", modes=2, strata=2), 2).state.modes["theta"]
+    assert torch.equal(federation.state.modes["theta"], averaged)  # clients receive their mean, not that of samples
     prediction = federation.ensemble.predict(x)
     expected = torch.stack([
         torch.stack([federation.learner.outputs(one, torch.empty(0), x).softmax(-1) for one in mode]).mean(0)
         for mode in samples
     ])  # fmt: skip
-    torch.testing.assert_close(prediction.members, expected, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(prediction.modes, expected, rtol=0, atol=CLOSE)
+    assert prediction.members.shape == (6, 7, CLASSES) and prediction.mode_index.tolist() == [0, 0, 0, 1, 1, 1]
     torch.testing.assert_close(prediction.mean, expected.mean(0), rtol=0, atol=CLOSE)
     federation.save(tmp_path)
     again = Federation.load(tmp_path, model=small_model, data=federation.data)

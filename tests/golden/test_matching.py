@@ -205,7 +205,7 @@ def test_one_client_is_fedavg():
     data = FederatedData.from_arrays(numbers(9, 4), labels(9), [9])
     runs = [
         train(Federation(lambda: MLP((4,), 3), data, method, modes=1, dtype=torch.float64), 3).state.modes["theta"]
-        for method in (FedAvg(), PFNM(), FedMA(freeze=False))
+        for method in (FedAvg(), PFNM(own_rounds=0), FedMA(freeze=False, own_rounds=0))
     ]
     torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=CLOSE)
     torch.testing.assert_close(runs[2], runs[0], rtol=0, atol=CLOSE)
@@ -237,7 +237,9 @@ def test_what_is_frozen_stands_still_while_the_rest_trains(optimizer):
 
     data = FederatedData.from_arrays(numbers(9, 4), labels(9), [9])
     options = {"modes": 1, "batch_size": 3, "dtype": torch.float64}
-    matched = Federation(lambda: MLP((4,), 3, hidden=(5,)), data, FedMA(lr=0.1, optimizer=optimizer), **options)
+    matched = Federation(
+        lambda: MLP((4,), 3, hidden=(5,)), data, FedMA(lr=0.1, optimizer=optimizer, own_rounds=0), **options
+    )
     matched.state.modes["frozen"].fill_(1)
     plain = Federation(fixed, data, FedAvg(lr=0.1, optimizer=optimizer), **options)
     trained = matched.algorithm.structure.stage >= 1

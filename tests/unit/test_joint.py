@@ -86,6 +86,18 @@ def test_methods_with_memory_server_state_and_random_numbers(tmp_path, monkeypat
     assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
 
 
+def test_fedac_has_the_mu_of_its_own_run(tmp_path, monkeypatch):
+    """Left out, it follows from the clients per mode: 4, 2 and 1 here."""
+    configs = [config(algorithm={"name": "fedac", "lr": 0.1}, ensemble__modes=modes) for modes in (1, 2, 4)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [3] * 4
+
+
+def test_clients_of_joined_runs_draw_their_own_models(tmp_path, monkeypatch):
+    method = {"name": "fedma", "lr": 0.1, "own_rounds": 2}
+    configs = [config(algorithm=method, seed=seed) for seed in (0, 1)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+
+
 def test_other_models_go_their_own_way(tmp_path, monkeypatch):
     configs = [
         config(),

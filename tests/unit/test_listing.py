@@ -90,7 +90,7 @@ def test_table(records):
     brief = {row[0]: row[-1] for row in table.rows}
     assert brief["fedavg"] == ""  # lr and the like are in the title
     assert brief["fedprox"] == "mu = 0.01, stragglers = 0.0"
-    assert brief["feddyn"] == 'weighting = "uniform", alpha = 0.1'  # not the usual default
+    assert brief["feddyn"] == "alpha = 0.1"  # weighting has the usual default
     assert "lr, lr_decay, lr_decay_every, weighting, optimizer" in table.title
 
 
@@ -98,7 +98,7 @@ def test_one_method(records):
     table = option_table("algorithms", records["fedpd"])
     assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2020" in table.title
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["weighting"][:2] == ('"examples", "uniform"', '"uniform"')
+    assert rows["weighting"][:2] == ('"examples", "uniform"', '"examples"')
     assert rows["optimizer"][:2] == ("name or table", '"sgd"')
     assert rows["p"][2].startswith("probability that a round does not communicate")
 

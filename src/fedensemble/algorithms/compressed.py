@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..vectors import Tree
 from .compress import Dither, Quantiser, RandK, TopK
 from .server_rate import ServerRate
 
-Compressor = Literal["ternary", "dither", "rand-k", "top-k"]
+Compressor = Literal["ternary", "dither", "terngrad", "qsgd", "rand-k", "top-k"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,12 @@ class Compressed(Algorithm):
     """A method whose clients send one compressed vector each.
 
     Args:
-        compressor: "ternary" and "dither" round in blocks, "rand-k" and "top-k" drop entries; top-k is biased.
-        block: entries that share a norm (ternary, dither).
-        norm: the block's norm, "2" or "inf" (ternary, dither).
-        levels: steps from zero to the norm (dither).
+        compressor: "ternary" and "dither" round in blocks, "rand-k" and "top-k" drop entries; top-k is biased. Two of
+            these have names of their own: "terngrad" (Wen et al. 2017) is ternary with the maximum norm, which is also
+            what "ternary" is with the default norm; "qsgd" (Alistarh et al. 2017) is dithering with the 2-norm.
+        block: entries that share a norm (all that round).
+        norm: the block's norm, "2" or "inf" (ternary, dither; "terngrad" and "qsgd" have their own).
+        levels: steps from zero to the norm (dither, qsgd).
         share: of entries that are kept (rand-k, top-k).
     """
 
@@ -43,10 +45,10 @@ class Compressed(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compressor not in ("ternary", "dither", "rand-k", "top-k"):
+        if self.compressor not in get_args(Compressor):
+            *most, last = (f"'{name}'" for name in get_args(Compressor))
             raise InputError(
-                f"{type(self).__name__} needs compressor 'ternary', 'dither', 'rand-k' or 'top-k'; "
-                f"got {self.compressor!r}."
+                f"{type(self).__name__} needs compressor {', '.join(most)} or {last}; got {self.compressor!r}."
             )
         if not self.quantiser.unbiased and self.needs_unbiased:  # builds the quantiser, which checks its own settings
             raise InputError(
@@ -57,10 +59,10 @@ class Compressed(Algorithm):
     @cached_property
     def quantiser(self) -> Quantiser:
         """The quantiser these settings name; its `encode` is what is sent."""
-        if self.compressor == "ternary":
-            return Dither(self.block, self.norm)
-        if self.compressor == "dither":
-            return Dither(self.block, self.norm, self.levels)
+        if self.compressor in ("ternary", "terngrad"):
+            return Dither(self.block, "inf" if self.compressor == "terngrad" else self.norm)
+        if self.compressor in ("dither", "qsgd"):
+            return Dither(self.block, "2" if self.compressor == "qsgd" else self.norm, self.levels)
         return RandK(self.share) if self.compressor == "rand-k" else TopK(self.share)
 
     def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:  # type: ignore[override] # needs no `sent`
@@ -93,7 +95,7 @@ class GradientDifferences(ServerRate, Compressed):
     is compressed would not go to 0.
 
     The papers have all clients take part. Here those who do not keep h_i, and the server's h stays the weighted mean of
-    all N; with uniform weights (the papers' and the default) g = h + mean_S d_i is right on average.
+    all N; with `weighting = "uniform"`, the papers' own, g = h + mean_S d_i is right on average.
 
     Args:
         alpha: how fast h_i learns; None is 1 / (1 + omega), the most that theory allows.
@@ -102,7 +104,6 @@ class GradientDifferences(ServerRate, Compressed):
 
     full_participation = True
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     alpha: float | None = None
 
     def __post_init__(self) -> None:

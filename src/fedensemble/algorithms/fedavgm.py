@@ -29,6 +29,7 @@ class FedAvgM(ServerRate, FedAvg):
     Args:
         beta: how much of the last velocity is kept.
         server_lr: the server's step along the velocity; what a change leads to adds up to server_lr / (1 - beta) of it.
+            The paper has server_lr = 1, w <- w + v, where a change adds up to ten times itself for beta = 0.9.
     """
 
     reference = "Hsu et al. 2019"

@@ -10,7 +10,7 @@ Reference: Chen, Chao, "FedBE: making Bayesian model ensemble applicable to fede
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -21,7 +21,7 @@ from .. import draws
 from ..core.algorithm import algorithms
 from ..core.optimizer import SGD
 from ..core.types import Cohort, Members
-from ..core.workshop import Workshop
+from ..core.workshop import Objective, Workshop
 from ..errors import InputError
 from ..vectors import Tree
 from .fedavg import FedAvg
@@ -75,6 +75,9 @@ class FedBE(Sampled):
 
     It needs unlabelled inputs on the server. There, models are evaluated as in predictions: running statistics stay
     those of the clients' mean, dropout is off. For regression, teacher and loss are the mean output and squared error.
+    Modes that nobody trained in a round are not distilled.
+
+    SWA starts with the first cycle; in the authors' code it starts at step 500 (in the paper, 250).
 
     Args:
         server_epochs: passes over the server's data in a round.
@@ -83,6 +86,9 @@ class FedBE(Sampled):
             paper's values. Raise them for a server with much data: a flat teacher makes a flat student.
         cycle: its steps; the paper has 25 of many more. If a round has fewer, the last model is taken as it is.
         temperature: of the teacher; below 1 it is sharper (the authors' code has 0.5), at 1 it is the ensemble's mean.
+        class_reduction: how the terms of the cross-entropy are reduced over C classes. "sum" is the cross-entropy of
+            the paper; the authors' code takes their "mean", which is C times smaller. With "mean", the same rates
+            therefore act as they do in that code. Regression ignores it.
     """
 
     distils: ClassVar[bool] = True
@@ -94,12 +100,15 @@ class FedBE(Sampled):
     server_lr_low: float = 0.0004
     cycle: int = 10
     temperature: float = 1.0
+    class_reduction: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("server_epochs", "server_batch", "cycle"):
             if getattr(self, name) < 1:
                 raise InputError(f"FedBE needs {name} >= 1; got {getattr(self, name)}.")
+        if self.class_reduction not in ("sum", "mean"):
+            raise InputError(f"FedBE needs class_reduction 'sum' or 'mean'; got {self.class_reduction!r}.")
         if not self.temperature > 0:
             raise InputError(f"FedBE needs temperature > 0; got {self.temperature}.")
         if not 0 < self.server_lr_low <= self.server_lr:
@@ -123,13 +132,20 @@ class FedBE(Sampled):
         return bound
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        samples, members = self.sample(uploads["theta"], cohort)
+        """The distilled students; a mode that nobody trained keeps its weights and costs nothing."""
+        trained, cohort = _only_trained(cohort)
+        theta = uploads["theta"]
+        if len(trained) == len(theta):
+            return {"theta": self._student(theta, cohort)}
+        return {"theta": mode["theta"].index_copy(0, trained, self._student(theta[trained], cohort))}
+
+    def _student(self, mean: Tensor, cohort: Cohort) -> Tensor:
+        samples, members = self.sample(mean, cohort)
         if self.workshop is None or self.workshop.unlabelled is None:
             raise InputError("FedBE is not bound to a server with data; a Federation does that.")
         buffers = members.shares(len(samples)).to(samples.dtype) @ members.buffers
-        teacher = self.teacher(self.workshop, samples, uploads["theta"], buffers, members)
-        own, key = self.workshop.unlabelled, cohort.key(2)
-        return {"theta": self.distil(self.workshop, uploads["theta"], buffers, own, teacher, key)}
+        teacher = self.teacher(self.workshop, samples, mean, buffers, members)
+        return self.distil(self.workshop, mean, buffers, self.workshop.unlabelled, teacher, cohort.key(2))
 
     def teacher(self, workshop: Workshop, samples: Tensor, mean: Tensor, buffers: Tensor, members: Members) -> Tensor:
         """What each mode's ensemble says of the server's data, [K, n, ..., C]."""
@@ -148,7 +164,9 @@ class FedBE(Sampled):
         self, workshop: Workshop, theta: Tensor, buffers: Tensor, own: Tensor, teacher: Tensor, key: Tensor
     ) -> Tensor:
         """The students [K, P] after training from `theta` on the server's own inputs and the teacher's words."""
-        objective = _cross_entropy if workshop.learner.task == "classification" else F.mse_loss
+        objective: Objective = F.mse_loss
+        if workshop.learner.task == "classification":
+            objective = _cross_entropy if self.class_reduction == "sum" else _mean_cross_entropy
         optimizer = SGD(momentum=0.9)
         slots, average, step = optimizer.slots(theta), torch.zeros_like(theta), 0
         which = torch.arange(len(theta), device=theta.device).unsqueeze(1)
@@ -169,10 +187,14 @@ class FedBE(Sampled):
 @algorithms.register("fedbe-nokd")
 @dataclass(frozen=True, kw_only=True)
 class FedBENoKD(Sampled):
-    """FedBE without distillation: the sampled models themselves predict, and their mean goes down to the clients.
+    """FedBE without distillation: the sampled models predict, and the clients' mean goes down to the clients.
 
     The comparison of the Fed-ensemble paper, in which random sampling replaces distillation. A mode's prediction is the
-    mean over its S samples; no data on the server are needed.
+    mean over its S samples, which are the members of a `Prediction`; no data on the server are needed. The paper does
+    not say which model the clients receive. The mean of the samples has the same expectation as the clients' mean, and
+    noise of spread / sqrt(S) on top, which would enter training in every round.
+
+    Whoever predicts needs all S samples of every mode: S times the bytes of a mode, see `Ensemble.prediction_bytes`.
     """
 
     def init_mode(self, theta: Tensor) -> Tree:
@@ -184,9 +206,26 @@ class FedBENoKD(Sampled):
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         samples, _ = self.sample(uploads["theta"], cohort)
-        return {"theta": samples.mean(1), "samples": samples.flatten(1)}
+        return {"theta": uploads["theta"], "samples": samples.flatten(1)}
+
+
+def _only_trained(cohort: Cohort) -> tuple[Tensor, Cohort]:
+    """The modes that somebody trained [T], and the cohort with them alone, numbered from 0 to T - 1."""
+    there = cohort.count.squeeze(-1) > 0
+    trained = torch.nonzero(there).flatten()
+    if len(trained) == len(there) or cohort.members is None:
+        return torch.arange(len(there), device=there.device), cohort
+    number = torch.cumsum(there, 0) - 1
+    members = cohort.members._replace(mode=number[cohort.members.mode])
+    rows = {name: getattr(cohort, name)[trained] for name in ("count", "weight", "share", "coin")}
+    return trained, replace(cohort, members=members, **rows)
 
 
 def _cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:
     """Cross-entropy between the teacher's probabilities and the student's."""
     return -(teacher * outputs.log_softmax(-1)).sum(-1).mean()
+
+
+def _mean_cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:
+    """The same with the mean over classes, as in the authors' code."""
+    return -(teacher * outputs.log_softmax(-1)).mean()

@@ -9,7 +9,6 @@ Reference: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated learning
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class FedDyn(Algorithm):
     """Dynamic regularisation; h_i is the client's last gradient, h their mean.
 
     Made for partial participation: those who do not take part keep their h_i, and h stays the weighted mean of all N.
-    Uniform weights are the paper's and the default.
+    The paper weighs all clients alike, which is `weighting = "uniform"`.
 
     Args:
         alpha: strength of the pull towards the model that was sent; h / alpha is how far the server steps beyond the
@@ -37,7 +36,6 @@ class FedDyn(Algorithm):
     reference = "Acar et al. 2021"
     sends = "model up, model down"
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

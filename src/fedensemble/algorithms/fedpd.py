@@ -43,7 +43,8 @@ class FedPD(Algorithm):
     FedPD: the model moves about the optimum, at a distance that shrinks with eta, and in an ensemble can be further
     from it than FedAvg; but the first hundred rounds with few clients per round are faster. A client goes on from its
     own copy only if nobody has communicated since; otherwise it receives the model, even in a silent round.
-    (BatchNorm's statistics are averaged, and counted, in every round.)
+    (BatchNorm's statistics are averaged, and counted, in every round.) The paper weighs all clients alike, which is
+    `weighting = "uniform"`.
 
     Args:
         eta: penalty parameter; it needs lr < 2 eta or so.
@@ -56,7 +57,6 @@ class FedPD(Algorithm):
     sends = "model up, model and a count down; nothing in a share p of rounds"
     full_participation = True
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     eta: float = 2.0
     p: float = 0.0
     average: Literal["all", "reporting"] = "reporting"

@@ -44,6 +44,8 @@ class FedSplit(Algorithm):
     shrinks with s, and in an ensemble can be further from it than FedAvg; but the first hundred rounds with few clients
     per round are faster.
 
+    The paper weighs all clients alike, which is `weighting = "uniform"`.
+
     Args:
         s: step size of the prox; it needs lr < 2 s or so.
         average: the model is the mean over "all" clients (exact), or over those "reporting" (a heuristic, faster at
@@ -54,7 +56,6 @@ class FedSplit(Algorithm):
     sends = "model up, model and a count down"
     full_participation = True
 
-    weighting: Literal["examples", "uniform"] = "uniform"
     s: float = 1.0
     average: Literal["all", "reporting"] = "reporting"
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
+from ..core.problem import LocalProblem
 from ..core.structure import Structure, Units, find_structure
 from ..core.types import Cohort
 from ..core.workshop import Workshop
@@ -20,6 +21,9 @@ from ..errors import InputError
 from ..vectors import Tree
 from .fedavg import FedAvg
 from .matching import Prior, match_units
+
+_LEFT = "own_rounds_left"  # updates of a mode before which clients still train models of their own
+_DRAWN = 8  # models that moments are estimated from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,12 @@ class Matched(FedAvg):
     A weight is the weighted mean over the clients that have both of its units. The papers take the posterior mean,
     which shrinks weights towards 0; done once, that hardly matters, but round after round it would be a weight decay.
 
+    The papers are about clients with models of their own, whose units are in no common order: each starts from its own
+    random initialisation, and the server matches what they have learned. In the first `own_rounds` updates of a mode
+    clients do so; a client that is asked again in that time goes on with its own model, which it keeps. The papers'
+    one-shot setting is one long round in which all clients take part. After that, clients start from the matched model
+    of the round before: their units are in its order already, and matching only lets layers grow.
+
     A layer is as wide as the model, and units beyond those in use are 0 in all their weights. Such a unit gives 0 and
     has gradient 0 (which is tried out for the model at hand), so clients leave it alone: shapes never change.
 
@@ -37,16 +47,20 @@ class Matched(FedAvg):
             the model. With 1, units are matched one to one.
         sigma, sigma0, gamma: see `matching.Prior`; the larger gamma and the smaller sigma, the sooner a layer grows.
         sweeps: times that each client is matched anew to all others.
+        own_rounds: updates of a mode before which clients train models of their own. With 0 they always start from the
+            server's model, which makes matching with start = 1 the same as averaging.
     """
 
     gathers = True
     structure: ClassVar[Structure | None] = None  # of the model it is bound to
+    initial: ClassVar[tuple[Tensor, Tensor] | None] = None  # mean and spread of the model's initialisation, [P] each
 
     start: float = 1.0
     sigma: float = 1.0
     sigma0: float = 3.0  # a variance of 10 or so, as in the authors' experiments
     gamma: float = 1.0
     sweeps: int = 3
+    own_rounds: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,18 +72,53 @@ class Matched(FedAvg):
                 raise InputError(f"{owner} needs {name} > 0; got {getattr(self, name)}.")
         if self.sweeps < 0:
             raise InputError(f"{owner} needs sweeps >= 0; got {self.sweeps}.")
+        if self.own_rounds < 0:
+            raise InputError(f"{owner} needs own_rounds >= 0; got {self.own_rounds}.")
 
     def bind(self, workshop: Workshop) -> Self:
         name = algorithms.name_of(type(self)) or type(self).__name__
         bound = copy(self)
         structure = find_structure(workshop.learner, workshop.examples, f"Algorithm '{name}'")
         object.__setattr__(bound, "structure", structure)
+        object.__setattr__(bound, "initial", initialisation(workshop))
         if self.start < 1:
             check_unused(workshop, bound.narrowed(workshop.learner.initial(0, 1)[0]), structure, name)
         return bound
 
     def init_mode(self, theta: Tensor) -> Tree:
-        return {"theta": self.narrowed(theta)}
+        mode = {"theta": self.narrowed(theta)}
+        return {**mode, _LEFT: torch.full_like(theta[..., :1], self.own_rounds)} if self.own_rounds else mode
+
+    def broadcast(self, mode: Tree) -> Tree:
+        return mode
+
+    def init_memory(self, theta: Tensor) -> Tree:
+        if self.own_rounds < 2:  # with one such round nobody goes on with a model of its own
+            return {}
+        return {"own": torch.zeros_like(theta), "has_own": torch.zeros_like(theta[..., :1])}
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        start = self.starting_point(sent, memory, problem)
+        theta = self.train(start, sent, problem)
+        return {"theta": theta}, {"own": theta, "has_own": torch.ones_like(theta[..., :1])} if memory else memory
+
+    def train(self, start: Tensor, sent: Tree, problem: LocalProblem) -> Tensor:
+        """The client's model after local training."""
+        return problem.descend(start)
+
+    def starting_point(self, sent: Tree, memory: Tree, problem: LocalProblem) -> Tensor:
+        """The server's model, or, while clients train models of their own, the client's."""
+        theta = sent["theta"]
+        if self.own_rounds == 0 or self.initial is None:
+            return theta
+        middle, spread = self.initial
+        own = self.narrowed(middle + spread * (2 * problem.uniform(theta) - 1))
+        own = torch.where(memory["has_own"] > 0, memory["own"], own) if memory else own
+        return torch.where(sent[_LEFT] > 0, self.aligned(own, sent), theta)
+
+    def aligned(self, own: Tensor, sent: Tree) -> Tensor:
+        """A client's own model as it fits what the server has sent; PFNM's server does all the matching."""
+        return own
 
     def narrowed(self, theta: Tensor) -> Tensor:
         """Networks [..., P] of which the share `start` of each layer's units is in use."""
@@ -87,7 +136,8 @@ class Matched(FedAvg):
         for one in sorted(set(members.mode.tolist())):  # the Hungarian algorithm knows no batches
             mine = members.mode == one
             theta[one] = self.merge(self.structure, members.uploads["theta"][mine], members.weight[mine])
-        return {**mode, "theta": theta}
+        left = {_LEFT: (mode[_LEFT] - 1).clamp(min=0)} if _LEFT in mode else {}
+        return {**mode, **left, "theta": theta}
 
     def merge(self, structure: Structure, theta: Tensor, weight: Tensor) -> Tensor:
         """One network [P] from those of J clients, [J, P]."""
@@ -110,6 +160,20 @@ class Matched(FedAvg):
     @abstractmethod
     def features(self, units: Units, layers: Sequence[Units]) -> Tensor:
         """Places of the weights that a layer's units are matched by, [W, D]."""
+
+
+def initialisation(workshop: Workshop) -> tuple[Tensor, Tensor]:
+    """Mean and half width of the uniform distribution with the moments of the model's initialisation, [P] each.
+
+    The moments are those of each parameter tensor. Layers of torch are initialised uniformly, so for them this is their
+    own distribution, and a client can draw a model from it without building modules.
+    """
+    learner = workshop.learner
+    means, widths = {}, {}
+    for name, values in learner.theta_layout.unflatten(learner.initial(0, _DRAWN)[0]).items():
+        spread, mean = torch.std_mean(values, correction=0)
+        means[name], widths[name] = mean.expand(values.shape[1:]), (3**0.5 * spread).expand(values.shape[1:])
+    return learner.theta_layout.flatten(means), learner.theta_layout.flatten(widths)
 
 
 def check_unused(workshop: Workshop, theta: Tensor, structure: Structure, name: str) -> None:

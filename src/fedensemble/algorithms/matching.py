@@ -60,6 +60,40 @@ def match_units(vectors: Tensor, used: Tensor, weight: Tensor, prior: Prior, swe
     return state.slot
 
 
+def nearest_units(own: Tensor, theirs: Tensor, own_used: Tensor, used: Tensor) -> Tensor:
+    """The place of each of a network's units among those of another, [J, W]; every row is a permutation.
+
+    The closest pair of units comes first, then the closest of those that are left, and so on; units that are not in use
+    on one side come last. Unlike the Hungarian algorithm this is arithmetic on tensors, which clients can do in a batch
+    and on any device; where units of one network have been matched to the other before, both agree.
+
+    Args:
+        own, theirs: what units are told apart by, [J, W, D].
+        own_used, used: which units either network has, [J, W].
+
+    >>> theirs = torch.tensor([[[0.0], [5.0], [9.0]]])
+    >>> nearest_units(theirs.flip(1) + 0.1, theirs, *(2 * [torch.ones(1, 3, dtype=torch.bool)])).tolist()
+    [[2, 1, 0]]
+    """
+    networks, width, _ = own.shape
+    score = -torch.cdist(own, theirs)
+    both = own_used.unsqueeze(2) & used.unsqueeze(1)
+    score = torch.where(both, score, score.amin((1, 2), keepdim=True) - 1)
+    slot = torch.zeros(networks, width, dtype=torch.int64, device=own.device)
+    for _ in range(width):
+        row, column = (part.unsqueeze(1) for part in _largest(score))
+        slot = slot.scatter(1, row, column)
+        score = score.scatter(1, row.unsqueeze(2).expand(-1, -1, width), -torch.inf)
+        score = score.scatter(2, column.unsqueeze(1).expand(-1, width, -1), -torch.inf)
+    return slot
+
+
+def _largest(score: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of the largest entry of each matrix, [J] each."""
+    place = score.flatten(1).argmax(1)
+    return place // score.shape[2], place % score.shape[2]
+
+
 class _Matching:
     """Who is matched to which global unit so far."""
 
@@ -82,6 +116,10 @@ class _Matching:
         free = torch.nonzero(self.count == 0).flatten()
         if len(taken):
             rows, columns = linear_sum_assignment(self.gain(client, own, taken, len(free)).numpy(), maximize=True)
+            # Every order of the new units gains the same. Rounding must not decide which one is taken, or engines would
+            # give networks with units in different orders: new units stay in the order that the client has.
+            new = columns >= len(taken)
+            columns[new] = sorted(columns[new])
             chosen = torch.cat([taken, free])[torch.as_tensor(columns)]
             own = own[torch.as_tensor(rows)]
         else:

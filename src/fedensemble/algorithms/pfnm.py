@@ -24,14 +24,16 @@ from .matched import Matched
 class PFNM(Matched):
     """FedAvg that matches hidden units across clients first, from the outputs down.
 
-    The paper matches once, after local training to the end; here it is done in every round, from the model of the round
-    before. Its units stay in the order of the first client, who had them from the server.
+    The paper matches once, after clients have trained models of their own to the end: one round with many epochs and
+    all clients. Here that is the first round of a mode; matching goes on in every round after it, from the model of the
+    round before. Units are in the order of the first client.
 
     In a convolution a unit is a channel, in a recurrent layer a cell with its gates. All biases and, in the layers
     above the first, no weights from below are used, as in the paper.
     """
 
     reference = "Yurochkin et al. 2019"
+    sends = "model up, model and a count down"
 
     def order(self, layers: Sequence[Units]) -> Sequence[Units]:
         return layers[::-1]

@@ -2,8 +2,11 @@
 
 D_i = Q(w_i - w);   w <- w + mean_S D_i.
 
+Q is TernGrad by default (ternary, maximum norm of a block); compressor = "qsgd" is the dithering of the QSGD paper.
+
 Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and
-encoding", NeurIPS 2017.
+encoding", NeurIPS 2017; Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communication in
+distributed deep learning", NeurIPS 2017.
 """
 
 from dataclasses import dataclass
@@ -22,6 +25,9 @@ class QSGD(Compressed):
 
     The plain baseline to DIANA and DORE, and the only method here that takes top-k. Under partial participation the
     mean is over the clients that report.
+
+    The default compressor is that of TernGrad: three levels and the maximum norm of a block, which has less variance
+    than the 2-norm. `compressor = "qsgd"` is the one of Alistarh et al., dithering with the 2-norm and s = `levels`.
     """
 
     reference = "Alistarh et al. 2017"

@@ -9,7 +9,6 @@ learning", ICML 2020.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class Scaffold(ServerRate):
     """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
 
     Made for partial participation: those who do not take part keep their c_i, and c stays the weighted mean of all N.
-    Uniform weights are the paper's and the default.
+    The paper weighs all clients alike, which is `weighting = "uniform"`.
 
     Args:
         server_lr: the server's step along the mean change.
@@ -36,8 +35,6 @@ class Scaffold(ServerRate):
     reference = "Karimireddy et al. 2020"
     sends = "change of model and control variate up, model and control variate down"
     plain_sgd = True
-
-    weighting: Literal["examples", "uniform"] = "uniform"
 
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "c": torch.zeros_like(theta)}

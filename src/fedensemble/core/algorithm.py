@@ -17,7 +17,7 @@ from .problem import LocalProblem
 from .types import Cohort
 from .workshop import Workshop
 
-algorithms: Registry[type[Algorithm]] = Registry("algorithm")
+algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from ..vectors import Tree
 from .algorithm import Algorithm
 from .types import EnsembleState, Plan, Returned
 
-engines: Registry[type[Engine]] = Registry("engine")
+engines: Registry[type[Engine]] = Registry("engine", lambda: Engine)
 
 
 class Engine(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy, deepcopy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Learner:
         check_layers(template)
         self.has_batch_statistics = any(mixes_examples(m) for m in norms.values())
         self.training_model, self.eval_model = template, self._twin(template)
-        self.dropout_model = self._twin(template)  # as the authors' code tested: dropout on, BatchNorm off
+        self.dropout_model = self._twin(template)  # dropout active, BatchNorm with its running statistics
         self.training_model.train()
         self.eval_model.eval()
         self.dropout_model.train()
@@ -139,14 +140,28 @@ class Learner:
 
         return gradient
 
-    def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: draws.Key | None = None) -> Tensor:
-        """Outputs of one model [P] in eval mode, or with dropout active where a key is given."""
+    @cached_property
+    def train_mode_model(self) -> nn.Module:
+        """The model in train mode, for predictions: dropout active, BatchNorm with the statistics of each batch."""
+        return self._twin(self.dropout_model).train()
+
+    def outputs(
+        self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: draws.Key | None = None,
+        batch_statistics: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Outputs of one model [P] in eval mode, or with dropout active where a key is given.
+
+        With `batch_statistics` the model is in train mode altogether.
+        """
         tensors = {
             **self.theta_layout.unflatten(theta),
             **self.buffer_layout.unflatten(buffers.clone()),
             **self.counters,
         }
-        model = self.eval_model if dropout_key is None else self.dropout_model
+        if batch_statistics:  # train mode counts batches in place
+            model, tensors = self.train_mode_model, {**tensors, **{n: c.clone() for n, c in self.counters.items()}}
+        else:
+            model = self.eval_model if dropout_key is None else self.dropout_model
         with torch.no_grad(), filled(model, tensors):
             if dropout_key is None:
                 return model(x)  # type: ignore[no-any-return]

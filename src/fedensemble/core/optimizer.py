@@ -13,7 +13,7 @@ from ..registry import Registry
 from ..vectors import Tree
 from .hyperparameters import LARGEST, check_hyperparameters
 
-optimizers: Registry[type[Optimizer]] = Registry("optimizer")
+optimizers: Registry[type[Optimizer]] = Registry("optimizer", lambda: Optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)

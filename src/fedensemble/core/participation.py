@@ -21,7 +21,7 @@ from .schedule import Schedule
 from .traffic import bytes_down, bytes_up, sees
 from .types import Outcome, Plan
 
-participations: Registry[type[Participation]] = Registry("participation")
+participations: Registry[type[Participation]] = Registry("participation", lambda: Participation)
 
 
 class Costs:

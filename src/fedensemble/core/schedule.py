@@ -15,7 +15,7 @@ from .types import Plan
 
 MOST_MODES = 100_000  # K; making so many takes a minute even of a tiny model
 
-schedules: Registry[type[Schedule]] = Registry("schedule")
+schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,11 @@ class Schedule(ABC):
                 f"age; got strata={q}, clients_per_round={m}. Lower ensemble.strata or raise "
                 "ensemble.clients_per_round."
             )
+
+    @property
+    def clients_per_mode(self) -> float:
+        """How many clients train a mode in a round, on average over the modes."""
+        return self.clients_per_round / self.modes
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -32,10 +32,15 @@ class Workshop:
         learner: the model's structure and the task.
         examples: a few inputs as the model sees them, to try a model on; their values do not matter.
         unlabelled: inputs of the server's own as the model sees them, or None.
+        clients_per_mode: how many clients the schedule has train a mode in a round, on average, where that is known.
     """
 
-    def __init__(self, learner: Learner, examples: Tensor, unlabelled: Tensor | None = None) -> None:
+    def __init__(
+        self, learner: Learner, examples: Tensor, unlabelled: Tensor | None = None,
+        clients_per_mode: float | None = None,
+    ) -> None:  # fmt: skip
         self.learner, self.examples, self.unlabelled = learner, examples, unlabelled
+        self.clients_per_mode = clients_per_mode
         self.room = _ROOM.get(learner.device.type, _ROOM["cpu"])
         record = record_graph if learner.device.type == "cuda" else None
         # Functions of the learner, not methods: graphs would otherwise wait for the garbage collector.

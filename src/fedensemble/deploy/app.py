@@ -56,6 +56,7 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 
 def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     """The client on whose node this runs, ready to train."""
+    from ..core.workshop import Workshop
     from ..engines.flower.client import LocalClient
     from ..fitting import check_outputs, find_work
 
@@ -65,4 +66,6 @@ def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     check_outputs(learner, data)
     training = description.config.training
     work = find_work(learner, training.epochs, training.steps, training.batch_size, training.last_batch)
-    return LocalClient(learner, description.algorithm, data, work, description.config.seed)
+    # Bound as on the server: a method may need the model's structure (FedMA freezes layers) on this side, too.
+    workshop = Workshop(learner, data.inputs(data.x[:1].to(learner.device), learner.dtype))
+    return LocalClient(learner, description.algorithm.bind(workshop), data, work, description.config.seed)

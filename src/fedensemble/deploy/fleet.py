@@ -66,10 +66,13 @@ class Fleet:
         config, self.description, self.store = description.config, description, store
         self.learner = description.learner("cpu")
         example = torch.zeros(1, *description.shape, dtype=self.learner.dtype)
-        self.algorithm = description.algorithm.bind(Workshop(self.learner, example))
         roster, training = enrolled(grid, settings, store.path / ROSTER)
         table = config.ensemble
         wanted = find_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
+        workshop = Workshop(self.learner, example, clients_per_mode=wanted.clients_per_mode)
+        self.algorithm = description.algorithm.bind(workshop)
+        for note in self.algorithm.notes:
+            logger.info("%s", note)
         self.schedule = build_participation(config.participation).asking(wanted)
         fewer = wanted.clients_per_round < self.schedule.clients_per_round
         visits = wanted.clients_per_round * (1 if wanted.one_mode_a_client else wanted.modes)
@@ -138,6 +141,8 @@ class Fleet:
             "task": self.learner.task,
             "bytes_up": sum(record["bytes_up"] for record in records),
             "bytes_down": sum(record["bytes_down"] for record in records),
+            "prediction_models": ensemble.prediction_models,
+            "prediction_bytes": ensemble.prediction_bytes,
             "seconds": round(seconds, 3),
             "combine": ensemble.combine,
         }

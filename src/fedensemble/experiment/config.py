@@ -58,7 +58,7 @@ class EvaluationTable(Table):
     """When and how the test set is used."""
 
     every: PositiveInt = Field(default=10, description="rounds between evaluations; the last round always has one")
-    dropout: bool = Field(default=False, description="test with dropout active too, as the authors' code did")
+    dropout: bool = Field(default=False, description="test in train mode too, as the authors' code did")
     batch_size: PositiveInt = 1024
 
 

@@ -16,6 +16,7 @@ from .config import Config
 from .predictions import compact_bytes, describe_predictions
 from .store import RunFolder
 
+AUTHORS_BATCH = 16  # the batch size of the authors' test loaders, whose statistics BatchNorm takes in train mode
 _ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are
 
 
@@ -46,5 +47,8 @@ def keep_predictions(
 def _predict(config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False) -> Prediction:
     """What the modes say of the test set; left on the device where that is small."""
     ensemble, size = federation.ensemble, config.evaluation.batch_size
-    small = len(ensemble) * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE
-    return ensemble.predict(x, batch_size=size, dropout=dropout, on_device=small)
+    # The authors' way of testing is train mode. Without BatchNorm that is dropout alone, whatever the batch size is.
+    in_train_mode = dropout and federation.learner.has_batch_statistics and len(x) > 1
+    size = max(2, min(size, AUTHORS_BATCH)) if in_train_mode else size
+    small = ensemble.prediction_models * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE
+    return ensemble.predict(x, batch_size=size, dropout=dropout, batch_statistics=in_train_mode, on_device=small)

@@ -75,11 +75,11 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
     bar = (uncertainty / (most or 1) * BARS).long().clamp(0, BARS - 1)
     place, labels = _shown_classes(_count(target, classes))
     pairs = place[target] * len(labels) + place[label]
-    apart = [_calibration(mode.reshape(-1, classes), target) for mode in prediction.members]
+    apart = [_calibration(mode.reshape(-1, classes), target) for mode in prediction.modes]
     return {
         "task": "classification",
         "examples": len(target),
-        "modes": len(prediction.members),
+        "modes": len(prediction.modes),
         "calibration": _binned(_calibration(mean, target)),
         "calibration_modes": _binned(torch.stack(apart).sum(0)),
         "entropy": {
@@ -119,7 +119,7 @@ def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[
     found: dict[str, Any] = {
         "task": "regression",
         "examples": len(mean),
-        "modes": len(prediction.members),
+        "modes": len(prediction.modes),
         "residuals": {"reach": reach, "count": _count(bar, BARS).tolist()},
     }
     if publish:

@@ -108,6 +108,8 @@ def sum_up(config: Config, store: RunFolder, federation: Federation, tested: Map
         "task": federation.learner.task,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
+        "prediction_models": federation.ensemble.prediction_models,
+        "prediction_bytes": federation.ensemble.prediction_bytes,
         "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
         "blocks": list(federation.engine.blocks),

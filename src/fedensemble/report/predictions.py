@@ -34,7 +34,7 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
     else:
         arrays["variance"] = prediction.variance
     if members:
-        arrays["members"] = prediction.members
+        arrays |= {"members": prediction.members, "mode_index": prediction.mode_index}
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **{name: tensor.numpy() for name, tensor in arrays.items()})
     write_bytes(output, content.getvalue())

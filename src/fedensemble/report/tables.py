@@ -32,6 +32,7 @@ TITLES = {
     "mode_mse_max": "worst mode, MSE",
     "variance": "variance",
 }
+PREDICTED = "models to predict with, MB"
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # accuracies whose time is told
 COMPARED = ("accuracy", "mode_accuracy_min", "mode_accuracy_max", "nll", "ece", "mse", "mode_mse_mean", "variance")
 
@@ -73,7 +74,9 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     first = next(result for result in results if not result.failed)
     known = first.summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in known and name != metric]
-    header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", "time, s")
+    # Only where some mode predicts with several models: otherwise a row's modes say how large its ensemble is.
+    several = any(s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries)
+    header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", *[PREDICTED] * several, "time, s")
     curves = [records for result in results for records in result.curves]
     clock, target = all(has_clock(records) for records in curves), common_target(curves)
     header += ("simulated time, h",) * clock + ((f"to {100 * target:.0f} %, h",) if target else ())
@@ -88,11 +91,17 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
         times += [seconds_to(result.curves, target)] if target else []
         simulated = [hours(summarise(values)[0]) for values in times]
-        rows.append((result.label, *cells, f"{sent:.1f}", f"{seconds:.1f}", *simulated))
+        held = [_prediction(result.summaries[0])] * several
+        rows.append((result.label, *cells, f"{sent:.1f}", *held, f"{seconds:.1f}", *simulated))
     seeds = len(first.summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
     return TextTable(title, header, tuple(rows))
+
+
+def _prediction(summary: Mapping[str, Any]) -> str:
+    """Megabytes of the models that a prediction takes; runs of older versions do not tell."""
+    return f"{summary['prediction_bytes'] / 1e6:.2f}" if "prediction_bytes" in summary else NONE
 
 
 def _over_seeds(metric: str, values: Sequence[float]) -> str:
@@ -111,6 +120,9 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
         ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in columns)),
         ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in columns)),
     ]
+    if "prediction_models" in summary:
+        rows.append(("models to predict with", *(str(summary["prediction_models"]) for _ in columns)))
+        rows.append((PREDICTED, *(_prediction(summary) for _ in columns)))
     if "clock" in summary:
         rows.append(("simulated time, h", *(hours(summary["clock"]) for _ in columns)))
     if summary.get("unanswered"):

@@ -36,7 +36,7 @@ def predictions(result: CellResult, data: FederatedData) -> Numbers:
     said = []
     for config, folder in zip(result.cell.configs, result.runs.folders, strict=True):
         ensemble = read_ensemble(RunFolder(folder).modes_file, config, torch.device("cpu"))
-        said.append(ensemble.predict(data.x_test).members.double().flatten(2).mean(2).numpy())
+        said.append(ensemble.predict(data.x_test).modes.double().flatten(2).mean(2).numpy())
     return np.stack(said)
 
 

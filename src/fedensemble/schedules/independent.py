@@ -23,6 +23,11 @@ class Independent(Schedule):
     of its own. Strata play no part.
     """
 
+    @property
+    def clients_per_mode(self) -> float:
+        """All M clients train the mode whose turn it is."""
+        return float(self.clients_per_round)
+
     def init(self, population: int, seed: int) -> Tree:
         self.check(population)
         return {"population": torch.tensor(population), "seed": torch.tensor(seed)}

@@ -157,6 +157,15 @@ def test_methods_whose_server_needs_data_say_so(tmp_path):
         run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
 
 
+def test_clients_know_the_models_layers(tmp_path):
+    """A client of FedMA must know which weights are frozen, which follows from the model's structure."""
+    values = {"data": {"source": "digits", "clients": 4}, "algorithm": {"name": "fedma"}}
+    write_app(resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app")
+    folder = tmp_path / "app" / "fleet"
+    client = local_client(folder, lambda node: example_client(folder, node), Here(**{"partition-id": 0}))
+    assert client.algorithm.structure is not None
+
+
 def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
     ensemble = {"modes": 2, "strata": 2, "clients_per_round": 2}
     config = resolve({**VALUES, "ensemble": ensemble, "participation": {"name": "devices", "ask": 3}})

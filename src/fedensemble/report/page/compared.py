@@ -127,8 +127,10 @@ def _ledger(found: ComparisonData) -> Section:
             visits = sum(record["visits"] for run in row.runs for record in run.records) / len(row.runs)
             seconds = [run.summary["seconds"] for run in row.runs if "seconds" in run.summary]
             time = f"{sum(seconds) / len(seconds):,.1f}" if seconds else "–"
-            rows.append((row.label, f"{visits:,.0f}", megabytes(up), megabytes(down), time))
-    header = ("method", "visits", "sent up", "sent down", "time, s")
+            held = [run.summary["prediction_bytes"] for run in row.runs if "prediction_bytes" in run.summary]
+            size = megabytes(held[0]) if held else "–"
+            rows.append((row.label, f"{visits:,.0f}", megabytes(up), megabytes(down), size, time))
+    header = ("method", "visits", "sent up", "sent down", "models to predict with", "time, s")
     return Section("communication", "Communication", "Of one run, the mean over seeds.",
                    tables=[TextTable("Communication ledger", header, tuple(rows))])  # fmt: skip
 
