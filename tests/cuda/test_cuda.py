@@ -36,6 +36,7 @@ def of_case(case, engine, device, **options):
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The model cannot be batched layer by layer")  # attention uses vmap
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_models(case):
     reference = train(of_case(case, "loop", "cpu"), ROUNDS)

@@ -23,7 +23,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("name", [LEFT, ".file.4711.part", f".file.{os.getpid()}.part", ".file.1.part"])
+@pytest.mark.parametrize("name", [LEFT, ".file.4711.part", ".file.PID.part", ".file.1.part"])
 def test_what_a_dead_process_left_is_deleted_whatever_its_number(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"half")
     for other in (".other.1.part", "file.part", ".file.part", ".file.x.part", "file"):
