@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError
 
-# Control characters, formats (such as the one that reverses the direction of text), surrogates, line separators.
-_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+LONGEST = 200  # characters of a text that somebody else chose, such as a client's error message
 
 
 def printable(text: str, lines: bool = False) -> str:
@@ -25,10 +23,23 @@ def printable(text: str, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    return "".join(
-        c.encode("unicode_escape").decode("ascii") if c not in kept and unicodedata.category(c) in _HIDDEN else c
-        for c in text
-    )
+    return "".join(c if c in kept or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shorten(text: str, longest: int = LONGEST) -> str:
+    r"""The text as `printable` shows it, cut to `longest` characters.
+
+    A newline in a client's error message could forge a line of the log, an escape sequence could rewrite the operator's
+    terminal, and megabytes of text would fill the disk. The text is cut before it is escaped, so that the work is
+    bounded, too.
+
+    >>> shorten("ok" + chr(10) + chr(27) + "[2J")
+    'ok\\n\\x1b[2J'
+    >>> shorten("abcdefgh", 6)
+    'abc...'
+    """
+    escaped = printable(text[: longest + 1])
+    return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."
 
 
 def as_path(given: Any, what: str = "folder") -> Path:

@@ -22,7 +22,6 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.enrol import Member, Roster
 from ..engines.flower.soundness import Soundness
 from ..engines.flower.statistics import Statistics
-from ..engines.flower.text import printable
 from ..engines.flower.waiting import Patience
 from ..experiment.modes import write_modes
 from ..experiment.plug_ins import build_aggregator, build_participation
@@ -31,6 +30,7 @@ from ..experiment.records import describe, environment
 from ..experiment.store import RunFolder
 from ..fitting import find_schedule
 from ..predict import Ensemble
+from ..text import shorten
 from .description import Description
 from .safeguards import cohort_remarks, find_limits, weight_remarks
 from .settings import Settings
@@ -173,7 +173,7 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
 
 def _warn(text: str) -> None:
     """A line in the log that may hold a client's words."""
-    logger.warning("%s", printable(text, 1000))
+    logger.warning("%s", shorten(text, 1000))
 
 
 def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..text import shorten
 from .limits import DEEPEST, LONGEST_CHAIN, check_values, parse_toml, read_text
 from .plug_ins import as_table, without_leftovers
 
@@ -95,24 +96,19 @@ def parse_setting(text: str) -> Values:
     key, found, value = text.partition("=")
     names = key.strip().split(".")
     if not found or not all(names):
-        raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{shortened(text)}'.")
+        raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{shorten(text)}'.")
     try:
-        read = parse_toml(f"value = {value.strip()}", f"--set {shortened(text)}")
+        read = parse_toml(f"value = {value.strip()}", f"--set {shorten(text)}")
         parsed = read["value"] if len(read) == 1 else value.strip()  # a newline in it may begin another key
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    check_values([*names, parsed], f"--set {shortened(text)}")
+    check_values([*names, parsed], f"--set {shorten(text)}")
     if len(names) > DEEPEST:
-        raise InputError(f"--set {shortened(text)}: a key has at most {DEEPEST} parts.")
+        raise InputError(f"--set {shorten(text)}: a key has at most {DEEPEST} parts.")
     nested: Any = parsed
     for name in reversed(names):
         nested = {name: nested}
     return nested  # type: ignore[no-any-return]
-
-
-def shortened(text: str) -> str:
-    """A text for a message: its beginning, where it is long."""
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
@@ -122,7 +118,7 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
     for text in settings:
         key = text.partition("=")[0].strip()
         if key in given:
-            raise InputError(f"{key} is given twice: '{shortened(given[key])}' and '{shortened(text)}'. Give it once.")
+            raise InputError(f"{key} is given twice: '{shorten(given[key])}' and '{shorten(text)}'. Give it once.")
         given[key] = text
         changes = lay(changes, parse_setting(text))
     return merge(values, changes)

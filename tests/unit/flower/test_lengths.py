@@ -11,9 +11,9 @@ pytest.importorskip("flwr")
 
 from fedensemble.engines.flower.checks import Answer
 from fedensemble.engines.flower.clipping import WINDOW, limit_lengths
-from fedensemble.engines.flower.text import printable
 from fedensemble.engines.flower.weights import dominant, limited
 from fedensemble.engines.flower.wire import Visit
+from fedensemble.text import shorten
 
 LENGTHS = st.lists(st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.2, 2.0, 7.0, 40.0, 1e6]), min_size=1, max_size=40)
 
@@ -68,7 +68,7 @@ def test_single_numbers_are_refused_or_taken_but_never_shortened():
 @given(st.text(max_size=500), st.integers(3, 300))
 @settings(deadline=None, max_examples=100)
 def test_printable_texts_are_short_and_have_no_control_characters(text, longest):
-    made = printable(text, longest)
+    made = shorten(text, longest)
     assert len(made) <= longest and made.isprintable()
     assert made == text or not text.isprintable() or len(text) > longest
 

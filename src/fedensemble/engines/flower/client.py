@@ -18,11 +18,11 @@ from ...core.shortage import SMALLER_VISIT, room_for
 from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
+from ...text import shorten
 from ...vectors import Tree, rows
 from ..block import Inputs, Trained, judge
 from ..loop import LoopEngine
 from .memory import KeptMemory
-from .text import printable
 from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
 
 _MOST = 10_000_000  # clients of a fleet; some work of a client grows with its number
@@ -31,9 +31,7 @@ _MOST = 10_000_000  # clients of a fleet; some work of a client grows with its n
 def check_visit(visit: Visit) -> None:
     """Raises if a server asks for something that no fleet has, before anything is made of its size."""
     if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", visit.training):  # it becomes part of a file's name
-        raise InputError(
-            f"The server calls its training '{printable(visit.training)}'; letters and digits are expected."
-        )
+        raise InputError(f"The server calls its training '{shorten(visit.training)}'; letters and digits are expected.")
     ranges = {
         "round": (0, 2**31), "client": (0, _MOST), "mode": (0, 2**20), "counted": (-1, visit.round),
         "largest": (1, 2**53),

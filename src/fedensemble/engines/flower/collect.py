@@ -9,10 +9,10 @@ import torch
 from flwr.app import Message
 
 from ...participation.places import quotas
+from ...text import shorten
 from .checks import Answer
 from .enrol import Roster
 from .post import Clock, Exchange
-from .text import printable
 from .waiting import Patience, Places, RoundLog
 from .wire import UnreadableError, Visit
 
@@ -94,7 +94,7 @@ class Collector:
             reason = str(problem)
         except Exception as error:  # no answer, whatever it is made of, may stop the fleet
             reason = f"it cannot be checked: {type(error).__name__}"
-        log.refuse(self._name(visit), f"{printable(reason, 160)} (node {message.metadata.src_node_id})")
+        log.refuse(self._name(visit), f"{shorten(reason, 160)} (node {message.metadata.src_node_id})")
         return None
 
     def _late(self) -> list[str]:

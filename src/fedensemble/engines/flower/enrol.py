@@ -11,6 +11,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from ...errors import InputError
+from ...text import shorten
 from .post import Clock, Exchange
 from .wire import UnreadableError, number, query_message
 
@@ -236,15 +237,6 @@ class Roster:
         if self.identity != "key":
             return identity
         return str(node.name) or f"key-{identity[:16]}"
-
-
-def shorten(text: str, most: int = 200) -> str:
-    """A node's own words, fit for a log: on one line, without control characters, and not endless.
-
-    >>> shorten("out of" + chr(10) + "memory")
-    'out of memory'
-    """
-    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def fingerprint(key: bytes) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...participation.places import first_to_finish
-from .text import printable
+from ...text import shorten
 
 STRAYS = 20  # that a round's record names
 
@@ -84,16 +84,16 @@ class RoundLog:
 
     def lose(self, name: str, reason: str) -> None:
         """Notes an answer that did not come."""
-        self.lost[name] = printable(reason)
+        self.lost[name] = shorten(reason)
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes an answer that must not count."""
-        self.refused[name] = printable(reason)
+        self.refused[name] = shorten(reason)
 
     def add_stray(self, name: str) -> None:
         """Notes a message that nobody waited for; a flood of them is only counted."""
         if len(self.stray) < STRAYS:
-            self.stray.append(printable(name))
+            self.stray.append(shorten(name))
         else:
             self.more_strays += 1
 
@@ -109,4 +109,4 @@ class RoundLog:
             *(f"{name} has {share:.0%} of a mode's weight" for name, share in self.dominant.items()),
             *(f"mode {mode} is not updated: too few clients trained it" for mode in self.small_cohorts),
         ]
-        return [printable(line, 400) for line in lines]  # names too are somebody else's words
+        return [shorten(line, 400) for line in lines]  # names too are somebody else's words
