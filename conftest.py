@@ -5,9 +5,9 @@ from importlib.util import find_spec
 import pytest
 
 _NEEDED = {
-    "triton": ["src/fedensemble/engines/triton_*.py"],
-    "flwr": ["src/fedensemble/engines/flower/*.py", "src/fedensemble/deploy/fleet.py",
-             "src/fedensemble/deploy/template/*.py", "tests/fleet/*.py", "tests/unit/flower/*.py"],
+    "triton": ["src/fedensemble/engines/kernels/triton/*.py"],
+    "flwr": ["src/fedensemble/engines/flower/*.py", "src/fedensemble/deploy/server.py",
+             "src/fedensemble/deploy/template/*.py", "tests/fleet/*.py", "tests/unit/engines/flower/*.py"],
 }  # fmt: skip
 collect_ignore_glob = [path for package, paths in _NEEDED.items() if not find_spec(package) for path in paths]
 

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedensemble.bench.measure import LiveTable, fastest, machine, say, write
-from fedensemble.engines.convolutions import grouped, on_cpu, one_by_one, product, way_for
-from fedensemble.engines.cpu_pool import PlanePool, convolve_and_pool
-from fedensemble.engines.heap import keep_freed_memory
-from fedensemble.engines.kernels import ImagesToColumns
-from fedensemble.engines.transforms import Transformed, available
+from fedensemble.bench.timing import LiveTable, fastest, machine, say, write
+from fedensemble.engines.kernels.cpu_conv import grouped, on_cpu, one_by_one, product, way_for
+from fedensemble.engines.kernels.cpu_fft_conv import Transformed, available
+from fedensemble.engines.kernels.cpu_max_pool import PlanePool, convolve_and_pool
+from fedensemble.engines.stacked.dispatch import ImagesToColumns
+from fedensemble.runtime.malloc import keep_freed_memory
 
 
 class Layer(NamedTuple):

@@ -199,7 +199,7 @@ def main() -> None:
     from importlib.metadata import version
     from statistics import median
 
-    from fedensemble.bench.measure import LiveTable, machine, say, write
+    from fedensemble.bench.timing import LiveTable, machine, say, write
 
     known = find_spec("flwr") is not None and find_spec("ray") is not None
     wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way not in PEERS or known]

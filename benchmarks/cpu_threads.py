@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from fedensemble.bench.engines import CASES, federation
-from fedensemble.bench.measure import LiveTable, machine, say, write
-from fedensemble.engines import threads
+from fedensemble.bench.throughput import CASES, federation
+from fedensemble.bench.timing import LiveTable, machine, say, write
+from fedensemble.engines.local import thread_pool as threads
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ CNN with 10, 100 and 1,000 clients a round, ResNet-18 with 10, 30 and 60 at batc
 and with GroupNorm, an LSTM, pfl's CNN, an MLP.
 """
 
-from fedensemble.bench.engines import main
+from fedensemble.bench.throughput import main
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 python benchmarks/growth.py [clients modes visits memory rounds] [--device cuda] [--scale 10]
 """
 
-from fedensemble.bench.growth import main
+from fedensemble.bench.scaling import main
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.bench.measure import LiveTable, machine, say, wait, write
+from fedensemble.bench.timing import LiveTable, machine, say, wait, write
 from fedensemble.models import models
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1

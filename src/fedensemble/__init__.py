@@ -7,7 +7,7 @@ from typing import TypeVar as _TypeVar
 
 from . import _start as _start
 from . import engines as _engines  # noqa: F401 (registers the engines)
-from .algorithms import (  # fmt: skip
+from .algorithms import (
     QSGD,
     Diana,
     Dore,
@@ -36,16 +36,8 @@ from .core.schedule import Schedule
 from .core.schedule import schedules as _schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
 from .data import FederatedData
-from .errors import (  # fmt: skip
-    AggregatorWarning,
-    DataError,
-    DivergedError,
-    EngineWarning,
-    FedEnsembleError,
-    InputError,
-    StoreError,
-)
-from .federation import Federation
+from .errors import AggregatorWarning, DataError, DivergedError, EngineWarning, FedEnsembleError, InputError, StoreError
+from .federation.federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
@@ -91,7 +83,7 @@ def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
         folder: of the run, such as "runs/digits/0123456789ab".
         device: "cpu", "cuda" or "auto".
     """
-    from .experiment.modes import load_ensemble as load  # here: training in Python needs no config
+    from .experiment.ensemble_file import load_ensemble as load  # here: training in Python needs no config
 
     return load(folder, device)
 

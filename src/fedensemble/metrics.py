@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data.labels import check_whole
-from .data.tensors import as_targets
+from .data.convert import as_targets
+from .data.label_checks import check_whole
 from .errors import DataError, InputError
 from .predict import Prediction
 

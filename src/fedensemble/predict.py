@@ -10,15 +10,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from . import draws
-from .core.learner import Learner
-from .core.losses import Task
-from .core.shortage import room_for
-from .data.examples import check_range, first_bad_row
-from .data.options import flag, whole
-from .data.standardise import Standardise
-from .data.tensors import as_tensor
+from . import prng as draws
+from .arguments import flag, whole
+from .data.checks import check_range, first_bad_row
+from .data.convert import as_tensor
+from .data.normalize import Standardise
 from .errors import DivergedError, InputError
+from .modeling.functional_model import Learner
+from .modeling.losses import Task
+from .runtime.oom import room_for
 
 Combine = Literal["probabilities", "logits", "outputs"]
 _SMALLER = "lower batch_size (in a config, evaluation.batch_size), or predict fewer inputs at a time"

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble import saved
 from fedensemble.core.aggregator import aggregate
 from fedensemble.core.types import Members
 from fedensemble.errors import AggregatorWarning, InputError
-from fedensemble.experiment.groups import Groups
+from fedensemble.experiment.run_groups import Groups
+from fedensemble.federation import serialization as saved
 from fedensemble.robust import LabelFlip, Mean, Median, SignFlip
-from fedensemble.testing.problems import SIZES, classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import SIZES, classification, small_federation, small_model, train
 
 CLOSE = 1e-10
 RULES = [name for name in fe.aggregators if name != "mean"]

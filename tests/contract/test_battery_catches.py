@@ -6,11 +6,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified, draws
+from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified
+from fedensemble import prng as draws
 from fedensemble.core.engine import engines
 from fedensemble.core.sampling import lowest
-from fedensemble.engines.loop import LoopEngine
-from fedensemble.engines.memory import ClientMemory
+from fedensemble.engines.local.client_state import ClientMemory
+from fedensemble.engines.local.loop import LoopEngine
 from fedensemble.testing import check_algorithm, check_engine, check_schedule
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedensemble import FedAvg
 from fedensemble.testing import check_algorithm
-from fedensemble.testing.problems import small_federation
+from fedensemble.testing.toy_problems import small_federation
 
 CLOSE = 1e-10  # float64; engines add up in another order
 

@@ -8,7 +8,7 @@ import torch
 from fedensemble import Algorithm, Federation, Stratified
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.algorithm import simulation_engines
-from fedensemble.testing.problems import classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import classification, small_federation, small_model, train
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ import torch
 
 from fedensemble import EngineWarning, FedAvg, Federation
 from fedensemble.core.algorithm import algorithms
+from fedensemble.testing.assertions import remembered
 from fedensemble.testing.cases import CASES
-from fedensemble.testing.compare import remembered
-from fedensemble.testing.problems import small_federation, train
+from fedensemble.testing.toy_problems import small_federation, train
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -58,7 +58,7 @@ def test_algorithms(name):
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "float32"}, {"deterministic": True}])
 def test_the_same_seed_gives_the_same_bytes(options):
     from fedensemble.models import CNN
-    from fedensemble.testing.problems import labels, numbers, ragged
+    from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     def trained():
         data = ragged(numbers(60, 1, 28, 28).float(), labels(60, classes=10), (20, 7, 33))
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_bytes(options):
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_norms_give_the_same_bytes(norm, precision):
     from fedensemble.models import ResNet20
-    from fedensemble.testing.problems import labels, numbers, ragged
+    from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     def trained():
         data = ragged(numbers(60, 3, 16, 16).float(), labels(60, classes=10), (20, 7, 33))
@@ -91,9 +91,9 @@ FLOAT32 = 2e-3  # two rounds of small steps in float32
 
 def test_group_norms_have_kernels(monkeypatch):
     """Residual blocks as the loop trains them, every norm by kernels, all but the shortcuts' with what follows them."""
-    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.models import ResNet18
-    from fedensemble.testing.problems import labels, numbers, ragged
+    from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     used, known = [], GroupNorm.known
     monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
@@ -188,8 +188,8 @@ MOBILENET = 5e-2  # its slope moves by 0.8 % in float64, too, if weights move by
 def test_gradients_in_every_precision(name, precision):
     """The kernels of float32 and below against float64, through whole models."""
     from fedensemble import FederatedData
-    from fedensemble.core.learner import Learner
-    from fedensemble.engines.folded_gradient import folded_gradient
+    from fedensemble.engines.stacked.gradient import folded_gradient
+    from fedensemble.modeling.functional_model import Learner
     from fedensemble.models import models
 
     name, _, norm = name.partition(" ")
@@ -254,8 +254,8 @@ def test_images_kept_as_bytes(name):
 
 
 def test_runs_side_by_side():
-    from fedensemble.engines.together import share_data, visit_together
-    from fedensemble.testing.problems import labels, numbers, ragged
+    from fedensemble.engines.local.run_visits import share_data, visit_together
+    from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     def made(sizes, seed, lr):
         from fedensemble.models import CNN

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fedensemble.cli import app
-from fedensemble.commands.guard import guarded
+from fedensemble.cli.exit_codes import guarded
+from fedensemble.cli.main import app
 
 
 def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:

@@ -148,7 +148,7 @@ def test_interrupt_is_said_and_costs_nothing(tmp_path: Path, presses: int) -> No
 _HEARS_INTERRUPTS = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from fedensemble.cli import main
+from fedensemble.cli.main import main
 main()
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedensemble.experiment import limits
+from fedensemble.config import limits
 
 from .command_line import run
 
@@ -154,7 +154,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(folder: Path, monkeypatch: pyte
 def test_memory_that_runs_out_while_reading_does_not_blame_the_modes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedensemble.experiment import build
+    from fedensemble.config import build
 
     @functools.wraps(build.sources["gaussians"])
     def full(**_: object) -> None:

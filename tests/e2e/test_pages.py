@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedensemble.participation.speeds import read_trace
+from fedensemble.participation.device_speeds import read_trace
 
 DOCS = Path(__file__).parents[2] / "docs"
 

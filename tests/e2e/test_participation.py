@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedensemble.experiment.build import resolve_device
-from fedensemble.experiment.config import resolve
-from fedensemble.experiment.files import read_toml
+from fedensemble.config.build import resolve_device
+from fedensemble.config.schema import resolve
+from fedensemble.config.toml import read_toml
 from fedensemble.experiment.run import Watcher, run
 
 from .command_line import run as fedensemble

@@ -7,7 +7,7 @@ import pytest
 
 import fedensemble as fe
 from fedensemble import InputError
-from fedensemble.experiment.store import RunFolder
+from fedensemble.experiment.run_folder import RunFolder
 
 from .command_line import run
 

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from fedensemble.engines.loop import LoopEngine
-from fedensemble.engines.simulation import Simulation
+from fedensemble.config.schema import resolve
+from fedensemble.engines.local.local_engine import Simulation
+from fedensemble.engines.local.loop import LoopEngine
 from fedensemble.errors import DivergedError
 from fedensemble.experiment import run as running
-from fedensemble.experiment.config import resolve
 from fedensemble.experiment.profile import FILE, PHASES, Profile, profiling
-from fedensemble.experiment.store import RunFolder
-from fedensemble.federation import Federation
-from fedensemble.report.profile import profile_tables
+from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.federation.federation import Federation
+from fedensemble.report.profile_tables import profile_tables
 
 SMALL = {
     "rounds": 4, "data": {"source": "digits", "clients": 10}, "model": {"name": "mlp", "hidden": [4]},
@@ -46,7 +46,7 @@ def test_phases_and_the_same_results(tmp_path, engine):
 QUIET = """
 from pathlib import Path
 from fedensemble.experiment import run as running
-from fedensemble.experiment.config import resolve
+from fedensemble.config.schema import resolve
 from fedensemble.experiment.profile import profiling
 with profiling() as profile:
     running.run(resolve(%r), Path(%r))
@@ -88,7 +88,7 @@ def test_a_phase_inside_another_is_not_counted_twice(monkeypatch):
 
 
 def test_on_the_command_line(tmp_path, capsys, monkeypatch):
-    from fedensemble.cli import app
+    from fedensemble.cli.main import app
 
     settings = [
         "--set",

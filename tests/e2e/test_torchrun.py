@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedensemble.engines.job import job
+from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import InputError
 
 HERE = Path(__file__).parent
@@ -104,7 +104,7 @@ def assert_same_run(folder, other):
 
 
 def test_two_ranks_do_what_one_process_does(tmp_path):
-    done = finish([*TORCHRUN, str(HERE / "rank_checks.py"), str(tmp_path)], tmp_path)
+    done = finish([*TORCHRUN, str(HERE / "distributed_checks.py"), str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     passed = [json.loads((tmp_path / f"passed-{rank}.json").read_text()) for rank in range(2)]
     assert passed[0] == passed[1] and len(passed[0]) == 17

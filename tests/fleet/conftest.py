@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import fedensemble
-from fedensemble.deploy.write import write_app
-from fedensemble.experiment.build import build_data
-from fedensemble.experiment.config import resolve
+from fedensemble.config.build import build_data
+from fedensemble.config.schema import resolve
+from fedensemble.deploy.generate import write_app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_tls"
 CLIENTS = 4

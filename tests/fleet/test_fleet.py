@@ -15,13 +15,13 @@ pytest.importorskip("flwr")
 
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 
+from fedensemble.cli.predict import predict_file
+from fedensemble.config.build import build_data, build_federation
 from fedensemble.core.round import begin_round, finish_round
 from fedensemble.core.types import Plan
 from fedensemble.deploy.supernode import client_context
-from fedensemble.experiment.build import build_data, build_federation
-from fedensemble.experiment.modes import read_ensemble
-from fedensemble.report.predictions import predict_file
-from fedensemble.report.run import write_report
+from fedensemble.experiment.ensemble_file import read_ensemble
+from fedensemble.report.run_report import write_report
 
 from .conftest import CLIENTS, configure
 

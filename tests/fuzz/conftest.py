@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedensemble.core import shortage
-from fedensemble.data import archive, options
+from fedensemble import arguments as options
+from fedensemble.data import archive
+from fedensemble.runtime import oom as shortage
 
 
 @pytest.fixture(autouse=True)

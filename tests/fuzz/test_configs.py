@@ -9,10 +9,10 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedensemble.experiment.build import build_data, build_federation
-from fedensemble.experiment.config import Config, resolve
-from fedensemble.experiment.files import read_toml, with_settings
-from fedensemble.experiment.plug_ins import SECTIONS
+from fedensemble.config.build import build_data, build_federation
+from fedensemble.config.plugins import SECTIONS
+from fedensemble.config.schema import Config, resolve
+from fedensemble.config.toml import read_toml, with_settings
 
 from .budget import attempt, examples, generators, mutated
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedensemble as fe
+from fedensemble.cli.predict import read_inputs
 from fedensemble.data import load, partition
-from fedensemble.report.predictions import read_inputs
 
 from .budget import attempt, examples, generators, mutated
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import fedensemble as fe
 from fedensemble.checkpoint import read_checkpoint, write_checkpoint
-from fedensemble.experiment.build import build_data, build_federation, resolve_device
-from fedensemble.experiment.config import Config, resolve
-from fedensemble.experiment.modes import read_ensemble, write_modes
-from fedensemble.saved import FILE
+from fedensemble.config.build import build_data, build_federation, resolve_device
+from fedensemble.config.schema import Config, resolve
+from fedensemble.experiment.ensemble_file import read_ensemble, write_modes
+from fedensemble.federation.serialization import FILE
 
 from .budget import attempt, examples, generators, mutated
 from .test_configs import BASE

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedensemble as fe
-from fedensemble.engines.flower.waiting import Patience
-from fedensemble.engines.flower.wire import RESULT, UPLOAD, VISIT, UnreadableError, number, read_visit, unpack
-from fedensemble.testing.problems import small_federation
+from fedensemble.engines.flower.deadline import Patience
+from fedensemble.engines.flower.messages import RESULT, UPLOAD, VISIT, UnreadableError, number, read_visit, unpack
+from fedensemble.testing.toy_problems import small_federation
 
 from ..unit.flower.fake import FakeFleet
 from .budget import examples, generators, mutated

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedensemble import FederatedData, Federation
-from fedensemble.testing.problems import numbers
+from fedensemble.testing.toy_problems import numbers
 
 FEATURES = 3
 SIZES = (4, 6, 8, 10, 12)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import SGD, Adam, draws
-from fedensemble.core.randomness import KeyedRandomness
-from fedensemble.testing.problems import numbers
+from fedensemble import SGD, Adam
+from fedensemble import prng as draws
+from fedensemble.modeling.keyed_rng import KeyedRandomness
+from fedensemble.testing.toy_problems import numbers
 
 # The same formulas in float64 written in another order: some hundred roundings of 1e-16, on numbers of order one.
 SAME_FORMULA = 1e-12

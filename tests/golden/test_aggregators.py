@@ -11,7 +11,7 @@ import torch
 
 from fedensemble.core.aggregator import Mean
 from fedensemble.robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
-from fedensemble.robust.forgery import ALIE, IPM, alie_z
+from fedensemble.robust.upload_attacks import ALIE, IPM, alie_z
 
 CLOSE = 1e-10  # of NumPy in float64
 BYZFL = 1e-6

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation, draws
+from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble import prng as draws
 from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.batches import batch_table
-from fedensemble.testing.problems import classification, labels, numbers, ragged
+from fedensemble.testing.toy_problems import classification, labels, numbers, ragged
 
 # Same formulas in the same order; autograd may add up a weight's gradient in another order than torch.func does.
 SAME_ARITHMETIC = 1e-14

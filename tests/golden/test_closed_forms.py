@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation, FedProx
-from fedensemble.testing.problems import numbers
+from fedensemble.testing.toy_problems import numbers
 
 CLIENTS, FEATURES, STEPS, LR = 5, 3, 4, 0.1
 ROUNDS = 200

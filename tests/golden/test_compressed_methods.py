@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedensemble import QSGD, SGD, Adam, Cohort, Diana, Dore, FederatedData, Federation, InputError, StoreError
-from fedensemble.algorithms.compress import Dither
-from fedensemble.testing.problems import numbers, quadratic_problem
+from fedensemble.algorithms.compressors import Dither
+from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 400
 EXACT = 1e-6

@@ -9,10 +9,11 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from fedensemble import FederatedData, Federation, Stratified, draws
+from fedensemble import FederatedData, Federation, Stratified
+from fedensemble import prng as draws
 from fedensemble.algorithms import PFNM, FedAc, FedBE, FedBENoKD, FedMA
 from fedensemble.core.keys import shared_coin, visit_key
-from fedensemble.testing.problems import labels, numbers, small_model
+from fedensemble.testing.toy_problems import labels, numbers, small_model
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)
 K, STRATA, PER_ROUND, STEPS, ROUNDS, SEED = 3, 2, 4, 3, 10, 3

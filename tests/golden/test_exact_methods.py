@@ -6,7 +6,7 @@ import torch
 
 from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputError, Scaffold
 from fedensemble.core.keys import shared_coin
-from fedensemble.testing.problems import numbers, quadratic_problem
+from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 150
 # All contract by some 0.85 a round here, so that 150 rounds leave 1e-10 of a distance of order one. 1e-6 is asked for.

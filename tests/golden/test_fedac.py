@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedensemble import SGD, FedAc, FedAvg, FederatedData, Federation, InputError
-from fedensemble.testing.problems import labels, numbers, small_model
+from fedensemble.testing.toy_problems import labels, numbers, small_model
 
 ROUNDS, LR, MU = 6, 0.1, 0.5
 SAME_FORMULA = 1e-12  # float64, some hundred operations on numbers of order one

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from fedensemble import FederatedData, Federation, InputError, draws
+from fedensemble import FederatedData, Federation, InputError
+from fedensemble import prng as draws
 from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
 from fedensemble.algorithms.posterior import dirichlet, gaussian
 from fedensemble.core.types import Cohort, Members
 from fedensemble.testing import check_algorithm
-from fedensemble.testing.problems import (
+from fedensemble.testing.toy_problems import (
     CLASSES,
     FEATURES,
     classification,

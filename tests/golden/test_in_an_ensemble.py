@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble import draws
+from fedensemble import prng as draws
 from fedensemble.core.batches import batch_table
 from fedensemble.core.keys import shared_coin, visit_key
-from fedensemble.testing.problems import numbers
+from fedensemble.testing.toy_problems import numbers
 
 SIZES = (3, 14, 5, 9, 4, 11, 7, 3, 8)
 FEATURES, MODES, ROUNDS = 5, 3, 20

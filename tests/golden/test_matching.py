@@ -10,14 +10,14 @@ from torch import nn
 
 from fedensemble import SGD, Adam, FederatedData, Federation, InputError, Stratified
 from fedensemble.algorithms import PFNM, FedAvg, FedMA
-from fedensemble.algorithms.matching import Prior, match_units
-from fedensemble.core.learner import Learner
-from fedensemble.core.structure import find_structure
+from fedensemble.algorithms.matching.assignment import Prior, match_units
+from fedensemble.algorithms.matching.unit_permutation import find_structure
 from fedensemble.core.types import Cohort, Members
-from fedensemble.core.workshop import Workshop
+from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.server_context import Workshop
 from fedensemble.models import CNN, LSTM, MLP
 from fedensemble.testing import check_algorithm
-from fedensemble.testing.problems import classification, labels, numbers, small_federation, train
+from fedensemble.testing.toy_problems import classification, labels, numbers, small_federation, train
 
 CLOSE = 1e-10  # float64, a few sums
 CLIENTS = 5

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from fedensemble import FederatedData, Federation, InputError, Stratified
 from fedensemble.algorithms import PFNM, FedMA
-from fedensemble.algorithms.matching import nearest_units
+from fedensemble.algorithms.matching.assignment import nearest_units
 from fedensemble.models import MLP
 from fedensemble.testing import check_algorithm
-from fedensemble.testing.problems import classification, numbers, small_federation, train
+from fedensemble.testing.toy_problems import classification, numbers, small_federation, train
 
 CLOSE = 1e-10  # float64
 CLIENTS = 10

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedensemble import Cohort, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, InputError
-from fedensemble.testing.problems import numbers
+from fedensemble.testing.toy_problems import numbers
 
 ROUNDS, STEPS, LR = 6, 4, 0.1
 SAME_FORMULA = 1e-12  # float64, some tens of operations on numbers of order one

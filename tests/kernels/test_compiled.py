@@ -25,7 +25,7 @@ def code(kernel, types, constants, aligned, **options):
 
 
 def test_a_step_moves_16_bytes_at_a_time():
-    from fedensemble.engines.triton_step import _descend
+    from fedensemble.engines.kernels.triton.sgd_step import _descend
 
     tensors = {"theta": "*fp32", "slope": "*fp32", "rate": "*fp32", "copy": "*bf16"}
     types = {**tensors, "WIDE": "i32", "TOTAL": "i32", "DECAY": "fp32"}
@@ -37,7 +37,7 @@ def test_a_step_moves_16_bytes_at_a_time():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_use_tensor_cores(turned):
-    from fedensemble.engines.triton_products import _products
+    from fedensemble.engines.kernels.triton.implicit_gemm import _products
 
     tensors = dict.fromkeys(("x", "w", "bias", "out"), "*bf16")
     every = 2 if turned else 1
@@ -53,7 +53,7 @@ def test_products_use_tensor_cores(turned):
 
 
 def test_slopes_of_filters_use_tensor_cores():
-    from fedensemble.engines.triton_filters import _along_weights, _total
+    from fedensemble.engines.kernels.triton.conv_weight_grad import _along_weights, _total
 
     tensors = {"x": "*bf16", "slope": "*bf16", "out": "*fp32"}
     constants = {
@@ -76,7 +76,7 @@ COUNTS = dict.fromkeys(("ROWS", "C", "G", "SHARE", "SPLIT", "BATCH", "WEIGHT", "
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize(("rows", "channels"), [(32, 32), (16, 64)])  # the second where an image has few pixels
 def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
-    from fedensemble.engines.triton_norm_passes import apply, sums
+    from fedensemble.engines.kernels.triton.norm_reductions import apply, sums
 
     for kernel, times, out, added, read in (
         (sums, 1, "*fp32", back, 3 if back else 1),
@@ -94,7 +94,7 @@ def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
 @pytest.mark.parametrize(("groups", "channels", "warps"), [(2, 8, 1), (2, 256, 4), (1, 1, 1), (1, 4096, 8)])
 def test_numbers_of_groups(groups, channels, warps, ones):
     """Arguments that are 1 are constants to Triton; nothing is added up in an order that chance decides."""
-    from fedensemble.engines.triton_group_norm import group_slopes, group_statistics, weight_slopes
+    from fedensemble.engines.kernels.triton.group_norm import group_slopes, group_statistics, weight_slopes
 
     every = {**NUMBERS, "x": "*bf16", **COUNTS, "EPS": "fp32", "out": "*fp32"}
     every |= {"along_weight": "*fp32", "along_bias": "*fp32", "ALONG_WEIGHT": "i32", "ALONG_BIAS": "i32"}

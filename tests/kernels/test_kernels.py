@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble.core.learner import Learner
-from fedensemble.engines import kernels, lines
-from fedensemble.engines.fold_check import can_fold
-from fedensemble.engines.folded_gradient import folded_gradient
+from fedensemble.engines.stacked import aligned_rows as lines
+from fedensemble.engines.stacked import dispatch as kernels
+from fedensemble.engines.stacked.equivalence import can_fold
+from fedensemble.engines.stacked.gradient import folded_gradient
+from fedensemble.modeling.functional_model import Learner
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -48,8 +49,8 @@ def apart(a, b):
     ],
 )
 def test_convolution_kernels(shape, dtype):
-    from fedensemble.engines.kernels import grouped
-    from fedensemble.engines.triton_conv import TritonConvolution
+    from fedensemble.engines.kernels.triton.conv import TritonConvolution
+    from fedensemble.engines.stacked.dispatch import grouped
 
     channels, outputs, side, size, stride, padding = shape
     torch.manual_seed(0)
@@ -90,10 +91,10 @@ def test_convolution_kernels(shape, dtype):
     ],
 )  # BatchNorm where there are no groups
 def test_norm_kernels(shape, groups, fate, dtype):
-    from fedensemble.engines.pieces import Piece
-    from fedensemble.engines.triton_batch_norm import BatchNorm
-    from fedensemble.engines.triton_group_norm import GroupNorm
-    from fedensemble.engines.triton_norm import StackedNorm
+    from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.norm import StackedNorm
+    from fedensemble.engines.stacked.stacked_params import Piece
 
     visits, batch, channels, side = shape
     torch.manual_seed(0)
@@ -150,7 +151,7 @@ def lstm(given, hidden, cell, weight):
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 6), (3, 17, 4, 40), (3, 70, 2, 128), (1, 2, 1, 16)])
 def test_lstm_kernels(shape):
-    from fedensemble.engines.triton_lstm import TritonLSTM
+    from fedensemble.engines.kernels.triton.lstm import TritonLSTM
 
     visits, batch, steps, width = shape
     torch.manual_seed(0)
@@ -172,8 +173,8 @@ def test_lstm_kernels(shape):
 
 
 def test_dropout_kernel():
-    from fedensemble import draws
-    from fedensemble.engines.triton_dropout import kept
+    from fedensemble import prng as draws
+    from fedensemble.engines.kernels.triton.dropout import kept
 
     keys = torch.tensor([5, -7, 2**62], device=DEVICE)
     assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)
@@ -181,7 +182,7 @@ def test_dropout_kernel():
 
 @pytest.mark.parametrize(("size", "step"), [(3, 3), (2, 2), (1, 2), (2, 3)])
 def test_pooling_kernel(size, step):
-    from fedensemble.engines.triton_pool import SquarePool
+    from fedensemble.engines.kernels.triton.max_pool import SquarePool
 
     torch.manual_seed(0)
     x = torch.randn(3, 5, 7, 8, device=DEVICE).requires_grad_()
@@ -193,8 +194,8 @@ def test_pooling_kernel(size, step):
 
 def test_batch_norm_far_from_zero():
     """Sums of squares about 0 would lose all digits here."""
-    from fedensemble.engines.triton_batch_norm import BatchNorm
-    from fedensemble.engines.triton_norm import StackedNorm
+    from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
+    from fedensemble.engines.kernels.triton.norm import StackedNorm
 
     torch.manual_seed(0)
     x = torch.randn(2 * 8, 3, 4, 4, device=DEVICE) + 3000
@@ -209,8 +210,8 @@ def test_batch_norm_far_from_zero():
 @pytest.mark.parametrize(("channels", "groups", "side"), [(6, 2, 16), (70, 5, 3), (9, 9, 8), (260, 1, 1)])
 def test_group_norm_far_from_zero(channels, groups, side, steep):
     """Channels lie far from 0, and `steep` beyond the one before: neither may cost digits."""
-    from fedensemble.engines.triton_group_norm import GroupNorm
-    from fedensemble.engines.triton_norm import StackedNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.norm import StackedNorm
 
     torch.manual_seed(0)
     above = 1000 + steep * torch.arange(float(channels), device=DEVICE)[:, None, None]
@@ -227,9 +228,9 @@ def test_group_norm_far_from_zero(channels, groups, side, steep):
 
 @pytest.mark.parametrize("groups", [None, 4])
 def test_norms_give_the_same_bits_again_and_without_slopes(groups):
-    from fedensemble.engines.triton_batch_norm import BatchNorm
-    from fedensemble.engines.triton_group_norm import GroupNorm
-    from fedensemble.engines.triton_norm import StackedNorm
+    from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.norm import StackedNorm
 
     torch.manual_seed(0)
     x = torch.randn(3 * 5, 8, 20, 21, device=DEVICE, requires_grad=True)
@@ -249,9 +250,9 @@ def test_norms_give_the_same_bits_again_and_without_slopes(groups):
 @pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
 @pytest.mark.parametrize("groups", [None, 2])
 def test_more_sets_than_an_axis_of_a_grid_has(groups):
-    from fedensemble.engines.triton_batch_norm import BatchNorm
-    from fedensemble.engines.triton_group_norm import GroupNorm
-    from fedensemble.engines.triton_norm import StackedNorm
+    from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.norm import StackedNorm
 
     torch.manual_seed(0)
     visits, channels = 70_000, 8
@@ -313,7 +314,7 @@ class Grouped(nn.Module):
     [(InPlace, ("relu", "", "", ""), 0), (Grouped, ("relu", "sum", "", "", "relu", ""), 4)],
 )
 def test_models_by_kernels(model, fates, grouped, monkeypatch):
-    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
     used, known = [], GroupNorm.known
     monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
@@ -339,7 +340,7 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
 @pytest.mark.parametrize("length", [5001, 4096])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of whatever lies between the rows
 def test_step_kernels(length, decay):
-    from fedensemble.engines.triton_step import copy_rows, descend
+    from fedensemble.engines.kernels.triton.sgd_step import copy_rows, descend
 
     torch.manual_seed(0)
     theta, slope = (lines.lined(torch.randn(3, length, device=DEVICE)) for _ in range(2))

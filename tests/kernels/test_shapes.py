@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.engines import lines
+from fedensemble.engines.stacked import aligned_rows as lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -59,9 +59,9 @@ def same(found, error=1e-5):
 @example(2, 3, 65, 16, (9, 8), (2, 3), (1, 2), (1, 0), True, False, False)
 @repeatable
 def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, biased, direct, halved):
-    from fedensemble.engines import triton_products
-    from fedensemble.engines.pieces import Piece
-    from fedensemble.engines.triton_conv import TritonConvolution
+    from fedensemble.engines.kernels.triton import implicit_gemm as triton_products
+    from fedensemble.engines.kernels.triton.conv import TritonConvolution
+    from fedensemble.engines.stacked.stacked_params import Piece
 
     assume(all(i + 2 * p >= s for i, p, s in zip(image, padding, size, strict=True)))
     torch.set_float32_matmul_precision("highest")
@@ -105,7 +105,7 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
 @example(2, 9, 5, [7], "sum", False, 0.0)
 @repeatable
 def test_batch_norms(j, batch, many, image, fate, direct, far):
-    from fedensemble.engines.triton_batch_norm import BatchNorm
+    from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
 
     assume(batch * torch.Size(image).numel() >= 2)
     mean, variance = (lying_apart(tensor) for tensor in (numbers(j, many, seed=4), numbers(j, many, seed=5).abs()))
@@ -133,7 +133,7 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
 @example(1, 2, 64, 2, [8, 8], "relu", True, 0.0, True)  # several blocks of rows and of channels on one axis
 @repeatable
 def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
-    from fedensemble.engines.triton_group_norm import GroupNorm
+    from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
     assume(each * torch.Size(image).numel() >= 2)
 
@@ -148,8 +148,8 @@ def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
 
 def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
     """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there were many sets."""
-    from fedensemble.engines import triton_norm
-    from fedensemble.engines.pieces import Piece
+    from fedensemble.engines.kernels.triton import norm as triton_norm
+    from fedensemble.engines.stacked.stacked_params import Piece
 
     x = (far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)).requires_grad_()
     weight, bias = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3))
@@ -192,7 +192,7 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
 @example(1, 2, (5, 6), 2, 1, False, True)
 @repeatable
 def test_pooling(n, many, image, size, gap, ties, large):
-    from fedensemble.engines import triton_pool
+    from fedensemble.engines.kernels.triton import max_pool as triton_pool
 
     assume(size <= min(image))
     x = numbers(n, many, *image)
@@ -207,7 +207,7 @@ def test_pooling(n, many, image, size, gap, ties, large):
 
 
 def test_pooling_passes_on_what_is_no_number():
-    from fedensemble.engines.triton_pool import SquarePool
+    from fedensemble.engines.kernels.triton.max_pool import SquarePool
 
     x = numbers(1, 1, 4, 4)
     x[0, 0, 1, 0], x[0, 0, 2:, 2:] = float("nan"), float("-inf")
@@ -223,7 +223,7 @@ def test_pooling_passes_on_what_is_no_number():
 @example(3, 2033, 0.1, torch.float32)  # rows as long as a block
 @repeatable
 def test_steps(j, length, decay, copied):
-    from fedensemble.engines.triton_step import descend
+    from fedensemble.engines.kernels.triton.sgd_step import descend
 
     theta, slope = (lines.room_like(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
     theta.copy_(numbers(j, length))
@@ -241,7 +241,7 @@ def test_steps(j, length, decay, copied):
 @example(3, 2048, 0)
 @repeatable
 def test_copies(j, length, wider):
-    from fedensemble.engines.triton_step import copy_rows
+    from fedensemble.engines.kernels.triton.sgd_step import copy_rows
 
     theta, out = numbers(j, length), torch.full((j, length + wider), 9.0, device=DEVICE)
     copy_rows(theta, out)
@@ -253,7 +253,7 @@ def test_copies(j, length, wider):
 @example(3, 4096)
 @repeatable
 def test_copies_of_lines(j, length):
-    from fedensemble.engines.triton_step import copy_line
+    from fedensemble.engines.kernels.triton.sgd_step import copy_line
 
     theta = lines.lined(numbers(j, length))
     out = torch.full((j + 1, theta.stride(0)), 9.0, device=DEVICE)
@@ -266,7 +266,7 @@ def test_copies_of_lines(j, length):
 @example(3, 2, 4096)  # a multiple of a block
 @repeatable
 def test_rows_of_modes(j, modes, length):
-    from fedensemble.engines.triton_step import chosen
+    from fedensemble.engines.kernels.triton.sgd_step import chosen
 
     source, index = numbers(modes, length), torch.randint(0, modes, (j,), device=DEVICE)
     out = lines.room_like(numbers(j, length)).fill_(9)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedensemble import draws
+from fedensemble import prng as draws
 from fedensemble.core.batches import LocalWork, batch_table
 
 

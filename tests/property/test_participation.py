@@ -13,8 +13,8 @@ from fedensemble.core.participation import Costs
 from fedensemble.core.sampling import lowest
 from fedensemble.core.types import Plan
 from fedensemble.participation import Devices
-from fedensemble.participation.hours import DAY, seconds_left, stand_in, windows
-from fedensemble.participation.places import first_to_finish, quotas
+from fedensemble.participation.availability import DAY, seconds_left, stand_in, windows
+from fedensemble.participation.quotas import first_to_finish, quotas
 from fedensemble.schedules import Balanced, Independent, IndependentKFold, Stratified
 
 SEEDS = st.integers(0, 10_000)

@@ -14,9 +14,9 @@ import typer
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.cli import app
+from fedensemble.cli.main import app
+from fedensemble.config.schema import Config
 from fedensemble.core.algorithm import algorithms
-from fedensemble.experiment.config import Config
 from fedensemble.testing import check_algorithm
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Imports go one way: errors and draws <- core <- plug-ins <- federation <- experiment <- command line."""
+"""Imports go one way: ground <- modeling, data <- core <- plug-ins <- federation <- config <- experiment <- cli."""
 
 import ast
 import subprocess
@@ -10,50 +10,52 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "draws", "vectors", "version", "machine", "durable", "redact", "text"}
+GROUND = {"errors", "registry", "prng", "flat_params", "arguments", "version", "runtime", "durable", "redact", "text"}
+MODEL = {"modeling"} | GROUND
 DATA = {"data"} | GROUND
-CORE = {"core"} | GROUND
+CORE = {"core"} | MODEL
 METHOD = CORE | DATA
 ALLOWED = {
     "_start": set(),
     **dict.fromkeys(GROUND, GROUND),
+    "checkpoint": GROUND,
     "data": DATA,
     "models": {"models"} | GROUND,
+    "modeling": MODEL,
     "core": CORE,
-    "checkpoint": GROUND,
     "algorithms": {"algorithms"} | CORE,
     "schedules": {"schedules"} | CORE,
     "participation": {"participation"} | CORE,
     "robust": {"robust"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
-    "room": METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
+    "tracking": GROUND | {"tracking", "checkpoint"},
 }
-METHODS = METHOD | set(ALLOWED) | {"fitting", "parts", "saved"}
-ALLOWED["tokens"] = METHOD
-ALLOWED["fitting"] = METHOD | {"tokens"}
-ALLOWED["parts"] = METHOD
-ALLOWED["saved"] = METHOD | {"checkpoint", "parts"}
-ALLOWED["federation"] = METHODS
-ALLOWED["testing"] = METHODS | {"federation", "testing"}
-ALLOWED["experiment"] = METHODS | {"federation", "experiment"}
-ALLOWED["bench"] = METHODS | {"federation", "bench"}
-ALLOWED["report"] = METHODS | {"federation", "experiment", "report"}
-ALLOWED["deploy"] = METHODS | {"federation", "experiment", "deploy"}
-ALLOWED["commands"] = METHODS | {"federation", "experiment", "report", "deploy", "commands"}
-ALLOWED["cli"] = METHODS | {"federation", "experiment", "report", "bench", "deploy", "commands", "cli"}
+METHODS = METHOD | {name for name in ALLOWED if "/" not in name}
+ALLOWED["federation"] = METHODS | {"federation"}
+FEDERATION = ALLOWED["federation"]
+ALLOWED["testing"] = FEDERATION | {"testing"}
+ALLOWED["bench"] = FEDERATION | {"bench"}
+ALLOWED["config"] = FEDERATION | {"config"}
+ALLOWED["experiment"] = ALLOWED["config"] | {"experiment"}
+ALLOWED["deploy"] = ALLOWED["experiment"] | {"deploy"}
+ALLOWED["theory"] = ALLOWED["experiment"] | {"theory"}
+ALLOWED["report"] = ALLOWED["theory"] | {"report"}
+ALLOWED["catalog"] = ALLOWED["report"] | {"catalog"}
+ALLOWED["cli"] = ALLOWED["catalog"] | {"bench", "deploy", "cli"}
 ALLOWED["__main__"] = {"cli"}
 LIGHT = {
+    "modeling": {"torch"},
     "core": {"torch"},
     "algorithms": {"torch", "scipy"},
     "schedules": {"torch"},
     "participation": {"torch"},
     "robust": {"torch"},
-    "engines": {"torch", "triton"},  # triton in triton_*.py only
+    "engines": {"torch", "triton"},  # triton in kernels/triton only
     "engines/flower": {"torch", "numpy", "flwr"},
-    "draws": {"torch"},
+    "prng": {"torch"},
 }
 
 
@@ -92,13 +94,13 @@ def test_direction(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_kernels_import_triton(path):
     """And nobody imports kernels before it knows that there is a GPU: only inside functions."""
-    if path.name.startswith("triton_"):
+    if path.parent.name == "triton":
         return
     assert not {name for name in imports(path) if name.split(".")[0] == "triton"}
     inside = [n for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
     allowed = {n.lineno for n in inside if isinstance(n, ast.ImportFrom)}
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1].startswith("triton_"):
+        if isinstance(node, ast.ImportFrom) and "triton" in (node.module or "").split("."):
             assert node.lineno in allowed, f"{path.name}, line {node.lineno}: import it where it is used"
 
 
@@ -106,11 +108,11 @@ def test_without_triton_both_engines_train_and_nothing_asks_for_it():
     code = (
         "import sys; sys.modules['triton'] = None  # as if it were not installed\n"
         "from fedensemble.algorithms import FedAvg\n"
-        "from fedensemble.engines import lines\n"
-        "from fedensemble.testing.problems import small_federation, train\n"
-        "assert not lines.HAS_TRITON\n"
+        "from fedensemble.engines.stacked import aligned_rows\n"
+        "from fedensemble.testing.toy_problems import small_federation, train\n"
+        "assert not aligned_rows.HAS_TRITON\n"
         "for engine in ('loop', 'vector'): train(small_federation(FedAvg(), engine, 2, 2), 1)\n"
-        "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.triton_')]\n"
+        "assert not [name for name in sys.modules if name.startswith('fedensemble.engines.kernels.triton.')]\n"
         "assert 'torch._dynamo' not in sys.modules, 'it takes a second'"
     )
     done = subprocess.run(
@@ -121,8 +123,8 @@ def test_without_triton_both_engines_train_and_nothing_asks_for_it():
 
 def test_the_parser_sees_imports():
     assert "fedensemble.core.problem" in set(imports(ROOT / "algorithms" / "fedavg.py"))
-    assert "fedensemble.draws" in set(imports(ROOT / "core" / "learner.py"))
-    assert "torch.func" in set(imports(ROOT / "core" / "learner.py"))
+    assert "fedensemble.prng" in set(imports(ROOT / "modeling" / "functional_model.py"))
+    assert "torch.func" in set(imports(ROOT / "modeling" / "functional_model.py"))
 
 
 def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():

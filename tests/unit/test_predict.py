@@ -9,7 +9,7 @@ from torch import nn
 
 from fedensemble import FedAvg, Federation, InputError, Prediction, evaluate
 from fedensemble.metrics import CLASSIFICATION, REGRESSION, disagreement
-from fedensemble.testing.problems import SIZES, classification, labels, numbers, ragged, small_model, train
+from fedensemble.testing.toy_problems import SIZES, classification, labels, numbers, ragged, small_model, train
 
 DATA = classification()
 EXACT = {"rtol": 0, "atol": 1e-12}  # the same formula in float64

@@ -7,9 +7,9 @@ from torch import nn
 
 from fedensemble import Federation, InputError, Prediction, evaluate
 from fedensemble.algorithms import FedAvg, FedBENoKD
-from fedensemble.experiment.predictions import describe_predictions
+from fedensemble.experiment.prediction_summary import describe_predictions
 from fedensemble.metrics import disagreement, evaluate_modes
-from fedensemble.testing.problems import FEATURES, classification, labels, numbers, small_federation, train
+from fedensemble.testing.toy_problems import FEATURES, classification, labels, numbers, small_federation, train
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 INDEX = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import Cohort
-from ..vectors import Tree
+from ..flat_params import Tree
 
 
 def first_visit(memory: Tree) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..core.algorithm import algorithms
 from ..core.types import Cohort
 from ..errors import InputError
-from ..vectors import Tree
-from .compressed import GradientDifferences
+from ..flat_params import Tree
+from .compressed_uploads import GradientDifferences
 
 
 @algorithms.register("diana")

@@ -16,8 +16,8 @@ from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
-from ..vectors import Tree, row_bytes
-from .compressed import GradientDifferences
+from ..flat_params import Tree, row_bytes
+from .compressed_uploads import GradientDifferences
 
 
 @algorithms.register("dore")

@@ -20,9 +20,9 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import Gradient, LocalProblem
 from ..core.types import Cohort
-from ..core.workshop import Workshop
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
+from ..modeling.server_context import Workshop
 
 _SMALLEST, _LARGEST = 0.003, 0.3  # the range of mu in which it was tried
 

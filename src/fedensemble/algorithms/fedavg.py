@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
-from ..vectors import Tree
+from ..flat_params import Tree
 
 
 @algorithms.register("fedavg")

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.algorithm import algorithms
 from ..core.types import Cohort
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
 from .fedavg import FedAvg
 from .server_rate import ServerRate
 

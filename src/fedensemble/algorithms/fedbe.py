@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.algorithm import algorithms
 from ..core.optimizer import SGD
 from ..core.types import Cohort, Members
-from ..core.workshop import Objective, Workshop
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
+from ..modeling.server_context import Objective, Workshop
 from .fedavg import FedAvg
 from .posterior import dirichlet, gaussian
 

@@ -17,7 +17,7 @@ from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
 
 
 @algorithms.register("feddyn")

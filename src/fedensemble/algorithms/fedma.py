@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..core.algorithm import algorithms
 from ..core.problem import Gradient, LocalProblem
-from ..core.structure import Units
 from ..core.types import Cohort
-from ..vectors import Tree
-from .matched import Matched
-from .matching import nearest_units
+from ..flat_params import Tree
+from .matching.assignment import nearest_units
+from .matching.matched_averaging import Matched
+from .matching.unit_permutation import Units
 
 
 @algorithms.register("fedma")

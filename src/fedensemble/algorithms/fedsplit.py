@@ -18,7 +18,7 @@ from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
 from .all_clients import first_visit, mean_of_all, unvisited
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
-from ..core.structure import Units
-from .matched import Matched
+from .matching.matched_averaging import Matched
+from .matching.unit_permutation import Units
 
 
 @algorithms.register("pfnm")

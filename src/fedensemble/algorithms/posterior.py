@@ -8,7 +8,7 @@ Reference: Chen, Chao, "FedBE: making Bayesian model ensemble applicable to fede
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.types import Members
 
 _SMALLEST = 1e-100  # of a gamma variate: with a small alpha all of them can underflow to 0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
-from ..vectors import Tree
-from .compressed import Compressed
+from ..flat_params import Tree
+from .compressed_uploads import Compressed
 
 
 @algorithms.register("qsgd")

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
-from ..vectors import Tree
+from ..flat_params import Tree
 from .server_rate import ServerRate
 
 

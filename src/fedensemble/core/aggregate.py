@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..vectors import Tree
+from ..flat_params import Tree
 from .types import Cohort, Members
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..flat_params import Tree, rows
 from ..registry import Registry
-from ..vectors import Tree, rows
 from .algorithm import Algorithm, algorithms
 from .probe import rehearse
 from .types import Members, Returned

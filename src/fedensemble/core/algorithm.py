@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, Self
 from torch import Tensor
 
 from ..errors import InputError
+from ..flat_params import Tree, row_bytes
+from ..modeling.server_context import Workshop
 from ..registry import Registry
-from ..vectors import Tree, row_bytes
 from .hyperparameters import check_hyperparameters
 from .optimizer import SGD, Optimizer
 from .problem import LocalProblem
 from .types import Cohort
-from .workshop import Workshop
 
 algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
 

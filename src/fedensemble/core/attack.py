@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..errors import InputError
+from ..flat_params import Tree
 from ..registry import Registry
-from ..vectors import Tree
 from .aggregator import MEAN, STATISTICS, aggregate, changes_of
 from .algorithm import Algorithm
 from .keys import visit_key

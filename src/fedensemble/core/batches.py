@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..errors import InputError
 
 LastBatch = Literal["keep", "wrap", "drop"]

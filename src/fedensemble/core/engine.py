@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..flat_params import Tree
 from ..registry import Registry
-from ..vectors import Tree
 from .algorithm import Algorithm
 from .types import EnsembleState, Plan, Returned
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 
 
 def visit_key(purpose: str, seed: int, round: int, client: Tensor, mode: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..flat_params import Tree
 from ..registry import Registry
-from ..vectors import Tree
 from .hyperparameters import LARGEST, check_hyperparameters
 
 optimizers: Registry[type[Optimizer]] = Registry("optimizer", lambda: Optimizer)

@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..flat_params import Tree
 from ..registry import Registry
-from ..vectors import Tree
 from .algorithm import Algorithm
 from .batches import LocalWork
 from .keys import shared_coin

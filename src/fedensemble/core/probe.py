@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
 from .algorithm import Algorithm
 from .optimizer import SGD
 from .problem import LocalProblem

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..vectors import Tree
+from .. import prng as draws
+from ..flat_params import Tree
 from .optimizer import Optimizer
 from .secret import SecretSource
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DivergedError
-from ..vectors import Tree
+from ..flat_params import Tree
 from .aggregator import MEAN, Aggregator, aggregate
 from .algorithm import Algorithm
 from .engine import Engine

@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import InputError
+from ..flat_params import Tree
 from ..registry import Registry
-from ..vectors import Tree
 from .types import Plan
 
 MOST_MODES = 100_000  # K; making so many takes a minute even of a tiny model

@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-from ..vectors import Tree
+from ..flat_params import Tree
 from .algorithm import Algorithm
 
 

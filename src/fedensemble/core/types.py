@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..vectors import Tree
+from .. import prng as draws
+from ..flat_params import Tree
 
 
 class Plan(NamedTuple):

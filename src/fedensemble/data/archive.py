@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..errors import InputError
-from ..machine import free_memory
+from ..runtime.hardware import free_memory
 
 VARIABLE = "FEDENSEMBLE_MAX_GB"
 _ALWAYS = 2_000_000_000  # bytes that any file may unpack to

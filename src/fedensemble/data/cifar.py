@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import one_of
-from .source import Source, bad_file, find_file, read_bytes, sources
-from .standardise import Standardise
+from ..arguments import one_of
+from .dataset import Source, bad_file, find_file, read_bytes, sources
+from .normalize import Standardise
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from ..arguments import fraction
 from ..errors import DataError
-from .options import fraction
-from .source import Rows, Source, generator, sources
-from .standardise import Standardise
+from .dataset import Rows, Source, generator, sources
+from .normalize import Standardise
 
 # Mean and standard deviation of all 1,797 x 64 pixels, whose values are 0..16. Constants, so that the numbers a
 # model sees do not depend on which images are held out.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import DataError
-from .source import data_folder, sources
+from .dataset import data_folder, sources
 
 CONNECT_SECONDS = 30.0  # without an answer for so long, a download has failed
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .examples import check_examples, check_lengths, check_server, check_test, describe
+from .checks import check_examples, check_lengths, check_server, check_test, describe
+from .convert import as_inputs, as_targets, as_tensor
 from .federated_checks import as_sizes, check_kinds, check_names, check_options
-from .labels import check_numbering, count_classes, unseen_labels
-from .standardise import Standardise
-from .tensors import as_inputs, as_targets, as_tensor
+from .label_checks import check_numbering, count_classes, unseen_labels
+from .normalize import Standardise
 
 
 @dataclass(frozen=True, eq=False)

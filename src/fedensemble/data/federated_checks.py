@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..arguments import whole
 from ..errors import DataError, InputError, unknown
-from .options import whole
-from .standardise import Standardise
-from .tensors import as_tensor
+from .convert import as_tensor
+from .normalize import Standardise
 
 if TYPE_CHECKING:
     from .federated import FederatedData

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from ..arguments import positive, whole
 from ..errors import InputError
-from .options import positive, whole
+from .dataset import Rows, Source, generator
 from .partition import cuts, dirichlet_shares, fill_up, number_of_clients, partitions
-from .source import Rows, Source, generator
 
 SWEEPS_PER_CLASS = 20  # every client is offered so many swaps for each class it has; the graph is random before that
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .source import Source, bad_file, find_file, read_bytes, sources
-from .standardise import Standardise
+from .dataset import Source, bad_file, find_file, read_bytes, sources
+from .normalize import Standardise
 
 SIDE = 28
 CLASSES = 10

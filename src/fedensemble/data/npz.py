@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, first_line
 from .archive import check_member, largest_size
-from .source import Rows, Source, data_folder, sources
+from .dataset import Rows, Source, data_folder, sources
 
 
 @sources.register("npz")

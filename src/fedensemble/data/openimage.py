@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import whole
 from ..errors import DataError
-from .options import whole
-from .source import Source, bad_file, find_file, sources
-from .standardise import Standardise
+from .dataset import Source, bad_file, find_file, sources
+from .normalize import Standardise
 
 FOLDERS = ("openimage", "openImg", "openImage", "open_images")
 COLUMNS = ("client_id", "sample_path", "label_id")

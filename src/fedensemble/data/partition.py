@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import check_names, positive, whole
 from ..errors import InputError
 from ..registry import Registry
+from .convert import as_tensor
+from .dataset import Rows, Source, generator
 from .federated import FederatedData
-from .options import check_names, positive, whole
-from .source import Rows, Source, generator
-from .tensors import as_tensor
 
 # Each is called as f(source, clients, seed, **options) and gives back one array of rows a client; no row twice.
 partitions: Registry[Callable[..., list[Rows]]] = Registry("partition")

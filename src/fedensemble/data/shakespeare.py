@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import fraction, one_of, whole
 from ..errors import DataError
-from .options import fraction, one_of, whole
-from .source import Rows, Source, bad_file, data_folder, find_file, read_bytes, sources
+from .dataset import Rows, Source, bad_file, data_folder, find_file, read_bytes, sources
 
 VOCABULARY = "\N{REPLACEMENT CHARACTER}\n" + "".join(chr(code) for code in range(32, 127))
 ROLES = "shakespeare/works.jsonl"

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import need_memory, not_negative, positive, whole
-from .source import Source, generator, sources
+from ..arguments import need_memory, not_negative, positive, whole
+from .dataset import Source, generator, sources
 
 
 @sources.register("sine")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .description import read_description
+from .app_spec import read_description
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -26,7 +26,7 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from .fleet import run_fleet
+        from .server import run_fleet
 
         run_fleet(grid, read_description(folder), context.run_config)
 
@@ -56,9 +56,9 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 
 def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     """The client on whose node this runs, ready to train."""
-    from ..core.workshop import Workshop
     from ..engines.flower.client import LocalClient
-    from ..fitting import check_outputs, find_work
+    from ..federation.resolve import check_outputs, find_work
+    from ..modeling.server_context import Workshop
 
     description = read_description(folder)
     learner = description.learner(str(context.node_config.get("device", "cpu")))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.losses import Loss, lower_bound
 from ..core.schedule import Schedule
-from ..engines.flower.checks import Limits
-from ..engines.flower.weights import MOST
+from ..engines.flower.reply_validation import Limits
+from ..engines.flower.weight_limits import MOST
 from ..errors import InputError
-from ..vectors import Tree
-from .settings import Settings
+from ..flat_params import Tree
+from ..modeling.losses import Loss, lower_bound
+from .server_settings import Settings
 
 _ROUNDS = 40  # of the plan that are looked at
 _NAMED = 5  # clients that a warning names at most

@@ -1,6 +1,6 @@
 """Engines, one file each; importing this package registers them."""
 
-from .loop import LoopEngine
-from .vector import VectorEngine
+from .local.loop import LoopEngine
+from .local.vector import VectorEngine
 
 __all__ = ["LoopEngine", "VectorEngine"]

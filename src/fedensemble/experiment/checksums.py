@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..durable import write_json
 from ..errors import StoreError
-from .reading import read_bytes, read_table
+from .read_json import read_bytes, read_table
 
 FILE = "checksums.json"
 CHECKED = ("config.toml", "env.json", "metrics.jsonl", "clients.json", "predictions.json", "summary.json")

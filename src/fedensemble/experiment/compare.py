@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, ValidationError
 
+from ..config.build import resolve_device
+from ..config.messages import LONGEST_NAME, NAME, sentence
+from ..config.plugin_tables import Table
+from ..config.schema import Config, check, listed
+from ..config.toml import Values, lay, merge, parse_setting, read_toml, with_settings
 from ..errors import DivergedError, InputError, unknown
 from ..metrics import CLASSIFICATION, REGRESSION
-from .build import resolve_device
-from .config import Config, check, listed
-from .files import Values, lay, merge, parse_setting, read_toml, with_settings
-from .joint import Task, run_all
+from .data_cache import Shelf
+from .multi_run import Task, run_all
 from .run import Watcher
-from .sections import Table
-from .shelf import Shelf
-from .store import RunFolder
-from .wording import LONGEST_NAME, NAME, sentence
+from .run_folder import RunFolder
 
 
 class RowTable(Table):

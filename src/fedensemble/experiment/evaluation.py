@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.shortage import room_for
+from ..config.schema import Config
 from ..data import FederatedData
-from ..federation import Federation
+from ..federation.federation import Federation
 from ..metrics import evaluate, evaluate_modes
 from ..predict import Prediction
-from .config import Config
-from .predictions import compact_bytes, describe_predictions
-from .store import RunFolder
+from ..runtime.oom import room_for
+from .prediction_summary import compact_bytes, describe_predictions
+from .run_folder import RunFolder
 
 AUTHORS_BATCH = 16  # the batch size of the authors' test loaders, whose statistics BatchNorm takes in train mode
 _ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are

@@ -15,9 +15,9 @@ import torch
 
 from ..checkpoint import write_json
 from ..core.engine import engines
-from ..federation import Federation
+from ..federation.federation import Federation
 from . import run as running
-from .store import RunFolder
+from .run_folder import RunFolder
 
 FILE = "profile.json"
 PLANNING, PREPARING, TRAINING = "planning", "preparing and gathering", "local training"

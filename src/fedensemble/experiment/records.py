@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from ..algorithms import FedProx
+from ..config.schema import Config
 from ..core.algorithm import algorithms
 from ..core.attack import attacks
 from ..core.types import RoundReport
-from ..federation import Federation
-from ..machine import processor
+from ..federation.federation import Federation
 from ..redact import redact
+from ..runtime.hardware import processor
 from ..version import VERSION
-from .config import Config
-from .store import RunFolder
+from .run_folder import RunFolder
 
 
 def remarks(federation: Federation) -> list[str]:

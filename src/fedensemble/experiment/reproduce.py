@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..config.schema import Config
 from ..errors import DataError, InputError
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
-from .config import Config
-from .reading import read_table
-from .reproduction import Cell, Reproduction
+from .data_cache import Shelf
+from .paper_table import Cell, Reproduction
+from .read_json import read_table
 from .run import Watcher
-from .shelf import Shelf
-from .store import RunFolder
+from .run_folder import RunFolder
 
 
 @dataclass(frozen=True)

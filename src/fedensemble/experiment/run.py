@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.build import build_data, model_facts
+from ..config.schema import Config
 from ..core.types import RoundReport
 from ..data import FederatedData
 from ..durable import json_bytes
-from ..engines.ranks import Ranks
+from ..engines.distributed.process_group import Ranks
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
-from ..federation import Federation
+from ..federation.federation import Federation
 from ..predict import Prediction
-from .assemble import Read, assemble, end_round, fingerprint, meet, resume
-from .build import build_data, model_facts
-from .config import Config
+from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
+from .ensemble_file import write_modes
 from .evaluation import keep_predictions, test
-from .interruption import Interruption, interruptible
-from .modes import write_modes
-from .predictions import compact_bytes, describe_clients
+from .interrupt import Interruption, interruptible
+from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, environment, remarks, sum_up
-from .store import RunFolder, Say
-from .track import Tracker, catch_up, check_installed, tracking
+from .run_folder import RunFolder, Say
+from .setup import Read, assemble, end_round, fingerprint, meet, resume
 
 CHECKPOINT_SECONDS = 10.0
 Work = Generator[Federation, RoundReport, dict[str, Any]]  # a run that asks for rounds and ends with its summary

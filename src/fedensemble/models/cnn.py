@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .options import check_dropout
+from .argument_checks import check_dropout
 from .registry import models
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .images import check_images
+from .layers import check_images
 from .registry import models
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .options import check_dropout, check_widths
+from .argument_checks import check_dropout, check_widths
 from .registry import models
 
 _MOST_LAYERS = 1000

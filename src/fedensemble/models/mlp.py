@@ -6,7 +6,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from .options import check_dropout, check_widths
+from .argument_checks import check_dropout, check_widths
 from .registry import models
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from .argument_checks import check_dropout
 from .augment import first_layer
-from .images import Norm, check_images, initialise_convolutions, norm_layer
-from .options import check_dropout
+from .layers import Norm, check_images, initialise_convolutions, norm_layer
 from .registry import models
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.

@@ -6,8 +6,8 @@ f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)), nu_j drawn once and the same for 
 import torch
 from torch import Tensor, nn
 
-from .. import draws
-from .options import check_positive, check_widths
+from .. import prng as draws
+from .argument_checks import check_positive, check_widths
 from .registry import models
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .augment import first_layer
-from .images import Norm, check_images, initialise_convolutions, norm_layer
+from .layers import Norm, check_images, initialise_convolutions, norm_layer
 from .registry import models
 
 

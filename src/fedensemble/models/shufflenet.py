@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .augment import first_layer
-from .images import Norm, check_images, norm_layer
+from .layers import Norm, check_images, norm_layer
 from .registry import models
 
 # Table 5 of the paper: channels of the three stages and of the last convolution, by width.

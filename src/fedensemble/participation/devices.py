@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
 from ..core.types import Outcome, Plan, Turnout
 from ..errors import InputError
-from ..vectors import Tree
-from .hours import seconds_left, stand_in, windows
-from .places import first_to_finish, quotas
-from .speeds import from_trace, log_normal, read_trace
+from ..flat_params import Tree
+from .availability import seconds_left, stand_in, windows
+from .device_speeds import from_trace, log_normal, read_trace
+from .quotas import first_to_finish, quotas
 
 _NOBODY = 600.0  # seconds until the server gives up a round to which nobody answers, where there is no deadline
 _KILOBIT = 125  # bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..experiment.compare import RowResult, summarise
 from ..text import printable
-from .timing import Records, common_target, has_clock, hours, reached, seconds_to
+from .time_to_accuracy import Records, common_target, has_clock, hours, reached, seconds_to
 
 NONE = "–"
 PERCENT = {"accuracy", "mode_accuracy_min", "mode_accuracy_max", "mode_accuracy_mean", "ece", "disagreement"}

@@ -2,12 +2,12 @@
 
 from ..core.aggregator import Aggregator, Mean, aggregators
 from ..core.attack import Attack, attacks
-from .clipping import CenteredClipping
-from .coordinate import Median, TrimmedMean
-from .forgery import ALIE, IPM, Noise, Scaling, SignFlip
-from .geometric import GeometricMedian
+from .centered_clipping import CenteredClipping
+from .coordinate_wise import Median, TrimmedMean
+from .geometric_median import GeometricMedian
 from .krum import Krum, MultiKrum
-from .labels import LabelFlip
+from .label_attack import LabelFlip
+from .upload_attacks import ALIE, IPM, Noise, Scaling, SignFlip
 
 __all__ = [
     "ALIE", "IPM", "Aggregator", "Attack", "CenteredClipping", "GeometricMedian", "Krum", "LabelFlip", "Mean", "Median",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.aggregator import SMALLEST_MAJORITY, Aggregator, aggregators
-from ..vectors import Tree, rows
+from ..flat_params import Tree, rows
 from .options import check_share, tolerated
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.schedule import schedules
 from ..errors import InputError
-from ..vectors import Tree
+from ..flat_params import Tree
 from .stratified import Stratified
 
 

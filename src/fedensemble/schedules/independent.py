@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from .. import draws
+from .. import prng as draws
 from ..core.sampling import lowest
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
-from ..vectors import Tree
+from ..flat_params import Tree
 
 
 @schedules.register("independent")

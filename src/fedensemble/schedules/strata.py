@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.sampling import lowest
 from ..core.types import Plan
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import prng as draws
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
-from ..vectors import Tree
+from ..flat_params import Tree
 from .strata import divide, draw_plan
 
 

@@ -13,13 +13,13 @@ from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.round import Request, finish_round
 from ..core.types import Plan
-from ..engines.simulation import Simulation
-from ..federation import Federation
-from ..vectors import Tree, rows
+from ..engines.local.local_engine import Simulation
+from ..federation.federation import Federation
+from ..flat_params import Tree, rows
 from .arithmetic import check_arithmetic
-from .compare import remembered, require, require_close, require_equal, snapshot
-from .plain import without_ensemble
-from .problems import small_federation, train
+from .assertions import remembered, require, require_close, require_equal, snapshot
+from .reference import without_ensemble
+from .toy_problems import small_federation, train
 
 _ROUNDS = 5  # more than an age of four modes, so that every mode is trained and most client memories are read again
 _CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")  # on each engine

@@ -11,9 +11,9 @@ from ..core.algorithm import Algorithm
 from ..core.probe import as_pair
 from ..core.traffic import bytes_down, bytes_up
 from ..core.types import Cohort, Members
-from ..vectors import Tree, rows
-from .compare import require, require_close, require_equal, snapshot
-from .problems import numbers, quadratic_problem, small_federation
+from ..flat_params import Tree, rows
+from .assertions import require, require_close, require_equal, snapshot
+from .toy_problems import numbers, quadratic_problem, small_federation
 
 
 def check_arithmetic(algorithm: Algorithm) -> None:

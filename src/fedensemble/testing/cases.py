@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.making import ModelFactory
 from ..core.optimizer import SGD, Adam, Optimizer
 from ..core.types import EnsembleState
 from ..data.federated import FederatedData
-from ..federation import Federation
-from .compare import require
-from .problems import CLASSES, FEATURES, SIZES, classification, labels, numbers, ragged, small_model
+from ..federation.federation import Federation
+from ..modeling.factory import ModelFactory
+from .assertions import require
+from .toy_problems import CLASSES, FEATURES, SIZES, classification, labels, numbers, ragged, small_model
 
 _TOKENS, _LENGTH, _SIDE = 6, 4, 6
 

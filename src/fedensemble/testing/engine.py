@@ -14,11 +14,11 @@ from ..core.algorithm import Algorithm
 from ..core.problem import LocalProblem
 from ..core.types import Cohort, Plan
 from ..errors import EngineWarning
-from ..federation import Federation
+from ..federation.federation import Federation
+from ..flat_params import Tree
 from ..schedules import Stratified
-from ..vectors import Tree
+from .assertions import remembered, require, require_close, require_equal, snapshot
 from .cases import CASES, Case
-from .compare import remembered, require, require_close, require_equal, snapshot
 
 _ROUNDS = 3
 

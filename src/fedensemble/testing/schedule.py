@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.schedule import Schedule
 from ..core.types import Plan
 from ..errors import InputError
-from .compare import require, require_equal, snapshot
+from .assertions import require, require_equal, snapshot
 
 # Clients, modes, strata, clients per round; also where strata divide neither of the others, and with everybody.
 _SETTINGS = (

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble.data import FederatedData, Standardise, standardise
+from fedensemble.data import FederatedData, Standardise
+from fedensemble.data import normalize as standardise
 from fedensemble.errors import DataError
 
 

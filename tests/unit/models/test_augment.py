@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from fedensemble import InputError, draws
-from fedensemble.core.learner import Learner
-from fedensemble.core.randomness import KeyedRandomness
-from fedensemble.engines.folded import Folded
+from fedensemble import InputError
+from fedensemble import prng as draws
+from fedensemble.engines.stacked.forward import Folded
+from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.models import PadCropFlip, models
 
 KEY = draws.key(0, "test")

@@ -13,7 +13,7 @@ from fedensemble.core.participation import Costs, participations
 from fedensemble.core.types import Plan
 from fedensemble.participation import Devices, Everybody
 from fedensemble.schedules import IndependentKFold
-from fedensemble.testing.problems import SIZES, classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import SIZES, classification, small_federation, small_model, train
 
 UNRULY = Devices(ask=5, drop=0.15, least_hours=16, most_hours=23, factor=2000)  # a round takes an hour or so
 AGREE = 1e-10  # float64: what engines promise

@@ -12,18 +12,18 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork
 from ...core.keys import shared_coin
-from ...core.learner import Learner
 from ...core.secret import system_uniform
-from ...core.shortage import SMALLER_VISIT, room_for
 from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
+from ...flat_params import Tree, rows
+from ...modeling.functional_model import Learner
+from ...runtime.oom import SMALLER_VISIT, room_for
 from ...text import shorten
-from ...vectors import Tree, rows
-from ..block import Inputs, Trained, judge
-from ..loop import LoopEngine
-from .memory import KeptMemory
-from .wire import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
+from ..local.block import Inputs, Trained, judge
+from ..local.loop import LoopEngine
+from .client_state import KeptMemory
+from .messages import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
 
 _MOST = 10_000_000  # clients of a fleet; some work of a client grows with its number
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...vectors import Tree, rows
-from .checks import Answer
-from .wire import BUFFERS, Visit
+from ...flat_params import Tree, rows
+from .messages import BUFFERS, Visit
+from .reply_validation import Answer
 
 WINDOW = 32  # lengths that the median is taken over; a round with more of them uses its own only
 FEWEST = 3  # lengths without which there is no median to speak of

@@ -16,18 +16,18 @@ from ...core.engine import Engine
 from ...core.keys import shared_coin
 from ...core.probe import rehearse
 from ...core.types import EnsembleState, Members, Plan, Returned
-from ...vectors import Tree, row_bytes, rows
-from .checks import Answer, Limits, check_answer
+from ...flat_params import Tree, row_bytes, rows
 from .clipping import limit_lengths
-from .collect import Collector
-from .conduct import Conduct, too_small
-from .enrol import Roster
-from .post import Clock
-from .soundness import Soundness
-from .statistics import Statistics
-from .waiting import Patience, RoundLog
-from .weights import dominant, limited
-from .wire import BUFFERS, Visit, pack, visit_message
+from .collector import Collector
+from .deadline import Patience, RoundLog
+from .exchange import Clock
+from .finite_checks import Soundness
+from .messages import BUFFERS, Visit, pack, visit_message
+from .reply_validation import Answer, Limits, check_answer
+from .roster import Roster
+from .running_statistics import Statistics
+from .suspension import Conduct, too_small
+from .weight_limits import dominant, limited
 
 logger = logging.getLogger("flwr")  # Flower streams this one to whoever watches the run
 

@@ -1,0 +1,1 @@
+"""Matched averaging of hidden units: the parts of PFNM and FedMA."""

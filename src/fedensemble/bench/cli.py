@@ -1,0 +1,40 @@
+"""`fedensemble bench`: the benchmarks by name, small by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import InputError, unknown
+from . import scaling as growth
+from . import throughput as engines
+from .timing import Say
+
+Bench = Callable[[str, float, bool, Path | None, Say], None]
+
+
+def _engines(device: str, seconds: float, full: bool, out: Path | None, say: Say) -> None:
+    engines.run(list(engines.CASES) if full else (), device, seconds, out=out, say=say)
+
+
+def _growth(device: str, seconds: float, full: bool, out: Path | None, say: Say) -> None:
+    growth.run((), device, 1 if full else 10, out, say)
+
+
+BENCHMARKS: dict[str, Bench] = {"engines": _engines, "growth": _growth}
+
+
+def bench(name: str | None, device: str, seconds: float, full: bool, folder: Path | None, say: Say) -> None:
+    """Runs a benchmark, or all of them.
+
+    Args:
+        seconds: to spend on each way of doing a thing.
+        full: all cases in full size, which is for a GPU.
+        folder: where tables are written as JSON, too.
+    """
+    if name is not None and name not in BENCHMARKS:
+        raise InputError(unknown("benchmark", name, BENCHMARKS))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for chosen in [name] if name is not None else BENCHMARKS:
+        BENCHMARKS[chosen](device, seconds, full, None if folder is None else folder / f"{chosen}.json", say)

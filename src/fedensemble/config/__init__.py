@@ -1,0 +1,1 @@
+"""Configuration files: TOML layers, validation, and the objects they describe."""

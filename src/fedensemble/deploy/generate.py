@@ -1,0 +1,48 @@
+"""Writes a Flower app for a config: `fedensemble deploy FILE --out DIR`."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from ..checkpoint import write_bytes
+from ..config.plugins import build_algorithm
+from ..config.schema import Config
+from ..errors import StoreError
+from ..version import VERSION
+from .app_spec import refuse_attack, write_description
+
+PACKAGE = "fleet"
+_CODE = ("__init__.py", "server_app.py", "client_app.py", "data.py")
+
+
+def write_app(config: Config, out: Path) -> list[str]:
+    """Writes the app into a new folder; gives the commands that start it on one machine."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StoreError(f"{out} exists already, and its data.py may be yours. Choose another --out, or delete it.")
+    build_algorithm(config.algorithm)
+    refuse_attack(config)
+    template = files("fedensemble.deploy") / "template"
+    description = write_description(out / PACKAGE, config)
+    for name in _CODE:
+        write_bytes(out / PACKAGE / name, (template / name).read_bytes())
+    clients = max(config.ensemble.clients_per_round, config.data.get("clients") or 0)
+    words = {
+        "name": re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "fleet",
+        "version": VERSION,
+        "modes": config.ensemble.modes,
+        "rounds": config.rounds,
+        "per_round": config.ensemble.clients_per_round,
+        "algorithm": description.config.algorithm["name"],
+        "clients": clients,
+        "last": clients - 1,
+    }
+    for name in ("pyproject.toml", "README.md"):
+        text = Template((template / f"{name}.in").read_text(encoding="utf-8")).substitute(words)
+        write_bytes(out / name, text.encode())
+    return [
+        f"Change {out / PACKAGE / 'data.py'}: load() gives a client's own examples.",
+        f"Then follow {out / 'README.md'}: a SuperLink, {clients} SuperNodes, and  flwr run {out} NAME --stream",
+    ]

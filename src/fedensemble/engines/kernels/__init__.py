@@ -1,0 +1,1 @@
+"""Kernels of the stacked engine for CPUs; the package `triton` has those for GPUs."""

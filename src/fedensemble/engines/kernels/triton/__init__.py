@@ -1,0 +1,1 @@
+"""Triton kernels; import them inside functions, after checking for a GPU."""

@@ -1,0 +1,1 @@
+"""One forward and backward pass for the stacked parameters of many clients."""

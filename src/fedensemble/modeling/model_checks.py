@@ -1,0 +1,124 @@
+"""What a model must not do in training, found in its layers, after each pass, and by one step before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import InputError
+from ..flat_params import Tree
+
+if TYPE_CHECKING:
+    from .functional_model import Learner
+
+
+def check_layers(model: nn.Module) -> None:
+    """Raises for layers that are known not to work, on any engine."""
+    for module in model.modules():
+        if mixes_examples(module) and module.momentum is None:
+            raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        if module.max_norm is not None:
+            raise InputError(
+                f"{type(module).__name__} with max_norm changes weights in the forward pass, and only training steps "
+                "may; leave max_norm out, or normalise what the layer returns."
+            )
+        if module.sparse:
+            raise InputError(
+                f"{type(module).__name__} with sparse=True gives sparse gradients, which have no place in a vector of "
+                "weights; leave it out: the numbers stay the same."
+            )
+
+
+def one_tensor(outputs: object) -> Tensor:
+    """What a model returned; raises unless it is one tensor."""
+    if not isinstance(outputs, Tensor):
+        raise InputError(
+            f"The model must return one tensor, in training, too; got {type(outputs).__name__}. What else it returns "
+            "cannot be used: leave it out, or take the loss of it inside the model."
+        )
+    return outputs
+
+
+def mixes_examples(module: nn.Module) -> bool:
+    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
+    kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def check_counters(constants: Iterable[str], given: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> None:
+    """Raises if a pass changed a buffer of whole numbers: what it was `given` is not what it `left`, or was written."""
+    for name in constants:
+        if left[name] is not given[name] or given[name]._version:  # a clone starts at version 0
+            raise InputError(
+                f"The model changes its buffer '{name}' of {given[name].dtype} in training, and only floating-point "
+                "buffers are averaged and kept. Register it as floats, such as torch.zeros(()), or do without it."
+            )
+
+
+def buffers_after(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]) -> Tree:
+    """Floating-point buffers after a pass, whether it wrote into them or assigned others."""
+    found = {}
+    for name, before in given.items():
+        after = left[name]
+        if after is None or after.shape != before.shape:
+            other = "None" if after is None else f"shape {tuple(after.shape)}"
+            raise InputError(
+                f"The model gives its buffer '{name}' of shape {tuple(before.shape)} another one in training, {other}. "
+                "Keep what is not averaged out of buffers."
+            )
+        found[name] = after.detach().to(before.dtype)
+    return found
+
+
+def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
+    """One step of another model, as engine 'loop' takes it; raises whatever it raises."""
+    learner = learner.with_another_model()  # what this one keeps in Python stays as it was
+    theta, buffers = learner.weights_of(learner.training_model)
+    before = theta.clone()
+    weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    key = torch.zeros((), dtype=torch.int64, device=x.device)
+    loss, learner.loss = learner.loss, lambda outputs, y: check_graph(loss(outputs, y))
+    with _NothingDrawn():  # type: ignore[no-untyped-call]
+        learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
+    if not torch.equal(theta, before):
+        raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
+
+
+def check_graph(value: Tensor) -> Tensor:
+    """What is to be derived; raises if it was made by checkpointing that takes gradients on its own."""
+    known, waiting = set[Any](), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise InputError(
+                "torch.utils.checkpoint with use_reentrant=True keeps the gradient of what is in it to itself; give it "
+                "use_reentrant=False, which torch recommends, too."
+            )
+        known.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return value
+
+
+class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where torch's generators are asked, also where checkpointing draws again for the gradient."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, torch would load it, for a second
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise InputError(
+                f"The model draws random numbers, by {func.overloadpacket}, in a way that cannot be repeated on every "
+                "engine. Use nn.Dropout, torch.rand_like, torch.randn_like or torch.bernoulli, and none of them inside "
+                "torch.utils.checkpoint, which draws again."
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,59 @@
+"""How fast clients compute and send: log-normal, or as measured on real devices."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import prng as draws
+from ..errors import InputError
+
+COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
+
+
+def log_normal(client: Tensor, median: tuple[float, float], spread: tuple[float, float], seed: int) -> Tensor:
+    """Milliseconds a sample and kbit/s of each client, [J, 2]: the medians times exp(spread times a normal number)."""
+    drawn = draws.normal(draws.key(seed, "device", client), 2)
+    return torch.tensor(median, dtype=torch.float64) * torch.exp(torch.tensor(spread, dtype=torch.float64) * drawn)
+
+
+def from_trace(client: Tensor, trace: Tensor, seed: int) -> Tensor:
+    """The same from a table of devices [R, 2]: each client has one of them, drawn at random."""
+    row = draws.uniform(draws.key(seed, "device", client), 1)[:, 0] * len(trace)
+    return trace[row.long()]
+
+
+def read_trace(path: str) -> Tensor:
+    """A CSV file with columns compute_ms_per_sample and bandwidth_kbps, one line a device, [R, 2] float64."""
+    rows = []
+    try:
+        with open(Path(path).expanduser(), newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(
+                    f"{path} needs the columns {' and '.join(COLUMNS)}; it has {', '.join(reader.fieldnames or ())}."
+                )
+            for line in reader:
+                rows.append([_positive(line[name], f"{path}, line {reader.line_num}, {name}") for name in COLUMNS])
+    except OSError as error:
+        raise InputError(f"Cannot read participation.trace {path}: {error.strerror or error}.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a CSV file of device speeds: {error}.") from None
+    if not rows:
+        raise InputError(f"{path} has no devices: it needs at least one line below its header.")
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _positive(text: str | None, where: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InputError(f"{where} must be a number above 0; got {text!r}.")
+    return value

@@ -1,0 +1,1 @@
+"""Figures of a run, a comparison and the paper, drawn with matplotlib."""

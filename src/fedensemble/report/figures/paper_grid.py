@@ -1,0 +1,218 @@
+"""A paper's table: rows and columns of a metric over seeds, our numbers above the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from ...experiment.compare import RowResult, summarise
+from ...experiment.paper_table import Reproduction
+from ...experiment.reproduce import CellResult
+from ..tables import NONE, PERCENT, TITLES, TextTable, show
+from .plots import COLOURS, STYLE, one_legend, plain
+
+WAYS = {"test": "standard", "test_dropout": "the paper's way"}
+PAPER, GAP, FULL = "paper", "gap", "full"
+LONG = 6  # letters of a label that still fits below its dot
+HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")
+
+
+class Entry(NamedTuple):
+    """A number over seeds: one line of table.csv."""
+
+    row: str
+    column: str
+    metric: str
+    way: str
+    values: tuple[float, ...]
+    paper: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a report shows: a table for people, numbers for programs, and pictures."""
+
+    table: TextTable
+    numbers: TextTable
+    figures: Mapping[str, Figure]
+    remarks: Sequence[str] = ()
+
+
+def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
+    """The table of rows by columns, its numbers, and a picture of it."""
+    entries = list_entries(reproduction, results)
+    remarks = chosen_columns(reproduction, entries) if reproduction.table.choose else []
+    figures = {"table.png": grid_figure(reproduction, entries)} if any(e.values for e in entries) else {}
+    return Shown(grid_table(reproduction, results, entries), numbers_table(entries), figures, remarks)
+
+
+def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> list[Entry]:
+    """Every number of the table, by row, metric, way of testing and column."""
+    table = reproduction.table
+    metrics = table.shown or [table.metric]
+    entries = []
+    for row in dict.fromkeys(result.cell.row for result in results):
+        for metric in metrics:
+            given = table.paper.get(row if len(metrics) == 1 else metric, {})
+            for way in table.ways:
+                for result in results:
+                    if result.cell.row == row:
+                        column = result.cell.column
+                        values = over_seeds(result.runs, metric, way)
+                        entries.append(Entry(row, column, metric, way, values, given.get(column, "")))
+    return entries
+
+
+def over_seeds(runs: RowResult | None, metric: str, way: str) -> tuple[float, ...]:
+    """A metric by one way of testing, one number a seed; empty where there is none."""
+    summaries = runs.summaries if runs is not None else ()
+    return tuple(summary[way][metric] for summary in summaries if metric in summary.get(way, {}))
+
+
+def numbers_table(entries: Sequence[Entry]) -> TextTable:
+    """The numbers as they are, one a line."""
+    rows = []
+    for entry in entries:
+        mean, spread = summarise(entry.values) if entry.values else (float("nan"), float("nan"))
+        ours = (f"{mean:.6g}", f"{spread:.6g}") if entry.values else ("", "")
+        count = str(len(entry.values))
+        rows.append((entry.row, entry.column, entry.metric, WAYS[entry.way], *ours, count, entry.paper))
+    return TextTable("numbers", HEADER, tuple(rows))
+
+
+def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[Entry]) -> TextTable:
+    """A line for each row, metric and way of testing, and the paper's line below them; none for what was not run."""
+    table = reproduction.table
+    columns = list(dict.fromkeys(result.cell.column for result in results))
+    several, one_row = len(table.shown) > 1, len({entry.row for entry in entries}) == 1
+    lines = []
+    ran = [(entry.row, entry.metric) for entry in entries if entry.values]
+    for row, metric in dict.fromkeys(ran or [(entry.row, entry.metric) for entry in entries]):
+        name = row if not several else TITLES[metric] if one_row else f"{row}, {TITLES[metric]}"
+        mine = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
+        best = _best(mine) if table.choose else None
+        for way in table.ways:
+            found = {entry.column: entry.values for entry in mine if entry.way == way}
+            cells = [_text(metric, found.get(column, ()), bold=column == best) for column in columns]
+            lines.append((name, WAYS[way], *cells, *_gap(table.gap, metric, found)))
+        paper = table.paper.get(row if not several else metric)
+        if paper is not None:
+            given = [paper.get(column, NONE) for column in columns]
+            lines.append((name, PAPER, *given, *([paper.get(GAP, NONE)] if table.gap else [])))
+        if not several:
+            sent = [_sent(results, row, column) for column in columns]
+            lines.append((name, "sent up, MB", *sent, *([NONE] if table.gap else [])))
+    what = TITLES.get(table.metric, table.metric)
+    title = headline(reproduction) if several else f"{headline(reproduction)}; {what}"
+    return TextTable(title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines))
+
+
+def _text(metric: str, values: Sequence[float], *, bold: bool) -> str:
+    if not values:
+        return NONE
+    mean, spread = summarise(values)
+    text = show(metric, mean, spread) if len(values) > 1 else show(metric, mean)
+    return f"**{text}**" if bold else text
+
+
+def _gap(columns: Sequence[str], metric: str, found: Mapping[str, Sequence[float]]) -> list[str]:
+    if not columns:
+        return []
+    ours = [found.get(column, ()) for column in columns]
+    return [show(metric, summarise(ours[0])[0] - summarise(ours[1])[0]) if all(ours) else NONE]
+
+
+def _sent(results: Sequence[CellResult], row: str, column: str) -> str:
+    """What all clients together sent, mean over seeds."""
+    for result in results:
+        if (result.cell.row, result.cell.column) == (row, column) and result.runs is not None:
+            return f"{summarise([summary['bytes_up'] / 1e6 for summary in result.runs.summaries])[0]:.1f}"
+    return NONE
+
+
+def _best(entries: Sequence[Entry]) -> str | None:
+    tried = {entry.column: summarise(entry.values)[0] for entry in entries if entry.way == "test" and entry.values}
+    return max(tried, key=lambda column: tried[column]) if tried else None
+
+
+def chosen_columns(reproduction: Reproduction, entries: Sequence[Entry]) -> list[str]:
+    """A sentence for each row: which column is best."""
+    said = []
+    for row in dict.fromkeys(entry.row for entry in entries):
+        best = _best([entry for entry in entries if entry.row == row])
+        if best is not None:
+            said.append(f"Best for {row}: {best}.")
+    return said
+
+
+def paper_number(text: str) -> tuple[float, float] | None:
+    """Mean and spread of what the paper prints; None for nothing.
+
+    >>> paper_number("95.08 ± 0.3"), paper_number("66.19"), paper_number("")
+    ((95.08, 0.3), (66.19, 0.0), None)
+    """
+    if not text:
+        return None
+    mean, _, spread = text.partition("±")
+    return float(mean), float(spread or 0)
+
+
+def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
+    """A panel for each row and metric with numbers: ours by column and, at full scale, the paper's."""
+    ways = reproduction.table.ways
+    panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries if entry.values))
+    several = len(reproduction.table.shown) > 1
+    columns = min(len(panels), 3 if len(panels) in (3, 5, 6) else 2)
+    rows = -(-len(panels) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axis, (row, metric) in zip(axes, panels, strict=False):
+            mine = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
+            names = list(dict.fromkeys(entry.column for entry in mine))
+            scale = 100 if metric in PERCENT else 1
+            for place, (way, marker) in enumerate(zip(ways, ("o", "s"), strict=False)):
+                points = [(names.index(e.column), *summarise(e.values)) for e in mine if e.way == way and e.values]
+                _dots(axis, points, scale, marker, COLOURS[place], f"ours, {WAYS[way]}", 0.16 * (place - 0.5))
+            known = [(names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]]
+            papers = [(x, *number) for x, number in known if number is not None and beside_paper(reproduction)]
+            _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
+            long = max(map(len, names)) > LONG
+            axis.set_xticks(
+                range(len(names)), list(map(plain, names)), rotation=30 if long else 0, ha="right" if long else "center"
+            )
+            axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else plain(row))
+            axis.set_xlim(-0.5, len(names) - 0.5)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        one_legend(figure, axes)
+        figure.suptitle(plain(headline(reproduction)))
+        return figure
+
+
+def _dots(
+    axis: mpl.axes.Axes, points: Sequence[tuple[int, float, float]], scale: float, marker: str, colour: str, label: str,
+    shift: float, *, hollow: bool = False,
+) -> None:  # fmt: skip
+    if not points:
+        return
+    x, mean, spread = (np.array(values, float) for values in zip(*points, strict=True))
+    axis.errorbar(x + shift, scale * mean, scale * spread, fmt=marker, color=colour, capsize=3, markersize=6,
+                  markerfacecolor="white" if hollow else colour, label=label)  # fmt: skip
+
+
+def beside_paper(reproduction: Reproduction) -> bool:
+    """Whether a picture shows the paper's numbers; at a smaller scale they would squeeze ours to the floor."""
+    return reproduction.scale == FULL
+
+
+def headline(reproduction: Reproduction) -> str:
+    """The title, with a word of warning where it is not the real thing."""
+    sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
+    made_up = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
+    return reproduction.table.title + (f" ({reproduction.scale}{made_up})" if reproduction.scale != FULL else "")

@@ -1,0 +1,186 @@
+"""Pictures: curves of a run, curves of a comparison, and who holds which classes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ...checkpoint import write_bytes
+from ...data import FederatedData
+from ...experiment.compare import RowResult
+from ...text import printable
+from ..downsample import MOST_ROUNDS, averaged, caption, grouped
+from ..tables import PERCENT, TITLES
+from ..time_to_accuracy import HOUR, has_clock
+
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme
+LINES = ("-", "--", ":", "-.")  # when colours run out
+MARKED = 30  # points of a curve that can be told apart
+SPREAD = "± one standard deviation over seeds"
+STYLE: Any = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
+}  # fmt: skip
+
+
+def one_legend(figure: Figure, axes: Iterable[Any]) -> None:
+    """A legend below all panels, each label once."""
+    named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in named}
+    ncols = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols)
+
+
+def explain_bands(axis: Any) -> None:
+    """A line of the legend that says what the bands are."""
+    axis.fill_between([], [], [], color="black", alpha=0.15, linewidth=0, label=SPREAD)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG, whole or not at all."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", bbox_inches="tight", metadata={"Software": None})
+    write_bytes(path, content.getvalue())
+    return path
+
+
+def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Training loss, and the ensemble between its best and worst mode."""
+    with mpl.rc_context(STYLE):
+        tested = [r for r in records if "test" in r]
+        panels = 1 if not tested else 3 if has_clock(records) else 2
+        figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
+        left, *others = figure.subplots(1, panels, squeeze=False)[0]
+        answered = [r for r in records if r["loss"] is not None]
+        rounds = [group[-1]["round"] for group in grouped(answered, MOST_ROUNDS)]
+        left.plot(rounds, averaged([r["loss"] for r in answered], MOST_ROUNDS), color=COLOURS[0], linewidth=1.2)
+        said = caption(len(answered), MOST_ROUNDS, "rounds")
+        left.set(xlabel=_below("round", said), ylabel="training loss of the round's clients", title="Local training")
+        if tested:
+            right, *timed = others
+            metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
+            low, mean, high = (f"mode_{metric}_{end}" for end in ("min", "mean", "max"))
+            x = [group[-1]["round"] for group in grouped(tested)]
+            said, marker = caption(len(tested)), "o" if len(x) <= MARKED else ""
+            whole = _tests(tested, metric, metric)
+            if low in tested[0]["test"]:
+                band = [_tests(tested, metric, end) for end in (low, high)]
+                right.fill_between(x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best")
+                right.plot(x, _tests(tested, metric, mean), color=COLOURS[0], linestyle="--", linewidth=1,
+                           label="modes, mean")  # fmt: skip
+            right.plot(x, whole, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
+            right.set(xlabel=_below("round", said), ylabel=f"test {TITLES[metric]}", title="Ensemble and modes")
+            right.legend(loc="best")
+            for last in timed:
+                hours = [group[-1]["clock"] / HOUR for group in grouped(tested)]
+                last.plot(hours, whole, color=COLOURS[1], marker=marker, markersize=3)
+                last.set(xlabel=_below("simulated hours", said), ylabel=f"test {TITLES[metric]}",
+                         title="Ensemble over time")  # fmt: skip
+        figure.suptitle(title)
+        return figure
+
+
+def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = False) -> Figure:
+    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if rows are few.
+
+    Args:
+        hours: over simulated hours in place of rounds, those of a round averaged over seeds.
+    """
+    many = len(results) > len(COLOURS)
+    with mpl.rc_context(STYLE):
+        size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        finals, most_tests = [], 0
+        for index, result in enumerate(results):
+            if result.failed:
+                continue
+            tested = [[record for record in curve if "test" in record] for curve in result.curves]
+            most_tests = max(most_tests, len(tested[0]))
+            rounds = [group[-1]["round"] for group in grouped(tested[0])]
+            if hours:
+                clocks = [[group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested]
+                rounds = list(np.mean(clocks, axis=0))
+            values = np.array([_tests(curve, metric, metric) for curve in tested])
+            mean = values.mean(0)
+            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+            colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
+            axes.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=plain(result.label))
+            if not many:
+                axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            finals += list(mean[len(mean) // 4 :])
+        room = 0.1 * (max(finals) - min(finals)) or 1
+        if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
+            axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
+        over = "simulated hours" if hours else "communication round"
+        axes.set(xlabel=_below(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}")
+        if not many and any(len(result.curves) > 1 for result in results):
+            explain_bands(axes)
+        if many:
+            figure.legend(loc="outside right upper", fontsize="small")
+        else:
+            axes.legend(loc="best")
+        return figure
+
+
+def partition_figure(data: FederatedData, most: int = 100) -> Figure:
+    """Clients by classes: a dot's area and colour are the number of examples, which the legend tells."""
+    counts = data.label_counts().numpy()[:most]
+    clients, classes = counts.shape
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(min(4 + clients * 0.1, 14), min(2 + classes * 0.22, 9)), layout="constrained")
+        axes = figure.subplots()
+        client, label = np.nonzero(counts)
+        held = counts[client, label]
+        most_held = int(counts.max())
+        dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": most_held}
+        axes.scatter(client, label, s=_area(held, most_held), c=held, **dots)
+        for count in _sample_counts(held):
+            axes.scatter([], [], s=_area(count, most_held), color=mpl.colormaps["viridis_r"](count / most_held),
+                         label=f"{count:,}")  # fmt: skip
+        figure.legend(loc="outside right center", title="examples")
+        axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+        if classes <= 30:
+            axes.set_yticks(range(classes))
+        note = f"first {clients} of {len(data)} clients" if clients < len(data) else f"{clients} clients"
+        note += f", {counts.sum():,} examples"
+        axes.set_title(f"{data.info.get('source', 'data')}, {data.info.get('partition', '')}: {note}")
+        return figure
+
+
+def _area(count: Any, most: int) -> Any:
+    return 4 + 90 * count / most
+
+
+def _sample_counts(held: np.ndarray) -> list[int]:
+    """Counts for a legend: all that occur, if they are few, or round ones and the largest."""
+    found = [int(count) for count in np.unique(held)]
+    if len(found) <= 5:
+        return found
+    ticks = MaxNLocator(4, integer=True).tick_values(0, found[-1])
+    return [*(int(tick) for tick in ticks if 0 < tick < 0.95 * found[-1]), found[-1]]
+
+
+def _tests(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
+    return averaged([_scaled(metric, record["test"][name]) for record in tested])
+
+
+def plain(label: str) -> str:
+    """A user's label for a figure: matplotlib would read what stands between two dollar signs as a formula."""
+    return printable(label).replace("$", r"\$")
+
+
+def _below(label: str, said: str) -> str:
+    return f"{label}\n{said}" if said else label
+
+
+def _scaled(metric: str, value: float) -> float:
+    return 100 * value if metric in PERCENT else value

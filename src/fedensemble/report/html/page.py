@@ -1,0 +1,104 @@
+"""Puts a page together and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ...checkpoint import write_bytes
+from ...version import VERSION
+from ..run_report import read_report, write_report
+from ..tables import TextTable
+from .comparison_data import read_comparison_folder
+from .comparison_sections import comparison_sections
+from .curve_sections import curves, spread
+from .prediction_sections import clients, predictions
+from .run_data import RunData, expecting_whole_files, is_run, read_run
+from .summary_sections import figures, ledger, results, settings
+
+FILE = "report.html"
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Writes the page of a run or a comparison, by default as report.html into its folder; returns the file."""
+    file = out or folder / FILE
+    with expecting_whole_files(folder):
+        page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
+    write_bytes(file, page.encode("utf-8", "backslashreplace"))
+    return file
+
+
+def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
+    """Writes the page, and for a run report.md and curves.png beside it too; returns the table and the page.
+
+    Args:
+        out: the page's file; nothing else is written then, and nothing into the folder.
+    """
+    with expecting_whole_files(folder):
+        if is_run(folder):
+            table = write_report(folder) if out is None else read_report(folder)[0]
+        else:
+            table = read_comparison_folder(folder).table
+    return table, write_page(folder, out)
+
+
+def run_page(folder: Path) -> str:
+    """The page of one run."""
+    run = read_run(folder)
+    shown = [curves(run), spread(run), *predictions(run), clients(run)]
+    sections = [*shown, ledger(run), results(run), settings(run)]
+    done, rounds = len(run.records), run.settings["rounds"]
+    return _render(
+        title=str(run.settings["name"]),
+        subtitle=_subtitle(run),
+        warning=run.changes if run.done else f"Not finished: {done} of {rounds} rounds.",
+        figures=figures(run),
+        sections=sections,
+    )
+
+
+def comparison_page(folder: Path, file: Path) -> str:
+    """The page of a comparison."""
+    found = read_comparison_folder(folder)
+    runs = [run for row in found.rows for run in row.runs]
+    waiting = sum(not run.done for run in runs)
+    warnings = [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
+    warnings += [run.changes for run in runs if run.changes]
+    return _render(
+        title=found.name,
+        subtitle=found.title or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
+        warning=" ".join(warnings),
+        figures=[],
+        sections=comparison_sections(found, file),
+    )
+
+
+def _subtitle(run: RunData) -> str:
+    values = run.settings
+    ensemble, modes = values["ensemble"], int(values["ensemble"]["modes"])
+    parts = [
+        f"{modes} mode{'s' * (modes > 1)} of {values['model']['name']}",
+        f"{values['algorithm']['name']}, {ensemble['schedule']}",
+        f"{values['data']['source']}, {run.clients['clients'] if run.clients else '?'} clients",
+        f"{ensemble['clients_per_round']} a round",
+        f"{values['rounds']} rounds",
+        f"seed {values['seed']}",
+    ]
+    return " · ".join(parts)
+
+
+def _render(**content: Any) -> str:
+    held: Mapping[str, Any] = {**content, "version": VERSION}
+    return _environment().get_template("page.html.j2").render(**held)
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("fedensemble.report.html", "templates")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
+    return made

@@ -1,0 +1,84 @@
+"""Reads what a report shows from a run's folder; nothing else is needed, no data set and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import FedEnsembleError, InputError, StoreError, first_line
+from ...experiment.read_json import read_bytes, read_table
+from ...experiment.run_folder import RunFolder
+from ..run_report import read_records, unfinished
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as its folder has it; what an older or unfinished run lacks is empty."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    config: str
+    records: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    done: bool
+    clients: Mapping[str, Any]
+    predictions: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    changes: str = ""  # in files since the run was finished, as a sentence
+
+    @property
+    def tested(self) -> list[Mapping[str, Any]]:
+        """The rounds with a test."""
+        return [record for record in self.records if "test" in record]
+
+    @property
+    def metric(self) -> str:
+        """What counts: accuracy or MSE."""
+        return "mse" if self.settings["training"]["loss"] == "mse" else "accuracy"
+
+
+def read_run(folder: Path) -> RunData:
+    """What a run's folder says; raises if there is no round yet."""
+    store = RunFolder(folder)
+    settings, records = store.read_config(), read_records(store)
+    return RunData(
+        path=folder, settings=settings, config=read_bytes(store.config_file).decode("utf-8"), records=records,
+        summary=store.summary() if store.done else unfinished(settings, records), done=store.done,
+        clients=optional(store.clients_file), predictions=optional(store.predictions_file) if store.done else {},
+        environment=optional(folder / "env.json"), changes=store.changes(),
+    )  # fmt: skip
+
+
+@contextmanager
+def expecting_whole_files(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong with files that can be read, but do not hold what they should, into a StoreError."""
+    try:
+        yield
+    except FedEnsembleError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        said = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {first_line(error)}"
+        raise StoreError(
+            f"The files in {folder} cannot be shown: one of them is damaged, incomplete or of another version ({said})."
+        ) from error
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's, not a comparison's; raises if it is neither."""
+    if (folder / "config.toml").exists():
+        return True
+    if any((folder / name).exists() for name in ("runs.json", "table.csv", "table.md")):
+        return False
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder}; give that of a run or of a comparison.")
+    raise InputError(f"{folder} is neither a run (it has no config.toml) nor a comparison (no table.csv).")
+
+
+def optional(file: Path) -> dict[str, Any]:
+    """What a JSON file holds; empty if there is none."""
+    if not file.exists():
+        return {}
+    return read_table(file)

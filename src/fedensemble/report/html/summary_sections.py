@@ -1,0 +1,111 @@
+"""What a section of the report is, and those of a run that are mostly numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..tables import PERCENT, TITLES, TextTable, run_table, show
+from .charts import Chart, Line, line_chart, thin
+from .run_data import RunData
+from .svg import Format, plain
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with drawings and tables below it."""
+
+    ident: str
+    title: str
+    text: str = ""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[TextTable] = ()
+    code: str = ""
+    notes: Sequence[str] = ()
+    pictures: Sequence[tuple[str, str]] = ()  # names and data addresses
+    links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()  # of rows: names and addresses
+
+
+def scaled(metric: str, value: float) -> float:
+    """A metric in the unit it is shown in."""
+    return 100 * value if metric in PERCENT else value
+
+
+def reader(metric: str) -> Format:
+    """How a metric is written."""
+    return (lambda value: f"{value:.1f}") if metric in PERCENT else (lambda value: f"{value:.3g}")
+
+
+def figures(run: RunData) -> list[tuple[str, str]]:
+    """The numbers to know first, with their names."""
+    tested, summary = run.summary.get("test", {}), run.summary
+    shown = [(TITLES[m], show(m, tested[m])) for m in ("accuracy", "mse", "nll", "ece") if m in tested]
+    low, high = (f"mode_{run.metric}_{end}" for end in ("min", "max"))
+    if low in tested and int(summary["modes"]) > 1:
+        text = f"{show(run.metric, tested[low])} – {show(run.metric, tested[high])}"
+        shown.insert(1, (f"modes, {TITLES[run.metric]}", text))
+    shown.append(("sent up", megabytes(summary["bytes_up"])))
+    if "seconds" in summary:
+        shown.append(("training time", f"{summary['seconds']:,.1f} s"))
+    return shown
+
+
+def megabytes(count: float) -> str:
+    """A number of bytes as people read it.
+
+    >>> megabytes(48400), megabytes(24_200_000)
+    ('48.4 kB', '24.2 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def ledger(run: RunData) -> Section:
+    """What was sent: over rounds, and in all."""
+    up, down, total_up, total_down = [], [], 0.0, 0.0
+    for record in run.records:
+        total_up, total_down = total_up + record["bytes_up"], total_down + record["bytes_down"]
+        up.append(total_up)
+        down.append(total_down)
+    places = thin(len(run.records))
+    unit, size = next(
+        (u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if max(up[-1], down[-1]) >= s or s < 1e4
+    )
+    x = [float(run.records[at]["round"]) for at in places]
+    lines = [Line("up, to the server", [up[at] / size for at in places], "c1"),
+             Line("down, to clients", [down[at] / size for at in places], "c0 d1")]  # fmt: skip
+    chart = line_chart("ledger", "Sent since the first round", x, lines, xlabel="round", ylabel=f"sent, {unit}",
+                       from_zero=True, shown=lambda v: f"{v:,.4g}")  # fmt: skip
+    visits = sum(record["visits"] for record in run.records)
+    pieces = [run.records[at : at + math.ceil(len(run.records) / 10)]
+              for at in range(0, len(run.records), math.ceil(len(run.records) / 10))]  # fmt: skip
+    rows = [(_from_to(piece[0]["round"], piece[-1]["round"]), f"{sum(r['visits'] for r in piece):,}",
+             megabytes(sum(r["bytes_up"] for r in piece)), megabytes(sum(r["bytes_down"] for r in piece)))
+            for piece in pieces]  # fmt: skip
+    rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
+    if visits:
+        rows.append(("a visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits)))
+    table = TextTable("Communication ledger", ("rounds", "visits", "sent up", "sent down"), tuple(rows))
+    return Section("communication", "Communication", "A visit is one client training one mode; what it sends and "
+                   "receives does not depend on the number of modes.", [chart], [table])  # fmt: skip
+
+
+def _from_to(first: int, last: int) -> str:
+    return f"{first} to {last}" if last > first else f"{first}"
+
+
+def results(run: RunData) -> Section:
+    """All metrics."""
+    text = "" if run.done else "The run is not finished: these are the numbers of its latest test."
+    return Section("results", "Results", text, tables=[run_table(run.summary)])
+
+
+def settings(run: RunData) -> Section:
+    """The resolved config, and what the run was carried out with."""
+    rows = tuple((str(key), " ".join(map(str, value)) if isinstance(value, list) else plain(value)
+                  if isinstance(value, float) else str(value)) for key, value in run.environment.items())  # fmt: skip
+    tables = [TextTable("Environment", ("what", "value"), rows)] if rows else []
+    return Section("config", "Resolved config", "", tables=tables, code=run.config)

@@ -1,0 +1,165 @@
+"""Writes a reproduced table or figure."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import write_bytes, write_json
+from ..config.schema import Config
+from ..errors import InputError, unknown
+from ..experiment.paper_table import Reproduction
+from ..experiment.read_json import read_table
+from ..experiment.reproduce import CellResult
+from ..experiment.run_folder import RunFolder
+from ..runtime.hardware import processor
+from ..version import VERSION
+from .config_text import facts
+from .figures.learning_curves import curves
+from .figures.loss_surface import loss_surface
+from .figures.paper_grid import Shown, grid, headline
+from .figures.plots import save
+from .figures.toy_regression import bias_variance, toy_fit
+from .tables import TextTable
+
+Report = Callable[[Reproduction, Sequence[CellResult]], Shown]
+REPORTS: dict[str, Report] = {
+    "grid": grid, "bias-variance": bias_variance, "toy-fit": toy_fit, "loss-surface": loss_surface, "curves": curves,
+}  # fmt: skip
+
+
+def write_reproduction(
+    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], root: Path, seconds: float,
+    trained: Sequence[str],
+) -> TextTable:  # fmt: skip
+    """Writes table.md, table.csv, the figures, runs.json and results.json; returns the table.
+
+    All but results.json are the same bytes for the same file, seeds and machine.
+
+    Args:
+        root: where the runs are; their folders are listed relative to it.
+        seconds: how long training has taken this time.
+        trained: run folders that were trained this time.
+    """
+    kind = reproduction.table.report
+    if kind not in REPORTS:
+        raise InputError(f"{reproduction.name}: {unknown('report', kind, REPORTS)}")
+    shown = REPORTS[kind](reproduction, results)
+    for name, figure in shown.figures.items():
+        save(figure, folder / name)
+    write_bytes(folder / "table.md", _page(reproduction, results, shown).encode())
+    write_bytes(folder / "table.csv", shown.numbers.csv().encode())
+    runs = {r.cell.label: [_relative(path, root) for path in r.runs.folders] for r in results if r.runs is not None}
+    write_bytes(folder / "runs.json", (json.dumps(runs, indent=2, ensure_ascii=False) + "\n").encode())
+    write_json(folder / "results.json", _results(folder, reproduction, results, seconds, trained))
+    return shown.table
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
+    """The table with its pictures and everything a reader must know; no times and no paths, so that it regenerates."""
+    table = reproduction.table
+    changed = f", with {reproduction.changes}" if reproduction.changes else ""
+    text = [f"## {headline(reproduction)}{changed}", shown.table.markdown()]
+    text += [f"![{Path(name).stem}]({name})" for name in shown.figures]
+    text += [" ".join(part.split()) for part in (reproduction.note, table.note) if part.strip()]
+    text += list(shown.remarks)
+    text.append(_settings(results))
+    missing = _missing(results)
+    text += [missing] if missing else []
+    text.append(f"`{reproduction.command}`")
+    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
+
+
+def _settings(results: Sequence[CellResult]) -> str:
+    """What the runs had, in a sentence for each setting that differs between rows."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        if result.cell.configs:
+            words = "; ".join(facts(result.cell.configs[0]).values())
+            rows = said.setdefault(words, [])
+            rows += [result.cell.row] if result.cell.row not in rows else []
+    lines = [f"{' and '.join(rows)}: {words}." for words, rows in said.items()]
+    counts = sorted({len(result.cell.configs) for result in results if result.cell.configs})
+    seeds = " or ".join(map(str, counts))
+    over = "One seed." if counts == [1] else f"Mean ± standard deviation over {seeds} seeds."
+    return "\n".join([over, "", *(f"- {line}" for line in lines)])
+
+
+def _missing(results: Sequence[CellResult]) -> str:
+    """Which cells have no numbers, and why, in words that do not depend on this machine."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        if result.runs is None:
+            why = "not run yet"
+            if result.failed:
+                seed, said = next(iter(result.failed.items()))
+                why = f"diverged: seed {seed}: {said.partition('. ')[0]}"
+            elif result.cell.skipped:
+                why = (
+                    "no such algorithm yet" if result.cell.skipped.startswith("algorithm") else "the data are not here"
+                )
+            reasons.setdefault(why, []).append(result.cell.label)
+    return " ".join(f"Without numbers ({why}): {', '.join(labels)}." for why, labels in reasons.items())
+
+
+def _results(
+    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], seconds: float, trained: Sequence[str]
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that may differ from one time to the next: times, speed, versions, where the runs are."""
+    before = read_table(folder / "results.json") if (folder / "results.json").is_file() else {}
+    sittings = before.get("sittings", [])
+    cells = []
+    new_samples = 0
+    for result in results:
+        cell: dict[str, Any] = {"row": result.cell.row, "column": result.cell.column, "skipped": result.cell.skipped}
+        if result.failed:
+            cell["diverged"] = {str(seed): said for seed, said in result.failed.items()}
+        if result.runs is not None:
+            config = result.cell.configs[0]
+            samples = [_samples(config, path) for path in result.runs.folders]
+            new_samples += sum(n for n, path in zip(samples, result.runs.folders, strict=True) if str(path) in trained)
+            cell |= {
+                **facts(config), "seeds": [c.seed for c in result.cell.configs],
+                "folders": [str(path) for path in result.runs.folders], "samples": samples,
+            }  # fmt: skip
+        cells.append(cell)
+    if trained:
+        speed = round(new_samples / seconds) if seconds > 0 else 0
+        sittings = [*sittings, {"runs": len(trained), "seconds": round(seconds, 1), "samples": new_samples,
+                                "samples_per_second": speed, **_versions(reproduction)}]  # fmt: skip
+    minutes = round(sum(sitting["seconds"] for sitting in sittings) / 60, 2)
+    return {
+        "name": reproduction.name,
+        "scale": reproduction.scale,
+        "minutes": minutes,
+        "sittings": sittings,
+        "cells": cells,
+    }
+
+
+def _samples(config: Config, folder: Path) -> int:
+    """Examples a run has trained on, counting every pass; by the mean size of a client."""
+    visits = sum(record["visits"] for record in RunFolder(folder).metrics())
+    work = config.training
+    if work.steps is not None:
+        return int(visits * work.steps * work.batch_size)
+    clients = read_table(folder / "clients.json") if (folder / "clients.json").is_file() else {}
+    return int(visits * work.epochs * clients.get("examples", 0) / max(1, clients.get("clients", 1)))
+
+
+def _versions(reproduction: Reproduction) -> dict[str, str]:
+    devices = {config.engine.device for cell in reproduction.cells for config in cell.configs}
+    cuda = any(device.startswith("cuda") for device in devices) and torch.cuda.is_available()
+    return {
+        "fedensemble": VERSION, "torch": torch.__version__, "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if cuda else processor(),
+    }  # fmt: skip

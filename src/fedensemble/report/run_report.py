@@ -1,0 +1,65 @@
+"""The report of one run: a table and its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import write_bytes
+from ..errors import InputError
+from ..experiment.read_json import need_keys, need_numbers
+from ..experiment.records import simulated
+from ..experiment.run_folder import RunFolder
+from .figures.plots import run_figure, save
+from .tables import TextTable, run_table, time_table
+
+
+def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> TextTable:
+    """Writes report.md and curves.png into a run's folder; returns the table."""
+    store = RunFolder(folder)
+    table, values, records = read_report(folder, summary)
+    save(run_figure(records, table.title), folder / "curves.png")
+    state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
+    times = time_table(records)
+    spent = f"\n## {times.title}\n\n{times.markdown()}" if times else ""
+    text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\nSettings: `config.toml`.\n"
+    write_bytes(folder / "report.md", text.encode())
+    return table
+
+
+def read_report(
+    folder: Path, summary: Mapping[str, Any] | None = None
+) -> tuple[TextTable, dict[str, Any], list[dict[str, Any]]]:
+    """The table of a run, its settings and its records."""
+    store = RunFolder(folder)
+    values, records = store.read_config(), read_records(store)
+    if summary is None:
+        summary = store.summary() if store.done else unfinished(values, records)
+    return run_table(summary), values, records
+
+
+def read_records(store: RunFolder) -> list[dict[str, Any]]:
+    """The records of a run's rounds, with everything that a report needs; raises if there is none yet."""
+    records = store.metrics()
+    if not records:
+        raise InputError(f"The run in {store.path} has no finished round yet.")
+    for record in records:
+        what = f"the record of round {record['round']}"
+        need_numbers(store.metrics_file, record, ("visits", "bytes_up", "bytes_down"), what)
+        need_keys(store.metrics_file, record, ("loss",), what)
+    return records
+
+
+def unfinished(values: Mapping[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What can be said of a run that is still going."""
+    tested = [record for record in records if "test" in record]
+    return {
+        "name": f"{values['name']} (not finished)",
+        "modes": values["ensemble"]["modes"],
+        "rounds": len(records),
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        **simulated(records),
+        **({key: value for key, value in tested[-1].items() if key.startswith("test")} if tested else {}),
+    }

@@ -1,0 +1,52 @@
+"""The geometric median, by smoothed Weiszfeld iterations.
+
+Reference: Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on Signal
+Processing 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.aggregator import Aggregator, aggregators
+from ..flat_params import Tree
+from .coordinate_wise import trimmed_mean
+from .options import check_count, check_positive
+
+
+@aggregators.register("geometric-median")
+@dataclass(frozen=True, kw_only=True)
+class GeometricMedian(Aggregator):
+    """The point with the least sum of distances to the clients' changes, of every tensor by itself.
+
+    Tolerates any minority of a mode's clients, or of their weight if it is weighted.
+
+    Args:
+        iterations: Weiszfeld steps, from the coordinate-wise median on.
+        nu: distances below this count as this, which keeps the steps finite.
+        weighted: whether clients count by their weight; it is what they claim to have.
+    """
+
+    iterations: int = 10
+    nu: float = 1e-6
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        check_count(self, "iterations")
+        check_positive(self, "nu")
+
+    def combine(self, changes: Tree, weight: Tensor) -> Tree:
+        alpha = weight if self.weighted else torch.ones_like(weight)
+        return {name: self.centre(change, alpha.to(change.dtype)) for name, change in changes.items()}
+
+    def centre(self, change: Tensor, alpha: Tensor) -> Tensor:
+        """The geometric median of [n, P] with weights [n]."""
+        # Not from zero: a client that sends no change at all lies there, and steps that start on a client stay on it.
+        point = trimmed_mean(change, (len(change) - 1) // 2)
+        for _ in range(self.iterations):
+            beta = alpha / torch.linalg.vector_norm(change - point, dim=1).clamp(min=self.nu)
+            point = (beta / beta.sum()) @ change
+        return point

@@ -1,0 +1,1 @@
+"""The machine under the library: hardware, threads, memory and allocator."""

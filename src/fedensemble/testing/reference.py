@@ -1,0 +1,86 @@
+"""A federated method without any ensemble: a loop over clients, one nn.Module, torch's own autograd."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from ..core.algorithm import Algorithm
+from ..core.batches import batch_table
+from ..core.keys import shared_coin, visit_key
+from ..core.problem import LocalProblem
+from ..core.types import Cohort, Members
+from ..federation.federation import Federation
+from ..flat_params import Tree
+
+
+class AutogradSteps:
+    """One client's local steps on a plain nn.Module with cross-entropy.
+
+    Args:
+        x, y: the client's examples.
+        place, weight: rows and weights of every step, [S, B].
+    """
+
+    active: Tensor | None = None  # one client is never done before itself
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> None:
+        self.model, self.x, self.y, self.place, self.weight = model, x, y, place, weight
+        self.count = len(place)
+
+    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Gradient of the mean loss over the rows that count."""
+        chosen = self.place[step][self.weight[step].bool()]
+        vector_to_parameters(at, self.model.parameters())
+        loss = F.cross_entropy(self.model(self.x[chosen]), self.y[chosen])
+        gradient = torch.autograd.grad(loss, list(self.model.parameters()))
+        return parameters_to_vector(gradient), (loss.detach(), buffers)
+
+
+def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) -> tuple[Tree, Tree]:
+    """Server state [P] and client memory after some rounds from the federation's state, which stays as it is."""
+    algorithm = federation.algorithm
+    data, work, seed = federation.data, federation.work, federation.seed
+    model = federation.learner.build(0)
+    mode = {name: value[0].clone() for name, value in federation.state.modes.items()}
+    memory: dict[int, Tree] = {}
+    shares = data.size if algorithm.weighting == "examples" else torch.ones_like(data.size)
+    for round in range(rounds):
+        clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
+        sent, coin = algorithm.broadcast(mode), shared_coin(seed, round, torch.tensor(0))
+        sums: Tree = {}
+        total, sent_up = 0.0, []
+        for client in clients:
+            x, y = data.client(client)
+            visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
+            place, weight = batch_table(visit_key("batches", *visit), data.size[client : client + 1], work)
+            steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
+            size, count = data.size[client : client + 1].double(), torch.tensor([steps.count]).double()
+            problem = LocalProblem(
+                steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round), size, count,
+                visit_key("algorithm", *visit)[0], coin,
+            )  # fmt: skip
+            kept = memory.get(client, algorithm.init_memory(sent["theta"]))
+            uploads, memory[client] = algorithm.local_training(sent, kept, problem)
+            own = float(shares[client])
+            sent_up.append(uploads)
+            sums = {name: sums.get(name, 0) + own * value for name, value in uploads.items()}
+            total += own
+        sizes = (len(clients), total, total / float(shares.sum()))
+        count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in sizes)
+        means = {name: value / total for name, value in sums.items()}
+        lr = algorithm.rate(round)
+        cohort = Cohort(count, weights, share, len(data), coin, round=round, lr=lr)
+        if not algorithm.gathers:
+            mode = algorithm.server_update(mode, means, cohort)
+            continue
+        everyone, none = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
+        each = {name: torch.stack([tree[name] for tree in sent_up]) for name in means}
+        members = Members(everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double())
+        alone = Cohort(count[None], weights[None], share[None], len(data), coin[None], members, round=round, lr=lr)
+        state, sent_mean = ({name: value[None] for name, value in tree.items()} for tree in (mode, means))
+        mode = {name: value[0] for name, value in algorithm.server_update(state, sent_mean, alone).items()}
+    named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
+    return mode, named

@@ -1,0 +1,99 @@
+"""Tiny problems on which contracts are checked: float64, clients of different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import prng as draws
+from ..core.algorithm import Algorithm
+from ..core.keys import visit_key
+from ..core.problem import LocalProblem
+from ..data.federated import FederatedData
+from ..federation.federation import Federation
+from ..schedules import Stratified
+
+SIZES = (7, 3, 5, 1, 9, 4)  # with batches of 3: whole and partial last batches, one client below a batch
+FEATURES, CLASSES, BATCH, SEED = 4, 3, 3, 5
+
+
+def numbers(*shape: int, word: int = 0) -> Tensor:
+    """Standard normal numbers, float64, the same everywhere."""
+    return draws.normal(draws.key(SEED, "testing", word), torch.Size(shape).numel()).reshape(shape)
+
+
+def labels(*shape: int, classes: int = CLASSES, word: int = 0) -> Tensor:
+    """Uniform class labels or tokens, the same everywhere."""
+    drawn = draws.uniform(draws.key(SEED, "testing labels", word), torch.Size(shape).numel())
+    return (drawn * classes).long().reshape(shape)
+
+
+def ragged(x: Tensor, y: Tensor, sizes: Sequence[int] = SIZES) -> FederatedData:
+    """Federated data of clients of the given sizes."""
+    return FederatedData.from_arrays(x, y, list(sizes))
+
+
+def classification() -> FederatedData:
+    """Six clients with three classes of four numbers; the server has eight inputs."""
+    own = numbers(8, FEATURES, word=3)
+    return FederatedData.from_arrays(numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=own)
+
+
+def small_model() -> nn.Module:
+    """A network whose loss is smooth, so that rounding is not blown up at a kink."""
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def small_federation(algorithm: Algorithm, engine: str, modes: int, strata: int, **options: Any) -> Federation:
+    """A federation of the six clients, four a round, two epochs of ragged batches."""
+    return Federation(
+        small_model, classification(), algorithm, engine=engine, batch_size=BATCH, dtype=torch.float64,
+        schedule=Stratified(modes=modes, strata=strata, clients_per_round=4),
+        **{"epochs": 2, "seed": SEED, **options},
+    )  # fmt: skip
+
+
+def train(federation: Federation, rounds: int) -> Federation:
+    """The same federation after some more rounds."""
+    for _ in federation.rounds(rounds):
+        pass
+    return federation
+
+
+class Quadratics:
+    """Steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), a visit each; no model, no data.
+
+    Args:
+        curvature, centre: [..., P].
+        counts: local steps of each visit, [..., 1].
+    """
+
+    def __init__(self, curvature: Tensor, centre: Tensor, counts: Tensor) -> None:
+        self.curvature, self.centre = curvature, centre
+        self.count = int(counts.max())
+        running = torch.arange(self.count).reshape(-1, *(1,) * counts.dim()) < counts
+        self.active = None if bool(running.all()) else running
+
+    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Exact gradient, loss and unchanged buffers."""
+        distance = at - self.centre
+        return self.curvature * distance, (0.5 * (self.curvature * distance**2).sum(-1), buffers)
+
+
+def quadratic_problem(algorithm: Algorithm, visits: int, size: int, only: int | None = None) -> LocalProblem:
+    """The problem of J visits with 2, 3, 4, 2, ... local steps, or of visit `only` alone, without leading dimension."""
+    curvature, centre = 0.5 + numbers(visits, size, word=1).abs().clamp(max=1.0), numbers(visits, size, word=2)
+    counts, sizes = (2 + torch.arange(visits) % 3).unsqueeze(-1), (3 + torch.arange(visits)).unsqueeze(-1)
+    buffers = torch.empty(visits, 0, dtype=torch.float64)
+    if only is not None:
+        curvature, centre, counts = curvature[only], centre[only], counts[only]
+        sizes, buffers = sizes[only], buffers[only]
+    steps = Quadratics(curvature, centre, counts)
+    key = visit_key("algorithm", 0, 0, torch.arange(visits), torch.zeros(visits, dtype=torch.int64))
+    coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # the battery's server has the same
+    if only is not None:
+        key, coin = key[only], coin[only]
+    return LocalProblem(steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts, key, coin)

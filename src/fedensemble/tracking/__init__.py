@@ -1,0 +1,1 @@
+"""Metrics sent to TensorBoard and MLflow."""

@@ -1,0 +1,228 @@
+"""What a rank of a job checks against the same training in one process; started by torchrun."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedensemble.algorithms import Dore, FedAvg, FedDyn, FedPD, FedSplit, Scaffold
+from fedensemble.config.schema import resolve
+from fedensemble.core.algorithm import Algorithm
+from fedensemble.engines.distributed.engine import DistributedEngine
+from fedensemble.engines.distributed.launch import job
+from fedensemble.errors import DivergedError, InputError, RankError
+from fedensemble.experiment.setup import meet
+from fedensemble.federation.federation import Federation
+from fedensemble.participation import Devices
+from fedensemble.robust import attacks
+from fedensemble.schedules import Stratified
+from fedensemble.testing.assertions import remembered, require, require_close, require_equal
+from fedensemble.testing.cases import CASES
+from fedensemble.testing.toy_problems import classification, small_federation, small_model
+
+ROUNDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Middle(Algorithm):
+    """A made-up method whose server looks at every upload: the middle one of a mode's clients, and a digest of all."""
+
+    gathers = True
+
+    def init_mode(self, theta):
+        return {"theta": theta, "digest": torch.zeros_like(theta[..., :1])}
+
+    def local_training(self, sent, memory, problem):
+        return {"theta": problem.descend(sent["theta"])}, {}
+
+    def server_update(self, mode, uploads, cohort):
+        members = cohort.members
+        order = torch.arange(1, len(members.client) + 1, dtype=members.weight.dtype)
+        signed = order * members.weight * (1 + members.client) * members.uploads["theta"].sum(-1)
+        theta = mode["theta"].clone()
+        for k in set(members.mode.tolist()):
+            theta[k] = members.uploads["theta"][members.mode == k].median(0).values
+        return {"theta": theta, "digest": mode["digest"] + signed.sum()}
+
+
+def shared_out(federation, ranks):
+    federation.engine = DistributedEngine(federation.engine, ranks)
+    return federation
+
+
+def agree_with_one_process(make, ranks, rounds=ROUNDS):
+    """Trains twice, and compares plans, losses, bytes, modes, running statistics and client memory."""
+    alone, many = make(), shared_out(make(), ranks)
+    for mine, theirs in zip(many.rounds(rounds), alone.rounds(rounds), strict=True):
+        require_equal(mine.plan._asdict(), theirs.plan._asdict(), "the plan")
+        require_close({"losses": mine.losses}, {"losses": theirs.losses}, f"losses of round {mine.round}")
+        require((mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down), "bytes")
+    require_close(many.state.modes, alone.state.modes, "modes")
+    require_close({"buffers": many.state.buffers}, {"buffers": alone.state.buffers}, "running statistics")
+    memory = remembered(many.engine)
+    require_close(memory, remembered(alone.engine) if ranks.rank == 0 else {}, "client memory")
+
+
+def methods(engine):
+    return {
+        f"{algorithm} on {engine}": lambda algorithm=algorithm: small_federation(algorithm, engine, modes=2, strata=2)
+        for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
+    }
+
+
+def robust(engine):
+    """Aggregators and attacks see every rank's uploads; two of six clients are malicious."""
+    return {
+        f"{aggregator} against {attack} on {engine}": lambda aggregator=aggregator, attack=attack: Federation(
+            small_model, classification(), FedAvg(), dtype=torch.float64, batch_size=3, engine=engine,
+            schedule=Stratified(modes=2, strata=2, clients_per_round=6), aggregator=aggregator,
+            attack=attacks[attack](share=0.34),
+        )
+        for aggregator, attack in (("median", "noise"), ("krum", "alie"), ("mean", "ipm"), ("multi-krum", "label-flip"))
+    }  # fmt: skip
+
+
+def models():
+    return {
+        case.name: lambda case=case: Federation(
+            case.model, case.data(), FedAvg(optimizer=case.optimizer), dtype=torch.float64, batch_size=3,
+            schedule=Stratified(modes=2, strata=2, clients_per_round=5), **case.settings,
+        )
+        for case in CASES if case.name in ("CNN with Dropout and Dropout2d", "BatchNorm", "frozen parameters")
+    }  # fmt: skip
+
+
+def one_client_a_round(ranks):
+    """So that in every round a rank has nothing to do, and in some only the second one has."""
+    agree_with_one_process(
+        lambda: Federation(small_model, classification(), Scaffold(), dtype=torch.float64, batch_size=3,
+                           modes=2, clients_per_round=1, strata=1), ranks, rounds=6,
+    )  # fmt: skip
+
+
+def bytes_on_a_simulated_clock(ranks):
+    """What a visit downloads depends on its client's memory, which one rank has and all ranks must know."""
+    for algorithm in (Dore(block=8, lr_decay=0.5, lr_decay_every=2), FedPD(p=0.5), FedSplit(average="all")):
+        agree_with_one_process(
+            lambda algorithm=algorithm: small_federation(
+                algorithm, "vector", modes=2, strata=2, participation=Devices(ask=5)
+            ),
+            ranks, rounds=8,
+        )  # fmt: skip
+
+
+def a_rank_that_fails(ranks):
+    """All ranks hear of it; what clients remember of half a round is not used."""
+    federation = shared_out(small_federation(Scaffold(), "vector", 2, 2), ranks)
+    next(federation.rounds(1))
+    saved, visit = federation.tensors(), federation.engine.inner.visit
+
+    def fail(*arguments):
+        raise InputError("no more paper")
+
+    federation.engine.inner.visit = fail if ranks.rank == 1 else visit
+    expected, words = (InputError, "no more paper") if ranks.rank == 1 else (RankError, "Rank 1 on")
+    try:
+        next(federation.rounds(1))
+        raise AssertionError("nothing was raised")
+    except expected as error:
+        require(words in str(error) and "no more paper" in str(error), f"the message is: {error}")
+    federation.engine.inner.visit = visit
+    try:
+        federation.tensors()
+        raise AssertionError("memory of half a round was given out")
+    except RankError:
+        pass
+    federation.restore(ranks.share({n: t for n, t in saved.items() if "memory" not in n}) | saved, 1)
+    other = small_federation(Scaffold(), "vector", 2, 2)
+    for _ in other.rounds(2):
+        pass
+    next(federation.rounds(1))
+    require_close(federation.state.modes, other.state.modes, "after a failed round and a restore")
+
+
+def a_loss_that_explodes(ranks):
+    """Every rank names the visit that one process names."""
+    said = []
+    for federation in (small_federation(FedAvg(lr=1e308), "vector", 2, 2) for _ in range(2)):
+        try:
+            for _ in (federation if said else shared_out(federation, ranks)).rounds(3):
+                pass
+        except DivergedError as error:
+            said.append(str(error))
+    require(len(said) == 2 and said[0] == said[1], f"messages: {said}")
+
+
+def a_saved_federation(ranks, folder):
+    """One process saves and two go on, and the other way round; rank 0 alone writes."""
+    algorithm, data = Scaffold(), classification()
+    whole = small_federation(algorithm, "vector", 2, 2)
+    for _ in whole.rounds(4):
+        pass
+    first = shared_out(small_federation(algorithm, "vector", 2, 2), ranks)
+    for _ in first.rounds(2):
+        pass
+    path = first.save(folder / "first" / str(ranks.rank))
+    require(path.exists() == (ranks.rank == 0), "only rank 0 writes")
+    ranks.agree({})
+    for name, again in (("one", lambda made: made), ("two", lambda made: shared_out(made, ranks))):
+        went_on = again(Federation.load(folder / "first" / "0", model=small_model, data=data))
+        for _ in went_on.rounds(2):
+            pass
+        require_close(went_on.state.modes, whole.state.modes, f"two ranks, then {name}")
+
+
+def servers_that_round_differently(ranks):
+    """A server's step may come out otherwise on another device; the ranks go on with that of rank 0."""
+    exact = Middle.server_update
+
+    def rounded(self, mode, uploads, cohort):
+        made = exact(self, mode, uploads, cohort)
+        return {**made, "theta": made["theta"] + 1e-3 * ranks.rank}
+
+    alone, many = (
+        small_federation(Middle(), "vector", 2, 2),
+        shared_out(small_federation(Middle(), "vector", 2, 2), ranks),
+    )
+    for _ in alone.rounds(2):
+        pass
+    Middle.server_update = rounded
+    try:
+        for _ in many.rounds(2):
+            pass
+    finally:
+        Middle.server_update = exact
+    require_close(many.state.modes, alone.state.modes, "modes on which ranks agree")
+
+
+def ranks_that_differ(ranks):
+    """Another seed on one rank is noticed by all, before anything is trained."""
+    for seed, words in ((3, None), (3 + ranks.rank, "Ranks differ in config")):
+        try:
+            require(not meet(resolve({"seed": seed, "data": {"clients": 5}}), ranks), "the run is not done")
+            require(words is None, "ranks with different seeds met")
+        except InputError as error:
+            require(words is not None and words in str(error), f"the message is: {error}")
+
+
+def main(folder):
+    with job(timeout=60) as ranks:
+        require(ranks.size > 1, "torchrun started one process only")
+        passed = []
+        for name, make in {**methods("loop"), **methods("vector"), **robust("vector"), **models()}.items():
+            agree_with_one_process(make, ranks)
+            passed.append(name)
+        one_client_a_round(ranks)
+        bytes_on_a_simulated_clock(ranks)
+        a_rank_that_fails(ranks)
+        a_loss_that_explodes(ranks)
+        a_saved_federation(ranks, folder)
+        servers_that_round_differently(ranks)
+        ranks_that_differ(ranks)
+        (folder / f"passed-{ranks.rank}.json").write_text(json.dumps(passed))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""What `fedensemble ls` says of methods is what they do, and of options what they are."""
+
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedensemble import FedAvg, Stratified
+from fedensemble.algorithms.fedbe import FedBE
+from fedensemble.catalog.algorithm_facts import describe_method
+from fedensemble.catalog.listing import listing, listing_table, option_table
+from fedensemble.catalog.options import KINDS, explanations, options
+from fedensemble.catalog.options_page import page
+from fedensemble.cli import console as terminal
+from fedensemble.config.schema import resolve
+from fedensemble.core.algorithm import algorithms
+from fedensemble.core.engine import engines
+from fedensemble.data import partitions
+from fedensemble.errors import InputError
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return {record["name"]: record for record in listing("algorithms", tmp_path_factory.mktemp("runs"))}
+
+
+def test_every_method_says_who_described_it_and_what_it_sends(records):
+    assert set(records) == set(algorithms)
+    for record in records.values():
+        assert record["reference"] and record["what"]
+        assert " up, " in record["sends"] and " down" in record["sends"]
+
+
+@pytest.mark.parametrize(
+    ("name", "server", "client", "up", "down"),
+    [
+        ("fedavg", [], [], 1, 1),
+        ("fedadam", ["m", "v"], [], 1, 1),
+        ("fedac", ["w"], [], 2, 2),
+        ("scaffold", ["c"], ["c"], 2, 2),
+        ("fedpd", ["talks"], ["dual", "own", "talks"], 1, 1),
+        ("qsgd", [], [], 0.054, 1),  # 1/20 for the trits, 1/256 for the units
+        ("dore", ["gradient", "e", "updates"], ["gradient", "updates"], 0.054, 0.054),
+    ],
+)
+def test_state_memory_and_messages(name, server, client, up, down, records):
+    record = records[name]
+    assert (record["server_state"], record["client_memory"]) == (server, client)
+    assert (record["models_up"], record["models_down"]) == (up, down)
+
+
+def test_sentences_agree_with_lengths(records):
+    for name, record in records.items():
+        up, down = record["sends"].split(" up, ")
+        for said, models in ((up, record["models_up"]), (down, record["models_down"])):
+            assert ("encoded" in said) == (models < 1), name
+            assert ("2 models" in said or "control variate" in said) == (models == 2), name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsaid(FedAvg):
+    sends = ""
+
+    def init_mode(self, theta):
+        return {"theta": theta, "pace": torch.zeros_like(theta)}
+
+    def broadcast(self, mode):
+        return mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsASetting(FedAvg):
+    reference = "Mine 2030"
+    must: int
+
+
+def test_methods_from_outside():
+    assert describe_method(Unsaid)["sends"] == "theta up, theta + pace down"
+    assert describe_method(NeedsASetting) == {"reference": "Mine 2030"}  # it cannot be tried
+
+
+def test_table(records):
+    table = listing_table("algorithms", list(records.values()))
+    assert table.header == ("name", "what", "sends", "options")
+    brief = {row[0]: row[-1] for row in table.rows}
+    assert brief["fedavg"] == ""  # lr and the like are in the title
+    assert brief["fedprox"] == "mu = 0.01, stragglers = 0.0"
+    assert brief["feddyn"] == "alpha = 0.1"  # weighting has the usual default
+    assert "lr, lr_decay, lr_decay_every, weighting, optimizer" in table.title
+
+
+def test_one_method(records):
+    table = option_table("algorithms", records["fedpd"])
+    assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2020" in table.title
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["weighting"][:2] == ('"examples", "uniform"', '"examples"')
+    assert rows["optimizer"][:2] == ("name or table", '"sgd"')
+    assert rows["p"][2].startswith("probability that a round does not communicate")
+
+
+PLACES = {
+    "algorithms": lambda name, given: {"algorithm": {"name": name, **given}},
+    "optimizers": lambda name, given: {"algorithm": {"optimizer": {"name": name, **given}}},
+    "datasets": lambda name, given: {"data": {"source": name, "clients": 50, **given}},
+    "partitions": lambda name, given: {"data": {"partition": name, "clients": 50, **given}},
+    "models": lambda name, given: {"model": {"name": name, **given}},
+    "participations": lambda name, given: {"participation": {"name": name, **given}},
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_defaults_shown_are_those_a_config_gets(what, tmp_path):
+    """Each default, written into a config, changes nothing; an option not shown as required may be left out."""
+    for record in listing(what, tmp_path):
+        found = record["options"]
+        required = {o["name"]: "a.npz" if o["name"] == "path" else 2 for o in found if "default" not in o}
+        defaults = {o["name"]: o["default"] for o in found if o.get("default") is not None}
+        short, long = (
+            resolve({"data": {"clients": 50}} | PLACES[what](record["name"], given)).values()
+            for given in (required, required | defaults)
+        )
+        assert short == long, record["name"]
+
+
+def test_no_option_is_missing():
+    """Whatever a config accepts for a partition is listed."""
+    kind = KINDS["partitions"]
+    assert [option["name"] for option in options(kind, partitions["dirichlet"])] == ["alpha", "min_examples"]
+    assert [option["name"] for option in options(KINDS["engines"], engines["loop"])] == ["client_memory"]
+    assert options(KINDS["schedules"], Stratified) == []
+
+
+def test_sentences_come_from_docstrings_also_of_ancestors():
+    said = explanations(FedBE)
+    assert said["server_lr"] == said["server_lr_low"]
+    assert said["server_lr"].endswith("a flat teacher makes a flat student.")  # it goes over two lines
+    assert said["lr"] == "learning rate of local training." and "samples" in said
+    assert explanations(len) == {}
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="dirichlet"):
+        listing("partitions", tmp_path, "dirichle")
+    with pytest.raises(InputError, match="Runs have no names"):
+        listing("runs", tmp_path, "mine")
+
+
+def test_brackets_reach_the_terminal(monkeypatch, tmp_path):
+    """rich takes [n] for markup unless told otherwise."""
+    screen = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(terminal, "console", screen)
+    terminal.print_table(listing_table("datasets", listing("datasets", tmp_path)))
+    out = screen.file.getvalue()
+    assert "options go into [data]" in out and "y int64 [n]" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_page_is_up_to_date():
+    """If this fails: python -m fedensemble.catalog.options_page > docs/ref-options.md."""
+    assert (DOCS / "ref-options.md").read_text(encoding="utf-8") == page()

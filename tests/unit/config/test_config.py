@@ -1,0 +1,184 @@
+"""Configs: layers over one another, and all problems in plain words."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedensemble.config.schema import resolve
+from fedensemble.config.toml import default_file, merge, read_toml, with_settings
+from fedensemble.errors import InputError
+from fedensemble.experiment.compare import changes_of, make_comparison, read_comparison
+
+BASE = {
+    "data": {"source": "digits", "partition": "classes", "classes_per_client": 2, "clients": 20, "test_fraction": 0.5},
+    "model": {"name": "mlp", "hidden": [8], "dropout": 0.1},
+    "algorithm": {"name": "fedprox", "mu": 0.5, "lr": 0.3, "optimizer": {"name": "sgd", "momentum": 0.9, "clip": 1.0}},
+    "participation": {"name": "devices", "drop": 0.1},
+    "engine": {"name": "vector", "options": {"block": 3, "client_memory": "host"}},
+}
+
+
+def problems(values) -> list[str]:
+    with pytest.raises(InputError) as error:
+        resolve(values)
+    first, *rest = str(error.value).splitlines()
+    assert first.startswith(f"config has {len(rest)} problem")
+    return [line.removeprefix("  - ") for line in rest]
+
+
+@pytest.mark.parametrize(
+    ("setting", "table", "left"),
+    [
+        ("algorithm.name=fedavg", "algorithm", {"name", "lr", "optimizer"}),
+        ("model.name=cnn", "model", {"name", "dropout"}),
+        ("model.name=lstm", "model", {"name", "dropout"}),  # its `hidden` is a number
+        ("data.partition=iid", "data", {"source", "partition", "clients", "test_fraction"}),
+        ("data.source=mnist", "data", {"source", "partition", "clients", "classes_per_client"}),
+        ("participation.name=everybody", "participation", {"name"}),
+    ],
+)
+def test_another_name_leaves_no_options_behind(setting: str, table: str, left: set[str]) -> None:
+    merged = with_settings(BASE, [setting])
+    assert merged[table].keys() == left
+    assert {key: value for key, value in merged.items() if key != table} == {
+        key: value for key, value in BASE.items() if key != table
+    }
+    resolve(merged)
+
+
+@pytest.mark.parametrize("setting", ["algorithm.optimizer.name=adam", "algorithm.optimizer=adam"])
+def test_another_optimizer(setting: str) -> None:
+    merged = with_settings(BASE, [setting])["algorithm"]
+    assert merged["optimizer"] == {"name": "adam", "clip": 1.0} and merged["mu"] == 0.5
+    over_a_word = merge({"algorithm": {"optimizer": "adam"}}, {"algorithm": {"optimizer": {"clip": 2.0}}})
+    assert over_a_word["algorithm"]["optimizer"] == {"name": "adam", "clip": 2.0}
+
+
+def test_another_engine() -> None:
+    assert with_settings(BASE, ["engine.name=loop"])["engine"]["options"] == {"client_memory": "host"}
+
+
+def test_the_default_name_is_one_too() -> None:
+    under = {"model": {"hidden": [8]}, "data": {"clients": 5}}
+    assert with_settings(under, ["model.name=cnn"])["model"] == {"name": "cnn"}
+    assert with_settings(under, ["model.name=mlp"])["model"] == {"name": "mlp", "hidden": [8]}
+
+
+def test_what_comes_with_the_name_is_kept() -> None:
+    for settings in (["algorithm.name=fedyogi", "algorithm.mu=1.0"], ["algorithm.mu=1.0", "algorithm.name=fedyogi"]):
+        (problem,) = problems(with_settings(BASE, settings))
+        assert problem.startswith("algorithm.mu: unknown key 'mu'")
+    merged = changes_of({"algorithm.mu": 1.0, "algorithm.name": "fedprox"})
+    assert merge({"algorithm": {"name": "fedavg"}}, merged)["algorithm"] == {"name": "fedprox", "mu": 1.0}
+
+
+def test_the_same_name_and_unknown_names_drop_nothing() -> None:
+    assert with_settings(BASE, ["algorithm.name=fedprox"]) == BASE
+    assert with_settings(BASE, ["algorithm.name=fedprxo"])["algorithm"]["mu"] == 0.5
+    wrong = {"algorithm": {"name": "fedavg", "mu": 0.5}}
+    assert with_settings(wrong, ["algorithm.name=fedavg", "algorithm.lr=1.0"])["algorithm"]["mu"] == 0.5
+    slip = merge(BASE, {"algorithm": {"lrr": 1.0}})
+    (problem,) = problems(with_settings(slip, ["algorithm.name=fedavg"]))
+    assert problem.startswith("algorithm.lrr: unknown key 'lrr': did you mean 'lr'?")
+
+
+def test_extends_and_rows_are_layers(tmp_path: Path) -> None:
+    (tmp_path / "under.toml").write_text('[algorithm]\nname = "fedprox"\nmu = 0.5\n[data]\nclients = 20\n')
+    (tmp_path / "over.toml").write_text('extends = "under.toml"\n[algorithm]\nname = "fedavg"\n')
+    assert read_toml(tmp_path / "over.toml")["algorithm"] == {"name": "fedavg"}
+    (tmp_path / "rows.toml").write_text(
+        'base = "under.toml"\nseeds = [0]\n[[row]]\nlabel = "a"\n[[row]]\nlabel = "b"\n'
+        'set = { "algorithm.name" = "fedavg" }\n'
+    )
+    first, second = read_comparison(tmp_path / "rows.toml").rows
+    assert first.configs[0].algorithm["mu"] == 0.5 and "mu" not in second.configs[0].algorithm
+
+
+def test_problems_of_all_rows() -> None:
+    rows = [("a", {"algorithm": {"name": "fedavg"}}), ("b", {"algorithm": {"name": "fedprxo"}}), ("c", {})]
+    with pytest.raises(InputError) as error:
+        make_comparison("x", merge(BASE, {"rounds": 0}), rows, [0, 1], "accuracy")
+    text = str(error.value)
+    assert "rows 'a', 'c' have 1 problem:\n  - rounds: " in text
+    assert "row 'b' has 2 problems:\n  - algorithm.name: unknown algorithm 'fedprxo': did you mean 'fedprox'?" in text
+    with pytest.raises(InputError, match="seed: input should be greater than or equal to 0; got -1"):
+        make_comparison("x", BASE, rows[:1], [0, -1], "accuracy")
+
+
+def test_problems_of_all_sections_at_once() -> None:
+    sets = ["algorithm.lr=-1", "algorithm.lrr=2", "algorithm.optimizer.momentum=2", "engine.name=fast",
+            "ensemble.mode=3", "ensemble.strata=99", "data.partition=nope", "data.source=nope", "track=['x']",
+            "participation.drop=2", "rounds=0"]  # fmt: skip
+    found = problems(with_settings(BASE, sets))
+    for start in (
+        "data.source: unknown dataset", "data.partition: unknown partition", "algorithm.lrr: unknown key",
+        "algorithm.optimizer: SGD needs 0 <= momentum < 1", "algorithm: FedProx needs lr > 0; got -1.0.",
+        "participation: Participation 'devices' needs 0 <= drop <= 1", "engine.name: unknown engine",
+        "ensemble: Schedule 'stratified' needs strata <= clients_per_round", "track: unknown tracker",
+        "ensemble.mode: unknown key", "rounds: ",
+    ):  # fmt: skip
+        assert any(problem.startswith(start) for problem in found), (start, found)
+    assert len(found) == len(sets)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["model.hidden=32"], "model.hidden: must be a list, such as [32]; got 32."),
+        (["model.hidden=[8"], "model.hidden: must be a list, such as [32]; got '[8'."),
+        (["model.hidden=[8, 'x']"], "model.hidden 2: input should be a valid integer"),
+        (["track=mlflow"], "track: must be a list, such as ['mlflow']; got 'mlflow'."),
+        (["name=a b"], "name: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got 'a b'."),
+        (["training=3"], "training: must be a table of settings; got 3."),
+        (["model=cnn"], "model: must be a table of settings; got 'cnn'."),
+        (["algorithm.optimizer=3"], "algorithm.optimizer: must be a table of settings; got 3."),
+        (["algorithm.optimizer.momentun=0"], "algorithm.optimizer.momentun: unknown key 'momentun': did you mean 'mom"),
+    ],
+)
+def test_plain_words(settings: list[str], problem: str) -> None:
+    (found,) = problems(with_settings(BASE, settings))
+    assert found.startswith(problem)
+
+
+def test_words_for_comparison_files(tmp_path: Path) -> None:
+    (tmp_path / "rows.toml").write_text('base = "x"\n[[row]]\nlabel = "a"\n[[row]]\nlabl = "b"\n')
+    with pytest.raises(InputError) as error:
+        read_comparison(tmp_path / "rows.toml")
+    assert "row 2: unknown key 'labl': did you mean 'label'?" in str(error.value)
+    assert "row 2: label: is missing" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds = 1\nrounds = 2\n", "line 2 gives 'rounds' for the second time"),
+        ("[data]\nseed = 1\n[data]\n", "line 3 gives 'data' for the second time"),
+        ("a = 1\na = [1,\n  2]", "line 2 gives 'a' for the second time"),
+        ("a = [1,", "Invalid value"),
+    ],
+)
+def test_what_a_file_gives_twice(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "twice.toml").write_text(text)
+    with pytest.raises(InputError, match="is not valid TOML") as error:
+        read_toml(tmp_path / "twice.toml")
+    assert said in str(error.value)
+
+
+def test_a_setting_counts_once() -> None:
+    with pytest.raises(InputError, match="rounds is given twice: 'rounds=1' and 'rounds=2'"):
+        with_settings(BASE, ["rounds=1", "seed=1", "rounds=2"])
+
+
+def test_clients_are_asked_for() -> None:
+    assert problems({}) == ["data.clients: is missing; partition 'iid' needs a number of clients."]
+    assert resolve({"data": {"partition": "natural"}}).data["clients"] is None
+
+
+def test_names_come_first_and_empty_tables_are_not_shown() -> None:
+    config = resolve(read_toml(default_file("digits.toml")))
+    shown = tomllib.loads(config.toml(empty=False))
+    for table, first in (("data", "source"), ("model", "name"), ("algorithm", "name"), ("engine", "name")):
+        assert next(iter(shown[table])) == first
+    assert next(iter(shown["algorithm"]["optimizer"])) == "name" and "options" not in shown["engine"]
+    assert resolve(shown).hash() == config.hash()

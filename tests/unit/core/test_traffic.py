@@ -1,0 +1,88 @@
+"""Bytes of a visit: what methods count, with the arguments that they take."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import fedensemble as fe
+from fedensemble.algorithms import FedMA
+from fedensemble.core.traffic import bytes_down, bytes_up, sees
+from fedensemble.testing.toy_problems import classification, small_federation, train
+
+COIN = torch.full((2, 1), 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTwoArguments(fe.FedAvg):
+    """As methods were written before bytes could depend on the visit."""
+
+    def upload_bytes(self, uploads, coin):
+        return 7 + super().upload_bytes(uploads, coin)
+
+    def download_bytes(self, sent, coin):
+        return 9 + super().download_bytes(sent, coin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsVisits(fe.FedAvg):
+    """The first message is long, later ones are short."""
+
+    def init_memory(self, theta):
+        return {"visits": torch.zeros_like(theta[..., :1])}
+
+    def local_training(self, sent, memory, problem):
+        return {"theta": problem.descend(sent["theta"])}, {"visits": memory["visits"] + 1}
+
+    def download_bytes(self, sent, coin, memory=None):
+        return 5 if memory is None else torch.where(memory["visits"] > 0, 5, 50)
+
+
+def test_methods_written_for_two_arguments_keep_working():
+    method, tree = OfTwoArguments(), {"theta": torch.zeros(2, 10)}
+    assert bytes_up(method, tree, tree, COIN) == 47 and bytes_down(method, tree, {}, COIN) == 49
+    assert not sees(OfTwoArguments, "upload_bytes") and not sees(OfTwoArguments, "download_bytes")
+    report = next(small_federation(method, "vector", modes=2, strata=2).rounds(1))
+    size = 8 * 43
+    assert (report.bytes_up, report.bytes_down) == (4 * (size + 7), 4 * (size + 9))
+
+
+def test_only_methods_that_look_are_shown_memory():
+    assert not sees(fe.FedAvg, "download_bytes") and not sees(fe.QSGD, "upload_bytes")
+    assert sees(fe.Dore, "download_bytes") and sees(FedMA, "upload_bytes") and sees(CountsVisits, "download_bytes")
+
+
+def test_bytes_of_each_visit_on_every_engine():
+    for engine in ("loop", "vector"):
+        federation = small_federation(CountsVisits(), engine, modes=2, strata=2)
+        visited = set()
+        for report in federation.rounds(6):
+            visits = set(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
+            assert report.bytes_down == sum(5 if visit in visited else 50 for visit in visits)
+            visited |= visits
+
+
+def test_fedma_does_not_upload_frozen_layers():
+    """Three layers: all of them, then all but the first, then the last alone, and again; a count comes down."""
+
+    def model():
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    sizes = (4 * 6 + 6, 6 * 5 + 5, 5 * 3 + 3)
+    federation = fe.Federation(model, classification(), FedMA(lr=0.1), modes=1, strata=1, clients_per_round=4)
+    for round, report in enumerate(federation.rounds(6)):
+        assert report.bytes_up == 4 * 4 * sum(sizes[round % 3 :])
+        assert report.bytes_down == 4 * 4 * (sum(sizes) + 1)
+    free = fe.Federation(model, classification(), FedMA(lr=0.1, freeze=False), modes=1, strata=1, clients_per_round=4)
+    assert {report.bytes_up for report in free.rounds(3)} == {4 * 4 * sum(sizes)}
+
+
+def test_memory_that_is_read_is_that_of_the_visits():
+    federation = train(small_federation(CountsVisits(), "vector", modes=2, strata=1), 3)
+    counts = torch.zeros(6, 2)
+    for round in range(3):
+        plan = federation.schedule.plan(federation.state.schedule, round)
+        counts[plan.client, plan.mode] += 1
+    everything = fe.Plan(torch.arange(6).repeat_interleave(2), torch.arange(2).repeat(6))
+    found = federation.engine.read_memory(everything, {"visits": torch.zeros(12, 1).double()})
+    assert found["visits"].flatten().tolist() == counts.flatten().tolist()

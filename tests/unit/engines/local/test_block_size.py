@@ -1,0 +1,209 @@
+"""A block of visits stays within its budget, on a CPU too, and the trial that tells changes nothing."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
+from fedensemble.engines.local import block_size as memory_budget
+from fedensemble.runtime.oom import gib
+from fedensemble.testing.assertions import require_close
+from fedensemble.testing.toy_problems import small_federation, train
+
+WIDTH, INPUTS, CLASSES, BATCH = 1000, 4, 3, 16
+ONE = BATCH * WIDTH * 8  # bytes of a batch's activations in one layer
+GIB = 1 << 30
+UNFOLDABLE = pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
+
+
+class Wide(nn.Module):
+    """Few weights and `layers` wide layers without any; each saves what it returns."""
+
+    def __init__(self, layers=20, fixed=None):
+        super().__init__()
+        self.scale, self.out, self.layers = nn.Linear(INPUTS, 1), nn.Linear(WIDTH, CLASSES), layers
+        self.fixed, self.calls = fixed, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.fixed is not None and self.training and len(x) % self.fixed:
+            raise ValueError(f"batches are of {self.fixed}")
+        h = self.scale(x).expand(-1, WIDTH)
+        for _ in range(self.layers):
+            h = torch.tanh(h)
+        return self.out(h)
+
+
+class Apart(Wide):
+    """As it is, only vmap can batch it."""
+
+    def forward(self, x):
+        return super().forward(x * self.out.weight.mean())
+
+
+def data(clients=4, batch=BATCH):
+    x = torch.randn(clients * batch, INPUTS, generator=torch.Generator().manual_seed(0))
+    return FederatedData.from_arrays(x, torch.arange(len(x)) % CLASSES, [batch] * clients, classes=CLASSES)
+
+
+def made(model=Wide, batch=BATCH, clients=4, **options):
+    return Federation(
+        model, data(clients), FedAvg(lr=0.1), modes=1, batch_size=batch, dtype=torch.float64, engine_options=options
+    )
+
+
+@UNFOLDABLE
+@pytest.mark.parametrize("model", [Wide, Apart])
+def test_what_is_saved_is_counted_once(model):
+    federation = made(model)
+    assert federation.engine.folded == (model is Wide)
+    needed = memory_budget.activations(federation.engine)
+    # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted already
+    assert 20 * ONE <= needed <= (20 + memory_budget._SLOPES + 1.5) * ONE
+
+
+@UNFOLDABLE
+@pytest.mark.parametrize("model", [Wide, Apart])
+def test_a_few_examples_tell_of_a_batch(model):
+    engine = made(model).engine
+    gradient = engine.gradient if engine.folded else engine.learner.gradient_function(batched=False)
+    whole = memory_budget._saved(engine, gradient, BATCH)
+    assert memory_budget.activations(engine) == pytest.approx(whole, rel=0.01)
+
+
+def test_the_budget_bounds_a_block_and_changes_no_number():
+    room = 8 * 20 * ONE
+    few, many = made(clients=12, memory=room / GIB), made(clients=12)
+    assert 4 <= few.engine.block <= 8
+    assert many.engine.block == 64
+    require_close(train(few, 2).tensors(), train(many, 2).tensors(), "A smaller budget")
+
+
+PEAKS = """
+import torch
+from torch import nn
+from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble.bench.timing import resident
+
+def model():
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+
+data = FederatedData.from_arrays(torch.randn(160, 3, 64, 64), torch.arange(160) % 3, [4] * 40, classes=3)
+for memory in (0.03, None):
+    made = Federation(model, data, FedAvg(lr=0.1), modes=1, batch_size=4, engine_options={"memory": memory})
+    before = resident(peak=True)
+    list(made.rounds(1))
+    print((resident(peak=True) - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere peaks are not told so exactly")
+def test_the_budget_is_kept():
+    """In a process of its own: a peak never falls."""
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads take memory of their own
+    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    little, much = map(int, done.stdout.split())  # MiB
+    assert little < 40
+    assert much > 60  # there was something to keep
+
+
+def test_a_batch_of_one():
+    assert memory_budget.activations(made(batch=1).engine) < 2 * ONE * 20 / BATCH
+
+
+def test_a_model_that_knows_one_batch_size_only(monkeypatch):
+    sizes, real = [], memory_budget._saved
+
+    def saved(engine, gradient, batch):
+        sizes.append(batch)
+        return real(engine, gradient, batch)
+
+    monkeypatch.setattr(memory_budget, "_saved", saved)
+    federation = made(lambda: Wide(fixed=BATCH))
+    assert sizes == [memory_budget._FEW, BATCH]
+    assert next(federation.rounds(1)).round == 1
+
+
+def test_the_trial_leaves_the_module_alone():
+    assert made().learner.training_model.calls == 0
+
+
+def test_no_trial_where_it_cannot_matter(monkeypatch):
+    def no(engine):
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr(memory_budget, "activations", no)
+    assert made(block=3).engine.block == 3
+    with pytest.warns(EngineWarning):
+        assert made(memory=1e-6).engine.block == 1  # weights alone take it all
+
+
+def test_a_budget_for_less_than_a_visit_is_mentioned():
+    one = memory_budget._COPIES * made().learner.theta_layout.total * 8 + memory_budget.activations(made().engine)
+    said = rf"One visit needs about {gib(one)}, more than the memory budget of {gib(0.9 * one)}: visits are trained one"
+    with pytest.warns(EngineWarning, match=said):
+        assert made(memory=0.9 * one / GIB).engine.block == 1
+    federation = made(memory=1.1 * one / GIB)  # one fits, and there is nothing to say
+    assert federation.engine.block == 1
+    assert federation.engine.notes == []
+
+
+def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+    monkeypatch.setattr(memory_budget, "_saved", full)
+    message = (
+        r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
+    )
+    with pytest.raises(InputError, match=message):
+        small_federation(FedAvg(), "vector", 2, 2)
+
+
+@pytest.mark.parametrize("most", [2, 1, 0])
+def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
+    tried = []
+
+    def measured(engine, visits):
+        tried.append(visits)
+        if visits > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 100
+
+    monkeypatch.setattr(memory_budget, "_measured", measured)
+    engine = SimpleNamespace(learner=SimpleNamespace(device=torch.device("cuda")))
+    if most:
+        assert memory_budget.activations(engine) == 100
+    else:
+        with pytest.raises(InputError, match="One visit does not fit into the memory of cuda"):
+            memory_budget.activations(engine)
+    assert tried == [2, 1][: 3 - max(most, 1)]
+
+
+class Forces(nn.Module):
+    """Derives inside its forward pass, where torch lets nobody look at what it saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, CLASSES)
+
+    def forward(self, x):
+        return self.out(torch.func.vmap(torch.func.grad(lambda one: self.inside(one).tanh().sum()))(x))
+
+
+@UNFOLDABLE
+def test_a_model_that_derives_itself():
+    got, expected = (
+        Federation(Forces, data(), FedAvg(lr=0.1), modes=2, batch_size=BATCH, engine=engine, dtype=torch.float64)
+        for engine in ("vector", "loop")
+    )
+    list(got.rounds(2))
+    list(expected.rounds(2))
+    require_close(got.state.modes, expected.state.modes, "Engines disagree")

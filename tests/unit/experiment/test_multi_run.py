@@ -1,0 +1,227 @@
+"""Runs that advance together give what each of them gives alone."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedensemble.algorithms import FedAvg
+from fedensemble.checkpoint import read_checkpoint
+from fedensemble.config.build import build_data, build_federation, resolve_device
+from fedensemble.config.schema import resolve
+from fedensemble.core.algorithm import algorithms
+from fedensemble.core.types import Plan
+from fedensemble.engines.local import run_visits as together
+from fedensemble.errors import DivergedError, StoreError
+from fedensemble.experiment import run_groups as groups
+from fedensemble.experiment.multi_run import Task, run_all
+from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run_folder import RunFolder
+
+BASE = {
+    "rounds": 4,
+    "data": {"source": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.5},
+    "model": {"name": "mlp", "hidden": [8]},
+    "algorithm": {"name": "fedavg", "lr": 0.1},
+    "ensemble": {"modes": 2, "clients_per_round": 4},
+    "training": {"epochs": 1, "batch_size": 8},
+    "evaluation": {"every": 2},
+    "engine": {"dtype": "float64"},
+}
+
+
+def config(**changes):
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
+    for name, value in changes.items():
+        table, _, key = name.partition("__")
+        if key:
+            values[table][key] = value
+        else:
+            values[table] = value
+    return resolve_device(resolve(values, "test"))
+
+
+def theta(folder):
+    return read_checkpoint(RunFolder(folder).path / "modes.safetensors")[0]
+
+
+def apart_and_together(tmp_path, configs, monkeypatch):
+    """Both ways' modes; and how many runs trained in each call of the engine."""
+    sizes, original = [], together.visit_together
+
+    def counted(engines, requests):
+        sizes.append(len(requests))
+        return original(engines, requests)
+
+    apart = [tmp_path / f"apart{n}" for n in range(len(configs))]
+    for folder, one in zip(apart, configs, strict=True):
+        run(one, folder)
+    monkeypatch.setattr(groups, "visit_together", counted)
+    joined = [tmp_path / f"joined{n}" for n in range(len(configs))]
+    summaries = run_all([Task(c, f, Watcher()) for c, f in zip(configs, joined, strict=True)])
+    for mine, other, summary in zip(joined, apart, summaries, strict=True):
+        assert summary == RunFolder(mine).summary()
+        for name, value in theta(other).items():
+            torch.testing.assert_close(theta(mine)[name], value, rtol=0, atol=1e-11)
+        for a, b in zip(RunFolder(mine).metrics(), RunFolder(other).metrics(), strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], abs=1e-11)
+            assert a["bytes_up"] == b["bytes_up"]
+    return sizes
+
+
+def test_seeds_numbers_modes_and_partitions_differ(tmp_path, monkeypatch):
+    prox = {"name": "fedprox", "lr": 0.1}
+    configs = [
+        config(algorithm={**prox, "mu": 0.1}, seed=0),
+        config(algorithm={**prox, "mu": 1.0}, seed=1),
+        config(algorithm={**prox, "mu": 0.1, "lr": 0.3}, seed=2, ensemble__modes=3),
+        config(algorithm={**prox, "mu": 0.5}, rounds=3, data={"source": "digits", "clients": 12, "partition": "iid"}),
+    ]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedadam", "diana"])
+def test_methods_with_memory_server_state_and_random_numbers(tmp_path, monkeypatch, name):
+    configs = [config(algorithm={"name": name, "lr": 0.05}, seed=seed) for seed in (0, 1)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+
+
+def test_fedac_has_the_mu_of_its_own_run(tmp_path, monkeypatch):
+    """Left out, it follows from the clients per mode: 4, 2 and 1 here."""
+    configs = [config(algorithm={"name": "fedac", "lr": 0.1}, ensemble__modes=modes) for modes in (1, 2, 4)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [3] * 4
+
+
+def test_clients_of_joined_runs_draw_their_own_models(tmp_path, monkeypatch):
+    method = {"name": "fedma", "lr": 0.1, "own_rounds": 2}
+    configs = [config(algorithm=method, seed=seed) for seed in (0, 1)]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+
+
+def test_other_models_go_their_own_way(tmp_path, monkeypatch):
+    configs = [
+        config(),
+        config(model={"name": "mlp", "hidden": [5]}),
+        config(engine={"name": "loop", "dtype": "float64"}),
+    ]
+    assert apart_and_together(tmp_path, configs, monkeypatch) == []
+
+
+def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Looking(FedAvg):
+        """Decides by its own number, which cannot be done for several runs at once."""
+
+        much: float = 0.5
+
+        def local_training(self, sent, memory, problem):
+            uploads, memory = super().local_training(sent, memory, problem)
+            return ({"theta": uploads["theta"] * 0.5}, memory) if self.much > 0.7 else (uploads, memory)
+
+    algorithms.register("looking")(Looking)
+    try:
+        configs = [config(algorithm={"name": "looking", "lr": 0.1, "much": much}) for much in (0.5, 0.9)]
+        assert apart_and_together(tmp_path, configs, monkeypatch) == [2]
+    finally:
+        algorithms._items.pop("looking")
+
+
+def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
+    good, bad = config(seed=1, rounds=40), config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40)
+    folders = [tmp_path / "bad", tmp_path / "good"]
+    said = []
+    tasks = [Task(c, f, Watcher(failed=said.append)) for c, f in zip((bad, good), folders, strict=True)]
+    done = []
+    outcomes = run_all(tasks, done.append)
+    assert isinstance(outcomes[0], DivergedError) and "round" in str(outcomes[0])
+    assert said == [outcomes[0]] and sorted(done) == [0, 1]
+    assert outcomes[1] == RunFolder(folders[1]).summary()
+    assert [RunFolder(folder).state for folder in folders] == ["diverged", "done"]
+
+
+def test_an_interrupted_group_goes_on(tmp_path):
+    configs, folders = [config(seed=seed) for seed in (0, 1)], [tmp_path / "a", tmp_path / "b"]
+    rounds = []
+
+    def stop(report, metrics):
+        rounds.append(report.round)
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Task(c, f, Watcher(advanced=stop)) for c, f in zip(configs, folders, strict=True)])
+    run_all([Task(c, f, Watcher()) for c, f in zip(configs, folders, strict=True)])
+    run(configs[1], tmp_path / "whole")
+    for name, value in theta(tmp_path / "whole").items():
+        torch.testing.assert_close(theta(folders[1])[name], value, rtol=0, atol=1e-11)
+
+
+def test_a_number_that_something_was_built_from(tmp_path, monkeypatch):
+    method = {"name": "diana", "lr": 0.05, "compressor": "rand-k"}
+    configs = [config(algorithm={**method, "share": share}) for share in (0.1, 0.9)]
+    apart_and_together(tmp_path, configs, monkeypatch)
+
+
+def test_data_are_put_together_once(tmp_path, monkeypatch):
+    sizes, original = [], groups.visit_together
+
+    def counted(engines, requests):
+        sizes.append({len(engine.data.x) for engine in engines})
+        return original(engines, requests)
+
+    monkeypatch.setattr(groups, "visit_together", counted)
+    configs = [config(seed=seed, rounds=2 + seed) for seed in range(4)]  # one after another is done
+    run_all([Task(c, tmp_path / str(c.seed), Watcher()) for c in configs])
+    assert len(sizes) == 4
+    assert sizes == [sizes[0]] * 4
+
+
+def test_the_same_run_twice(tmp_path):
+    same, other = config(), config(seed=1)
+    tasks = [Task(c, tmp_path / c.hash(), Watcher()) for c in (same, other, same)]
+    done = []
+    summaries = run_all(tasks, done.append)
+    assert summaries[0] == summaries[2] != summaries[1]
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
+    order = []
+
+    def watcher(seed):
+        return Watcher(
+            started=lambda config, round: order.append((seed, "start")),
+            advanced=lambda report, metrics: order.append((seed, report.round)),
+        )
+
+    engine = {"name": "loop", "dtype": "float64"}
+    configs = [config(engine=engine, seed=seed, rounds=2) for seed in (0, 1)]
+    run_all([Task(c, tmp_path / str(c.seed), watcher(c.seed)) for c in configs])
+    assert order == [(0, "start"), (0, 1), (0, 2), (1, "start"), (1, 1), (1, 2)]
+
+
+def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
+    engines = [build_federation(one, build_data(one)).engine for one in (config(), config(seed=1))]
+    plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
+    expected = before.x[engines[1].tables(plan, 0).place]
+    engines[1].foresee(plan, 0)
+    together.share_data(engines)
+    assert torch.equal(engines[1].data.x[engines[1].tables(plan, 0).place], expected)
+
+
+def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
+    one = build_data(config()).x.nbytes
+    monkeypatch.setattr(groups, "_ON_CPU", 4 * one)
+    configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]  # the last one has a round more
+    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
+
+
+def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
+    def full(report, metrics):
+        raise StoreError("no space")
+
+    watchers = [Watcher(advanced=full), Watcher()]
+    with pytest.raises(StoreError, match="no space"):
+        run_all([Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)])
+    assert RunFolder(tmp_path / "1").done
+    run(config(), tmp_path / "0")  # it has let go of its folder

@@ -1,0 +1,79 @@
+"""Between rounds: what is foreseen is what comes, and a round that fails on the server was never tried."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedensemble import Everybody, Federation, Plan, Scaffold, Stratified
+from fedensemble.core.types import Outcome
+from fedensemble.testing.toy_problems import classification, small_model, train
+
+DATA = classification()
+
+
+def federation(algorithm="fedavg", **options):
+    return Federation(small_model, DATA, algorithm, **{"modes": 2, "batch_size": 3, **options})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowly(Everybody):
+    """Two clients more in every round."""
+
+    def outcome(self, state, schedule, planned, round, costs):
+        whole = super().outcome(state, schedule, planned, round, costs)
+        return Outcome(Plan(*(part[: 2 * round] for part in whole.plan)), state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Stratified):
+    """Asks other clients as soon as it has seen a loss; writes into its state, which it should not."""
+
+    def plan(self, state, round):
+        whole = super().plan(state, round)
+        return Plan((whole.client + int(state.get("seen", 0))) % len(DATA), whole.mode)
+
+    def observe(self, state, plan, loss):
+        state["seen"] = torch.tensor(1)
+        return state
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clients_per_round": 3},
+        {"clients_per_round": 5, "participation": Slowly()},
+        {"modes": None, "schedule": Learning(modes=2, clients_per_round=3)},
+    ],
+)
+def test_what_is_foreseen_is_what_comes(changes):
+    """On a GPU the next round is prepared while it is busy with this one."""
+    plans = []
+    for foresees in (False, True):
+        made = federation(**changes)
+        found = []
+        for _ in range(3):
+            request = made.ask()
+            found.append([part.tolist() for part in request.plan])
+            returned = made.engine.visit(*request)
+            if foresees:
+                made.foresee()
+            made.conclude(request, returned)
+        plans.append((found, made.state.modes["theta"]))
+    assert plans[0][0] == plans[1][0]
+    assert torch.equal(plans[0][1], plans[1][1])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_a_round_that_fails_on_the_server_leaves_no_trace(engine, monkeypatch):
+    """Neither in the modes nor in what clients remember: going on is as if it had not been tried."""
+    smooth, rough = (federation(algorithm=Scaffold(lr=0.1), engine=engine) for _ in range(2))
+    train(smooth, 3)
+    train(rough, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Scaffold, "server_update", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(rough, 1)
+    train(rough, 2)
+    assert all(torch.equal(value, rough.tensors()[name]) for name, value in smooth.tensors().items())
+    assert any("row" in name for name in smooth.tensors())

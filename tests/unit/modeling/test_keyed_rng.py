@@ -1,0 +1,146 @@
+"""Random layers that draw by key."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedensemble import InputError
+from fedensemble import prng as draws
+from fedensemble.modeling.keyed_rng import KeyedRandomness
+
+KEY = draws.key(0, "test")
+MANY = 100_000
+SIX_SIGMA = 6 / MANY**0.5  # of the mean of so many numbers of variance one
+
+
+def keyed(function, at=KEY):
+    with KeyedRandomness(at):
+        return function()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: F.alpha_dropout(torch.ones(4), 0.5, training=True),
+        lambda: F.feature_alpha_dropout(torch.ones(4, 4), 0.5, training=True),
+        lambda: F.rrelu(-torch.ones(4), training=True),
+        lambda: F.gumbel_softmax(torch.ones(4)),
+        lambda: torch.multinomial(torch.ones(4), 2),
+        lambda: torch.ones(4).multinomial(2),
+        lambda: torch.poisson(torch.ones(4)),
+        lambda: torch.normal(torch.zeros(4), 1.0),
+        lambda: torch.randint(3, (4,)),
+        lambda: torch.randperm(4),
+        lambda: torch.randint_like(torch.ones(4), 3),
+        lambda: torch.empty(4).normal_(),
+        lambda: torch.empty(4).uniform_(),
+        lambda: torch.empty(4).bernoulli_(0.5),
+        lambda: torch.empty(4).exponential_(),
+        lambda: torch.distributions.Normal(0.0, 1.0).sample((4,)),
+        lambda: nn.FractionalMaxPool2d(2, output_size=2)(torch.ones(1, 1, 4, 4)),
+        lambda: nn.AlphaDropout()(torch.ones(4)),
+        lambda: F.scaled_dot_product_attention(*[torch.ones(1, 2, 3)] * 3, dropout_p=0.1),
+        lambda: F.scaled_dot_product_attention(*[torch.ones(1, 2, 3)] * 3, None, 0.1),
+        lambda: nn.MultiheadAttention(4, 2, dropout=0.1)(*[torch.ones(3, 1, 4)] * 3),
+        lambda: F.dropout(torch.ones(4), 1.5),
+    ],
+)
+def test_refused(function):
+    with pytest.raises(InputError):
+        keyed(function)
+
+
+def test_attention_without_dropout_works():
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(4, 2), torch.ones(3, 1, 4)
+    torch.testing.assert_close(keyed(lambda: layer(x, x, x)), layer(x, x, x))
+    torch.testing.assert_close(
+        keyed(lambda: F.scaled_dot_product_attention(x, x, x, None, 0.0)), F.scaled_dot_product_attention(x, x, x)
+    )
+    layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+    torch.testing.assert_close(keyed(lambda: layer(x)), layer(x))
+
+
+DRAWING = [
+    lambda: F.dropout(torch.ones(64), 0.5),
+    lambda: nn.Dropout(0.5)(torch.ones(64)),
+    lambda: nn.Dropout(0.5, inplace=True)(torch.ones(64)),
+    lambda: nn.Dropout1d(0.5)(torch.ones(8, 8, 2)),
+    lambda: nn.Dropout2d(0.5)(torch.ones(8, 8, 2, 2)),
+    lambda: nn.Dropout3d(0.5)(torch.ones(8, 8, 2, 2, 2)),
+    lambda: torch.dropout(torch.ones(64), 0.5, True),
+    lambda: torch.feature_dropout(torch.ones(8, 8, 2), 0.5, True),
+    lambda: torch.rand_like(torch.ones(64)),
+    lambda: torch.randn_like(torch.ones(64)),
+    lambda: torch.rand(8, 8),
+    lambda: torch.rand((8, 8)),
+    lambda: torch.randn(64),
+    lambda: torch.bernoulli(torch.full((64,), 0.5)),
+    lambda: torch.full((64,), 0.5).bernoulli(),
+    lambda: torch.ones(64).bernoulli(0.5),
+]
+
+
+@pytest.mark.parametrize("function", DRAWING)
+def test_key_decides_and_torchs_generator_is_left_alone(function):
+    before = torch.get_rng_state()
+    first, again, other = keyed(function), keyed(function), keyed(function, draws.fold(KEY, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_calls_of_one_pass_differ():
+    first, second = keyed(lambda: (F.dropout(torch.ones(64)), F.dropout(torch.ones(64))))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_mean_and_values(p):
+    dropped = keyed(lambda: F.dropout(torch.ones(MANY, dtype=torch.float64), p))
+    assert set(dropped.unique().tolist()) == {0.0, 1 / (1 - p)}
+    spread = (p / (1 - p)) ** 0.5
+    assert abs(float(dropped.mean()) - 1) < spread * SIX_SIGMA
+
+
+def test_dropout_of_nothing_and_everything():
+    x = torch.randn(8)
+    assert torch.equal(keyed(lambda: F.dropout(x, 0.0)), x)
+    assert torch.equal(keyed(lambda: F.dropout(x, 0.5, training=False)), x)
+    assert torch.equal(keyed(lambda: F.dropout(x, 1.0)).abs(), torch.zeros(8))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+def test_channels_are_dropped_whole(layer):
+    spatial = {nn.Dropout1d: (5,), nn.Dropout2d: (5, 4), nn.Dropout3d: (5, 4, 3)}[layer]
+    dropped = keyed(lambda: layer(0.5)(torch.ones(16, 16, *spatial))).reshape(16, 16, -1)
+    assert bool((dropped == dropped[..., :1]).all())
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+
+
+def test_moments():
+    uniform = keyed(lambda: torch.rand(MANY, dtype=torch.float64))
+    normal = keyed(lambda: torch.randn(MANY, dtype=torch.float64))
+    coin = keyed(lambda: torch.bernoulli(torch.full((MANY,), 0.3, dtype=torch.float64)))
+    assert abs(float(uniform.mean()) - 0.5) < SIX_SIGMA
+    assert abs(float(normal.mean())) < SIX_SIGMA
+    assert abs(float(normal.var()) - 1) < 2 * SIX_SIGMA
+    assert abs(float(coin.mean()) - 0.3) < SIX_SIGMA
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Dropout(0.5), nn.Dropout2d(0.5), lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(3, 4, 5, 5)],
+)
+def test_vmap_agrees_with_one_at_a_time(layer):
+    keys, x = draws.key(0, "visits", torch.arange(6)), torch.ones(6, 3, 4, 5, 5)
+
+    def run(key, x):
+        with KeyedRandomness(key):
+            return layer(x)
+
+    together = torch.func.vmap(run, randomness="error")(keys, x)
+    alone = torch.stack([run(keys[j], x[j]) for j in range(6)])
+    assert torch.equal(together, alone)
+    assert not torch.equal(together[0], together[1])
