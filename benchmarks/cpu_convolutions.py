@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedensemble.bench.timing import LiveTable, fastest, machine, say, write
-from fedensemble.engines.kernels.cpu_conv import grouped, on_cpu, one_by_one, product, way_for
-from fedensemble.engines.kernels.cpu_fft_conv import Transformed, available
-from fedensemble.engines.kernels.cpu_max_pool import PlanePool, convolve_and_pool
-from fedensemble.engines.stacked.dispatch import ImagesToColumns
+from fedensemble.engines.kernels.cpu_conv import choose_algorithm, grouped, on_cpu, per_client_conv, product
+from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
+from fedensemble.engines.kernels.cpu_max_pool import MaxPool2d, convolve_and_pool
+from fedensemble.engines.stacked.dispatch import Im2ColConv
 from fedensemble.runtime.malloc import keep_freed_memory
 
 
@@ -136,20 +136,20 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     stride, padding, dilation = (layer.stride,) * 2, (beside, beside), (1, 1)
     rest = (stride, padding, dilation, layer.groups)
     along = (x, weight) if x.requires_grad else (weight,)
-    slope = torch.randn_like(one_by_one(x, weight, None, *rest).detach())
+    slope = torch.randn_like(per_client_conv(x, weight, None, *rest).detach())
     known: dict[str, Callable[[], Tensor]] = {
-        "one by one": lambda: one_by_one(x, weight, None, *rest),
+        "one by one": lambda: per_client_conv(x, weight, None, *rest),
         "grouped": lambda: grouped(x, weight, *rest),
         "grouped, channels last": lambda: grouped(x, weight, *rest, channels_last=True),
     }
     if layer.groups == 1:
-        known["patches"] = lambda: ImagesToColumns.apply(x, weight, stride, padding).contiguous()
+        known["patches"] = lambda: Im2ColConv.apply(x, weight, stride, padding).contiguous()
     if layer.groups == layer.stride == 1 and layer.size not in (1, 3) and available():
-        known["transforms"] = lambda: Transformed.apply(x, weight, None, padding)
+        known["transforms"] = lambda: FFTConv.apply(x, weight, None, padding)
     if layer.groups == layer.size == 1:
         known["product"] = lambda: product(x, weight, None, stride)
     calls = {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
-    return way_for(x, weight, *rest), calls
+    return choose_algorithm(x, weight, *rest), calls
 
 
 def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
@@ -162,7 +162,7 @@ def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
     along = (x, weight) if x.requires_grad else (weight,)
     known: dict[str, Callable[[], Tensor]] = {
         "by torch": lambda: F.max_pool2d(on_cpu(*given), 2),
-        "by planes": lambda: PlanePool.apply(on_cpu(*given), 2),
+        "by planes": lambda: MaxPool2d.apply(on_cpu(*given), 2),
         "in one": lambda: convolve_and_pool(*given, 2),
     }
     slope = torch.randn_like(known["in one"]().detach())

@@ -15,7 +15,7 @@ import torch
 
 from fedensemble.bench.throughput import CASES, federation
 from fedensemble.bench.timing import LiveTable, machine, say, write
-from fedensemble.engines.local import thread_pool as threads
+from fedensemble.engines.local import thread_pool
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     options = parser.parse_args()
-    several, worth = options.threads, threads._WORTH
+    several, worth = options.threads, thread_pool._WORTH
     ways = {  # engine, threads, and from how many operations of a visit shares are worth a thread
         "engine loop, one thread": ("loop", 1, worth),
         f"engine loop, {several} threads": ("loop", several, worth),
@@ -38,7 +38,7 @@ def main() -> None:
         torch.set_num_threads(count)
         rounds[way] = federation(CASES["cnn-10-of-100"], engine, "cpu", {}).rounds(1 + options.rounds)
     for _ in range(1 + options.rounds):
-        for way, (_, count, threads._WORTH) in ways.items():
+        for way, (_, count, thread_pool._WORTH) in ways.items():
             torch.set_num_threads(count)
             start = time.perf_counter()
             next(rounds[way])

@@ -71,7 +71,7 @@ def _shaped(piece: Tensor, whole: tuple[int, ...], shape: torch.Size) -> Tensor:
     return filters.movedim((-4, -3, -2, -1), (-2, -1, -3, -4))
 
 
-def row_bytes(tree: Mapping[str, Tensor]) -> int:
+def payload_bytes(tree: Mapping[str, Tensor]) -> int:
     """Bytes of one row of a tree of [..., P] tensors: what one client sends or receives, uncompressed."""
     return sum(t.shape[-1] * t.element_size() for t in tree.values())
 

@@ -10,15 +10,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from . import prng as draws
+from . import prng
 from .arguments import flag, whole
 from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
 from .data.normalize import Standardise
 from .errors import DivergedError, InputError
-from .modeling.functional_model import Learner
+from .modeling.functional_model import FunctionalModel
 from .modeling.losses import Task
-from .runtime.oom import room_for
+from .runtime.oom import raise_on_oom
 
 Combine = Literal["probabilities", "logits", "outputs"]
 _SMALLER = "lower batch_size (in a config, evaluation.batch_size), or predict fewer inputs at a time"
@@ -115,7 +115,7 @@ class Ensemble:
     """
 
     def __init__(
-        self, learner: Learner, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
+        self, learner: FunctionalModel, theta: Tensor, buffers: Tensor, *, standardise: Standardise | None = None,
         combine: Combine | None = None, input_shape: Sequence[int] | None = None, seed: int = 0,
         predictors: Tensor | None = None, tokens: bool | None = None,
     ) -> None:  # fmt: skip
@@ -198,7 +198,7 @@ class Ensemble:
                 f"got dropout={dropout}, {len(inputs)} inputs and batch_size={batch_size}."
             )
         # No smaller batches by itself: the same call must give the same numbers, whatever else takes memory.
-        with room_for(f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER):
+        with raise_on_oom(f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER):
             pieces = torch.split(inputs, batch_size)
             if batch_statistics and len(pieces[-1]) == 1:  # one input has no variance: it joins the batch before it
                 pieces = (*pieces[:-2], torch.cat(pieces[-2:]))
@@ -223,7 +223,7 @@ class Ensemble:
         x = x.to(learner.dtype) if x.is_floating_point() else x
         outputs = []
         for mode in range(len(self)):
-            key = draws.key(self.seed, "evaluation", mode, piece) if dropout else None
+            key = prng.key(self.seed, "evaluation", mode, piece) if dropout else None
             for theta in self.predictors[mode]:
                 given = x.clone()  # a model may write into its inputs
                 outputs.append(learner.outputs(theta, self.buffers[mode], given, key, batch_statistics))

@@ -12,7 +12,7 @@ from fedensemble.core.aggregator import aggregate
 from fedensemble.core.types import Members
 from fedensemble.errors import AggregatorWarning, InputError
 from fedensemble.experiment.run_groups import Groups
-from fedensemble.federation import serialization as saved
+from fedensemble.federation import serialization
 from fedensemble.robust import LabelFlip, Mean, Median, SignFlip
 from fedensemble.testing.toy_problems import SIZES, classification, small_federation, small_model, train
 
@@ -170,7 +170,7 @@ def test_a_saved_federation_goes_on_to_the_bit(tmp_path, aggregator, attack):
 
 
 def test_a_federation_saved_before_there_were_aggregators_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(saved, "settings_of", lambda *a, original=saved.settings_of, **k: {
+    monkeypatch.setattr(serialization, "settings_of", lambda *a, original=serialization.settings_of, **k: {
         name: value for name, value in original(*a, **k).items() if name not in ("aggregator", "attack")
     })  # fmt: skip
     crowded("fedavg").save(tmp_path)

@@ -6,10 +6,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified
-from fedensemble import prng as draws
+from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified, prng
 from fedensemble.core.engine import engines
-from fedensemble.core.sampling import lowest
+from fedensemble.core.sampling import sample_without_replacement
 from fedensemble.engines.local.client_state import ClientMemory
 from fedensemble.engines.local.loop import LoopEngine
 from fedensemble.testing import check_algorithm, check_engine, check_schedule
@@ -250,12 +249,12 @@ class AsManyFromEveryStratum(Stratified):
 
     def plan(self, state, round):
         mode = self.permutations(state, round // self.modes)[:, round % self.modes]
-        drawn = draws.bits(draws.key(int(state["seed"]), "clients", round), len(state["stratum"]))
+        drawn = prng.bits(prng.key(int(state["seed"]), "clients", round), len(state["stratum"]))
         each, rest = divmod(self.clients_per_round, self.strata)
         room = torch.bincount(state["stratum"]) > each
-        extra = torch.argsort(draws.bits(draws.key(0, "extra", round), self.strata).masked_fill(~room, (1 << 63) - 1))
+        extra = torch.argsort(prng.bits(prng.key(0, "extra", round), self.strata).masked_fill(~room, (1 << 63) - 1))
         share = torch.full((self.strata,), each).index_add(0, extra[:rest], torch.ones(rest, dtype=torch.int64))
-        client = torch.sort(lowest(state["stratum"], drawn, share)).values
+        client = torch.sort(sample_without_replacement(state["stratum"], drawn, share)).values
         return Plan(client, mode[state["stratum"][client]])
 
 

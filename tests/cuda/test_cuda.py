@@ -189,7 +189,7 @@ def test_gradients_in_every_precision(name, precision):
     """The kernels of float32 and below against float64, through whole models."""
     from fedensemble import FederatedData
     from fedensemble.engines.stacked.gradient import folded_gradient
-    from fedensemble.modeling.functional_model import Learner
+    from fedensemble.modeling.functional_model import FunctionalModel
     from fedensemble.models import models
 
     name, _, norm = name.partition(" ")
@@ -206,7 +206,7 @@ def test_gradients_in_every_precision(name, precision):
     more = torch.ones(visits, batch, dtype=torch.bool, device="cuda"), torch.arange(visits, device="cuda")
     with made.engine.settings():
         slope, (loss, new) = made.engine.gradient(theta, buffers, x, y, *more)
-    exact = Learner(lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64)
+    exact = FunctionalModel(lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64)
     wide = x if text else x.double()
     expected = folded_gradient(exact)(theta.double(), buffers.double(), wide, y, *more)
     for a, b in ((slope, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
@@ -254,7 +254,7 @@ def test_images_kept_as_bytes(name):
 
 
 def test_runs_side_by_side():
-    from fedensemble.engines.local.run_visits import share_data, visit_together
+    from fedensemble.engines.local.run_visits import concatenate_data, run_visits
     from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     def made(sizes, seed, lr):
@@ -266,10 +266,10 @@ def test_runs_side_by_side():
 
     settings = [((20, 7, 33), 0, 0.1), ((50, 9), 1, 0.05), ((20, 7, 33), 2, 0.2)]
     joined, apart = [made(*setting) for setting in settings], [made(*setting) for setting in settings]
-    share_data([federation.engine for federation in joined])
+    concatenate_data([federation.engine for federation in joined])
     for _ in range(ROUNDS):
         requests = [federation.ask() for federation in joined]
-        answers = visit_together([federation.engine for federation in joined], requests)
+        answers = run_visits([federation.engine for federation in joined], requests)
         for federation, request, answer in zip(joined, requests, answers, strict=True):
             federation.foresee()
             federation.conclude(request, answer)

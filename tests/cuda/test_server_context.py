@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedBE
-from fedensemble.modeling.cuda_graphs import Replayed, record_graph
-from fedensemble.modeling.server_context import Workshop
+from fedensemble.modeling.cuda_graphs import GraphedFunction, capture_graph
+from fedensemble.modeling.server_context import ServerContext
 from fedensemble.models import CNN
 from fedensemble.testing.toy_problems import labels, numbers, small_federation, train
 
@@ -79,14 +79,14 @@ def test_what_cannot_be_recorded_runs_as_it_is():
     def looks(x):
         return x * float(x.sum())  # reads a number back, which no graph may
 
-    function, x = Replayed(looks, record_graph), torch.arange(3.0, device="cuda")
+    function, x = GraphedFunction(looks, capture_graph), torch.arange(3.0, device="cuda")
     before = torch.cuda.current_stream()
     for call in range(4):
         assert torch.equal(function(x + call), looks(x + call))
     assert function.reason
     assert function.record is None
     assert torch.cuda.current_stream() == before
-    good = Replayed(torch.square, record_graph)  # others still can
+    good = GraphedFunction(torch.square, capture_graph)  # others still can
     for call in range(4):
         assert torch.equal(good(x + call), torch.square(x + call))
     assert good.reason is None
@@ -94,7 +94,7 @@ def test_what_cannot_be_recorded_runs_as_it_is():
 
 
 def test_memory_of_graphs_is_given_back():
-    function, x = Replayed(lambda x: (x @ x).sum(0), record_graph, most=2), torch.ones(300, 300, device="cuda")
+    function, x = GraphedFunction(lambda x: (x @ x).sum(0), capture_graph, most=2), torch.ones(300, 300, device="cuda")
     for size in (300, 290):
         for _ in range(3):
             function(x[:size, :size])
@@ -108,14 +108,14 @@ def test_memory_of_graphs_is_given_back():
 
 def test_too_little_memory_halves_what_is_tried(monkeypatch):
     method = FedBE(samples=3, server_epochs=1)
-    reference, real = train(small(method), ROUNDS), Workshop.outputs
+    reference, real = train(small(method), ROUNDS), ServerContext.outputs
 
     def crowded(self, theta, buffers, x):
         if len(theta) * len(x) > 20:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, theta, buffers, x)
 
-    monkeypatch.setattr(Workshop, "outputs", crowded)
+    monkeypatch.setattr(ServerContext, "outputs", crowded)
     made = train(small(method), ROUNDS)
     assert made.algorithm.workshop.room <= 20
     assert float((made.state.modes["theta"] - reference.state.modes["theta"]).abs().max()) <= SAME

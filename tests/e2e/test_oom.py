@@ -10,8 +10,8 @@ import torch
 from fedensemble import Federation
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.experiment import evaluation
-from fedensemble.modeling.functional_model import Learner
-from fedensemble.runtime import hardware as machine
+from fedensemble.modeling.functional_model import FunctionalModel
+from fedensemble.runtime import hardware
 
 from .command_line import run
 
@@ -31,7 +31,7 @@ def failing(error: Exception):
     ("owner", "name", "code", "message"),
     [
         (VectorEngine, "train", 2, "One visit does not fit into the memory of cpu"),
-        (Learner, "outputs", 2, "does not fit into the memory of cpu"),
+        (FunctionalModel, "outputs", 2, "does not fit into the memory of cpu"),
         (evaluation, "evaluate", 2, "Evaluation does not fit into the memory of cpu"),
         (Federation, "conclude", 1, "There is not enough memory: lower ensemble.modes"),
         (Federation, "__init__", 1, "There is not enough memory: lower ensemble.modes"),
@@ -57,13 +57,13 @@ def test_other_errors_keep_their_traceback(folder: Path, monkeypatch: pytest.Mon
 
 def test_the_processors_name_is_kept_with_a_run(folder: Path) -> None:
     assert run("run", "small.toml", "--out", "a", "--device", "cpu", cwd=folder)[0] == 0
-    assert json.loads((folder / "a" / "env.json").read_text())["device"] == machine.processor()
+    assert json.loads((folder / "a" / "env.json").read_text())["device"] == hardware.processor()
 
 
 def test_the_processors_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text("processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\nprocessor\t: 1\nmodel name\t: Abacus 3000\n")
-    monkeypatch.setattr(machine, "Path", lambda name: told)
-    assert machine.processor() == "Abacus 3000 @ 1 Hz"
+    monkeypatch.setattr(hardware, "Path", lambda name: told)
+    assert hardware.processor() == "Abacus 3000 @ 1 Hz"
     told.write_text("Hardware\t: none\n")
-    assert machine.processor() == (platform.processor() or platform.machine())
+    assert hardware.processor() == (platform.processor() or platform.machine())

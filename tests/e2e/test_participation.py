@@ -8,7 +8,7 @@ import pytest
 from fedensemble.config.build import resolve_device
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import read_toml
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 
 from .command_line import run as fedensemble
 from .test_cli import SMALL, trained_bytes
@@ -83,9 +83,9 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bytes(folder: Path, trace: str
             raise CutError
 
     with pytest.raises(CutError):
-        run(config, folder / "cut", Watcher(advanced=cut), checkpoint_seconds=0)
+        run(config, folder / "cut", RunCallbacks(advanced=cut), checkpoint_seconds=0)
     said: list[str] = []
-    run(config, folder / "cut", Watcher(say=said.append))
+    run(config, folder / "cut", RunCallbacks(say=said.append))
     assert any("Continuing" in text for text in said)
     assert trained_bytes(folder / "cut") == trained_bytes(folder / "whole")
 

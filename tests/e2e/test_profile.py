@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedensemble.config.schema import resolve
-from fedensemble.engines.local.local_engine import Simulation
+from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.loop import LoopEngine
 from fedensemble.errors import DivergedError
 from fedensemble.experiment import run as running
@@ -64,7 +64,7 @@ def test_torchs_profiler_keeps_quiet(tmp_path):
 
 def methods():
     return [
-        *(vars(kind).get(name) for kind in (Simulation, LoopEngine) for name in ("visit", "prepare", "train")),
+        *(vars(kind).get(name) for kind in (LocalEngine, LoopEngine) for name in ("visit", "prepare", "train")),
         Federation.ask, Federation.conclude, running.test, RunFolder.save, RunFolder.append_metrics,
     ]  # fmt: skip
 

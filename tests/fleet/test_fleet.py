@@ -17,7 +17,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNo
 
 from fedensemble.cli.predict import predict_file
 from fedensemble.config.build import build_data, build_federation
-from fedensemble.core.round import begin_round, finish_round
+from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.deploy.supernode import client_context
 from fedensemble.experiment.ensemble_file import read_ensemble
@@ -43,7 +43,7 @@ def trained(run, config):
 def train_on(federation, plans):
     """Trains a federation on other plans than its own."""
     for clients, modes in plans:
-        request = begin_round(federation.state, federation.algorithm, federation.schedule)
+        request = start_round(federation.state, federation.algorithm, federation.schedule)
         request = request._replace(plan=Plan(torch.tensor(clients), torch.tensor(modes)))
         federation.state, report = finish_round(
             federation.state, request, federation.engine.visit(*request), federation.schedule

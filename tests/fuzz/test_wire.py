@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedensemble as fe
-from fedensemble.engines.flower.deadline import Patience
+from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.messages import RESULT, UPLOAD, VISIT, UnreadableError, number, read_visit, unpack
 from fedensemble.testing.toy_problems import small_federation
 
@@ -77,7 +77,7 @@ def bend(random: np.random.Generator) -> Any:
 def test_answers(method: fe.Algorithm) -> None:
     federation = small_federation(method, "loop", modes=2, strata=1)
     federation.schedule = fe.Stratified(modes=2, strata=1, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=20.0)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0)})
     fleet.serve()
     for random in generators(5, 15):
         fleet.node(BAD).bend = bend(random)

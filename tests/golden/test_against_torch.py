@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import SGD, Adam
-from fedensemble import prng as draws
+from fedensemble import SGD, Adam, prng
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.testing.toy_problems import numbers
 
@@ -67,7 +66,7 @@ def test_recurrent(kind, layers, bidirectional, batch_first, bias):
     x = numbers(3, 6, 4)
     for initial in (None, _states(kind, layers * (1 + bidirectional), 3 if batch_first else 6)):
         expected = module(x, initial)
-        with KeyedRandomness(draws.key(0, "test")):
+        with KeyedRandomness(prng.key(0, "test")):
             got = module(x, initial)
         torch.testing.assert_close(got, expected, rtol=0, atol=SAME_FORMULA)
         ours, theirs = (
@@ -95,9 +94,9 @@ def test_dropout_between_layers(kind):
     torch.manual_seed(0)
     module = kind(4, 50, num_layers=2, dropout=0.5, batch_first=True, dtype=torch.float64)
     x = numbers(8, 6, 4)
-    key = draws.key(0, "test")
+    key = prng.key(0, "test")
     outputs = []
-    for at in (key, key, draws.fold(key, 1)):
+    for at in (key, key, prng.fold(key, 1)):
         with KeyedRandomness(at):
             outputs.append(module(x)[0])
     assert torch.equal(outputs[0], outputs[1])

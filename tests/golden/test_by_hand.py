@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation
-from fedensemble import prng as draws
+from fedensemble import FedAvg, FederatedData, Federation, prng
 from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.batches import batch_table
 from fedensemble.testing.toy_problems import classification, labels, numbers, ragged
@@ -30,7 +29,7 @@ def hand_written(federation, data, lr, rounds):
         for client in clients:
             client_model.load_state_dict(server.state_dict())
             x, y = data.client(client)
-            key = draws.key(federation.seed, "batches", round, torch.tensor([client]), torch.tensor([0]))
+            key = prng.key(federation.seed, "batches", round, torch.tensor([client]), torch.tensor([0]))
             rows, weights = batch_table(key, data.size[client : client + 1], federation.work)
             for batch, weight in zip(rows[:, 0], weights[:, 0], strict=True):
                 batch = batch[weight.bool()]  # noqa: PLW2901
@@ -64,7 +63,7 @@ def test_reported_loss_is_the_mean_over_steps():
     federation = Federation(network, data, FedAvg(lr=1e-12), modes=1, batch_size=2, dtype=torch.float64)
     model = federation.learner.build(0)
     model.load_state_dict(federation.learner.theta_layout.unflatten(federation.state.modes["theta"][0]))
-    key = draws.key(0, "batches", 0, torch.tensor([0]), torch.tensor([0]))
+    key = prng.key(0, "batches", 0, torch.tensor([0]), torch.tensor([0]))
     rows, weights = batch_table(key, data.size, federation.work)
     steps = [rows[s, 0][weights[s, 0]] for s in range(3)]
     expected = sum(F.cross_entropy(model(data.x[step]), data.y[step]).item() for step in steps) / 3
@@ -113,7 +112,7 @@ def test_batch_norm_running_statistics(engine):
     expected = {"0.running_mean": torch.zeros(2).double(), "0.running_var": torch.zeros(2).double()}
     for client, size in enumerate(sizes):
         x, _ = data.client(client)
-        key = draws.key(3, "batches", 0, torch.tensor([client]), torch.tensor([0]))
+        key = prng.key(3, "batches", 0, torch.tensor([client]), torch.tensor([0]))
         rows, _ = batch_table(key, data.size[client : client + 1], federation.work)
         mean, variance = torch.zeros(2).double(), torch.ones(2).double()
         for batch in rows[:, 0]:  # inputs of the first layer: they do not depend on the weights

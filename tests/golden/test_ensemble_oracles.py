@@ -9,10 +9,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from fedensemble import FederatedData, Federation, Stratified
-from fedensemble import prng as draws
+from fedensemble import FederatedData, Federation, Stratified, prng
 from fedensemble.algorithms import PFNM, FedAc, FedBE, FedBENoKD, FedMA
-from fedensemble.core.keys import shared_coin, visit_key
+from fedensemble.core.keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import labels, numbers, small_model
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)
@@ -89,12 +88,12 @@ class Rounds:
         return theta
 
     def key(self, round, mode, word):
-        coin = float(shared_coin(SEED, round, torch.tensor(mode)))
-        return draws.fold(torch.tensor([int(coin * 2.0**53)]), word)
+        coin = float(shared_uniform(SEED, round, torch.tensor(mode)))
+        return prng.fold(torch.tensor([int(coin * 2.0**53)]), word)
 
     def uniform(self, round, mode, client, size):
         key = visit_key("algorithm", SEED, round, torch.tensor([client]), torch.tensor([mode]))
-        return draws.uniform(draws.fold(key, 1), size)[0].numpy()
+        return prng.uniform(prng.fold(key, 1), size)[0].numpy()
 
 
 def compare(found, expected):
@@ -134,7 +133,7 @@ def drawn(rounds, mode, round, answers, share, count):
     mean = share @ np.stack(answers)
     spread = np.sqrt(share @ (np.stack(answers) - mean) ** 2)
     key = rounds.key(round, mode, 1)
-    return mean, [mean + spread * draws.normal(draws.fold(key, s), len(mean))[0].numpy() for s in range(count)]
+    return mean, [mean + spread * prng.normal(prng.fold(key, s), len(mean))[0].numpy() for s in range(count)]
 
 
 @ENGINES
@@ -172,7 +171,7 @@ def test_fedbe(reduction, engine):
         said /= said.sum(1, keepdims=True)
         velocity, ends, step = 0.0, [], 0
         for epoch in range(3):
-            order = draws.permutation(draws.fold(rounds.key(round, mode, 2), epoch), len(x))[0].numpy()
+            order = prng.permutation(prng.fold(rounds.key(round, mode, 2), epoch), len(x))[0].numpy()
             for rows in (order[at : at + 4] for at in range(0, len(x), 4)):
                 g = gradient(student, x[rows], said[rows]) / (CLASSES if reduction == "mean" else 1)
                 velocity = 0.9 * velocity + g

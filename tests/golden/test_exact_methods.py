@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputError, Scaffold
-from fedensemble.core.keys import shared_coin
+from fedensemble.core.keys import shared_uniform
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 150
@@ -140,7 +140,7 @@ def test_fedpd_step_by_step(p, regression):
                 x = x - LR * (slope + dual[i] + (x - own[i]) / eta)
             dual[i] = dual[i] + (x - own[i]) / eta
             own[i] = x + eta * dual[i]
-        talks.append(float(shared_coin(federation.seed, round, torch.tensor(0))) >= p)
+        talks.append(float(shared_uniform(federation.seed, round, torch.tensor(0))) >= p)
         if talks[-1]:
             server = sum(own) / len(own)
             own = [server for _ in clients]
@@ -154,7 +154,7 @@ def test_fedpd_counts_only_messages_that_are_sent(p, regression):
     federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2, clients_per_round=4)
     seen, talked, known = set(), [0, 0], {}
     for round, report in enumerate(federation.rounds(16)):
-        talks = shared_coin(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
+        talks = shared_uniform(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
         visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
         fresh = [known.get(visit) == talked[visit[1]] for visit in visits]
         assert report.bytes_up == int(talks.sum()) * 3 * 8

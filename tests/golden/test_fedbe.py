@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from fedensemble import FederatedData, Federation, InputError
-from fedensemble import prng as draws
+from fedensemble import FederatedData, Federation, InputError, prng
 from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
 from fedensemble.algorithms.posterior import dirichlet, gaussian
 from fedensemble.core.types import Cohort, Members
@@ -38,7 +37,7 @@ def three_clients(modes=(0, 1, 1), size=4):
 
 def test_gaussian_has_the_clients_mean_and_variance():
     members, mean = three_clients()
-    key = torch.as_tensor(draws.key(0, "test", torch.arange(2)))
+    key = torch.as_tensor(prng.key(0, "test", torch.arange(2)))
     drawn = gaussian(mean, members, key, samples=4000, scale=1.0)
     assert torch.equal(drawn[0], mean[:1].expand(4000, -1))  # one client: no variance
     theta = members.uploads["theta"][1:]
@@ -56,7 +55,7 @@ def test_dirichlet_weights_have_their_moments():
         torch.tensor([4, 9]), torch.zeros(2, dtype=torch.int64), torch.ones(2).double(),
         {"theta": torch.eye(size).double()}, torch.empty(2, 0).double(),
     )  # fmt: skip
-    key = torch.as_tensor(draws.key(0, "test", torch.arange(1)))
+    key = torch.as_tensor(prng.key(0, "test", torch.arange(1)))
     drawn = dirichlet(members.shares(1) @ members.uploads["theta"], members, key, count, alpha)[0]
     torch.testing.assert_close(drawn.sum(1), torch.ones(count).double(), rtol=0, atol=CLOSE)
     variance = 1 / (4 * (2 * alpha + 1))  # of Beta(alpha, alpha), which the first weight is
@@ -95,7 +94,7 @@ def test_server_step_by_hand():
     got = federation.algorithm.server_update({"theta": mean[None]}, {"theta": mean[None]}, cohort)["theta"][0]
 
     spread = torch.sqrt((weight / 8) @ (theta - mean) ** 2)
-    samples = [mean + spread * draws.normal(draws.fold(cohort.key(1), s), size)[0] for s in range(2)]
+    samples = [mean + spread * prng.normal(prng.fold(cohort.key(1), s), size)[0] for s in range(2)]
     model = small_model().double()
 
     def outputs(vector):
@@ -108,7 +107,7 @@ def test_server_step_by_hand():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     ends, step = [], 0
     for epoch in range(4):
-        order = draws.permutation(draws.fold(cohort.key(2), epoch), len(x))[0]
+        order = prng.permutation(prng.fold(cohort.key(2), epoch), len(x))[0]
         for rows in order.split(3):
             optimizer.param_groups[0]["lr"] = (0.3, 0.2, 0.1)[step % 3]
             optimizer.zero_grad()

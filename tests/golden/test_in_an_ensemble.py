@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble import prng as draws
+from fedensemble import prng
 from fedensemble.core.batches import batch_table
-from fedensemble.core.keys import shared_coin, visit_key
+from fedensemble.core.keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import numbers
 
 SIZES = (3, 14, 5, 9, 4, 11, 7, 3, 8)
@@ -32,7 +32,7 @@ class Visit:
         rows, counted = batch_table(visit_key("batches", *place), size, world.work)
         self.batches = [rows[s, 0][counted[s, 0].bool()].numpy() for s in range(len(rows))]
         self.x, self.y = (part.numpy() for part in world.data.client(client))
-        self.random = draws.uniform(draws.fold(visit_key("algorithm", *place)[0], 1), FEATURES).numpy()
+        self.random = prng.uniform(prng.fold(visit_key("algorithm", *place)[0], 1), FEATURES).numpy()
 
     def gradient(self, w, batch):
         x, y = self.x[batch], self.y[batch, 0]
@@ -50,9 +50,9 @@ class Server:
     def __init__(self, world, mode, round, share):
         self.round, self.share, self.lr = round, share, LR * DECAY ** (round // EVERY)
         self.decay = 0.9 ** (round // 4)
-        self.coin = float(shared_coin(world.seed, round, torch.tensor(mode)))
-        key = draws.fold(torch.tensor(int(self.coin * 2.0**53)), 0)
-        self.random = draws.uniform(key, FEATURES).numpy()
+        self.coin = float(shared_uniform(world.seed, round, torch.tensor(mode)))
+        key = prng.fold(torch.tensor(int(self.coin * 2.0**53)), 0)
+        self.random = prng.uniform(key, FEATURES).numpy()
 
 
 def fedavg(state, kept, visit):

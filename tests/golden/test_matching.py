@@ -13,8 +13,8 @@ from fedensemble.algorithms import PFNM, FedAvg, FedMA
 from fedensemble.algorithms.matching.assignment import Prior, match_units
 from fedensemble.algorithms.matching.unit_permutation import find_structure
 from fedensemble.core.types import Cohort, Members
-from fedensemble.modeling.functional_model import Learner
-from fedensemble.modeling.server_context import Workshop
+from fedensemble.modeling.functional_model import FunctionalModel
+from fedensemble.modeling.server_context import ServerContext
 from fedensemble.models import CNN, LSTM, MLP
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.toy_problems import classification, labels, numbers, small_federation, train
@@ -41,8 +41,8 @@ class Sequence(nn.Module):
 
 
 def make(model, x):
-    learner = Learner(model, "cross_entropy", torch.zeros(1, dtype=torch.int64), dtype=torch.float64)
-    return learner, Workshop(learner, x)
+    learner = FunctionalModel(model, "cross_entropy", torch.zeros(1, dtype=torch.int64), dtype=torch.float64)
+    return learner, ServerContext(learner, x)
 
 
 def shuffled(structure, theta, copies):

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble.engines.stacked import aligned_rows as lines
-from fedensemble.engines.stacked import dispatch as kernels
-from fedensemble.engines.stacked.equivalence import can_fold
+from fedensemble.engines.stacked import aligned_rows, dispatch
+from fedensemble.engines.stacked.equivalence import check_stackable
 from fedensemble.engines.stacked.gradient import folded_gradient
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.functional_model import FunctionalModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -94,7 +93,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.engines.kernels.triton.norm import StackedNorm
-    from fedensemble.engines.stacked.stacked_params import Piece
+    from fedensemble.engines.stacked.stacked_params import StackedParam
 
     visits, batch, channels, side = shape
     torch.manual_seed(0)
@@ -107,7 +106,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
         1, channels, 1, 1, device=DEVICE
     )
     x = x.to(dtype).requires_grad_()
-    pieces = Piece(weight, slopes[:, first]), Piece(bias, slopes[:, last])
+    pieces = StackedParam(weight, slopes[:, first]), StackedParam(bias, slopes[:, last])
     more = torch.randn_like(x).requires_grad_()
     added = more if fate == "sum" else None
     kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
@@ -173,20 +172,20 @@ def test_lstm_kernels(shape):
 
 
 def test_dropout_kernel():
-    from fedensemble import prng as draws
+    from fedensemble import prng
     from fedensemble.engines.kernels.triton.dropout import kept
 
     keys = torch.tensor([5, -7, 2**62], device=DEVICE)
-    assert torch.equal(kept(keys, 3000, 2**62).cpu(), draws.bits(keys.cpu(), 3000) >= 2**62)
+    assert torch.equal(kept(keys, 3000, 2**62).cpu(), prng.bits(keys.cpu(), 3000) >= 2**62)
 
 
 @pytest.mark.parametrize(("size", "step"), [(3, 3), (2, 2), (1, 2), (2, 3)])
 def test_pooling_kernel(size, step):
-    from fedensemble.engines.kernels.triton.max_pool import SquarePool
+    from fedensemble.engines.kernels.triton.max_pool import TritonMaxPool2d
 
     torch.manual_seed(0)
     x = torch.randn(3, 5, 7, 8, device=DEVICE).requires_grad_()
-    got, expected = SquarePool.apply(x, size, step), F.max_pool2d(x, size, step)
+    got, expected = TritonMaxPool2d.apply(x, size, step), F.max_pool2d(x, size, step)
     slope = torch.randn_like(expected)
     assert torch.equal(got, expected)
     assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
@@ -319,13 +318,15 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
     used, known = [], GroupNorm.known
     monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
     if DEVICE == "cpu":
-        monkeypatch.setattr(kernels, "quick", lambda x: x.dtype == torch.float32)
+        monkeypatch.setattr(dispatch, "quick", lambda x: x.dtype == torch.float32)
     torch.manual_seed(0)
     visits, batch = 3, 4
     x, y = torch.randn(visits, batch, 2, 8, 8, device=DEVICE), torch.randint(0, 3, (visits, batch), device=DEVICE)
     more = torch.ones(visits, batch, dtype=torch.bool, device=DEVICE), torch.arange(visits, device=DEVICE)
-    exact, quick = (Learner(model, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32))
-    assert can_fold(quick, x, y) == (None, fates)
+    exact, quick = (
+        FunctionalModel(model, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32)
+    )
+    assert check_stackable(quick, x, y) == (None, fates)
     assert not used  # a trial is in float64
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
@@ -343,19 +344,19 @@ def test_step_kernels(length, decay):
     from fedensemble.engines.kernels.triton.sgd_step import copy_rows, descend
 
     torch.manual_seed(0)
-    theta, slope = (lines.lined(torch.randn(3, length, device=DEVICE)) for _ in range(2))
+    theta, slope = (aligned_rows.to_aligned(torch.randn(3, length, device=DEVICE)) for _ in range(2))
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
     slope[1, 7] = torch.nan  # of a visit that stands still
-    assert lines.in_line(theta)
+    assert aligned_rows.is_aligned(theta)
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
         before = theta.clone()
-        copy, again = (lines.room_like(theta, dtype) for _ in range(2))
+        copy, again = (aligned_rows.empty_aligned(theta, dtype) for _ in range(2))
         descend(theta, slope, rate, decay, copy)
         torch.testing.assert_close(theta, before - rate * (slope.nan_to_num() + decay * before))
         assert torch.equal(theta[1], before[1])
         copy_rows(theta.contiguous(), again)
         for made in (copy, again):
             torch.testing.assert_close(made[:, :length].float(), theta, rtol=error, atol=0)
-    without = lines.lined(before)
+    without = aligned_rows.to_aligned(before)
     descend(without, slope, rate, decay, None)
     assert torch.equal(without, theta)

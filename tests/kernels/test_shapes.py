@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.engines.stacked import aligned_rows as lines
+from fedensemble.engines.stacked import aligned_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -59,9 +59,9 @@ def same(found, error=1e-5):
 @example(2, 3, 65, 16, (9, 8), (2, 3), (1, 2), (1, 0), True, False, False)
 @repeatable
 def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, biased, direct, halved):
-    from fedensemble.engines.kernels.triton import implicit_gemm as triton_products
+    from fedensemble.engines.kernels.triton import implicit_gemm
     from fedensemble.engines.kernels.triton.conv import TritonConvolution
-    from fedensemble.engines.stacked.stacked_params import Piece
+    from fedensemble.engines.stacked.stacked_params import StackedParam
 
     assume(all(i + 2 * p >= s for i, p, s in zip(image, padding, size, strict=True)))
     torch.set_float32_matmul_precision("highest")
@@ -72,13 +72,13 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
     wanted = [tensor for tensor in (x, weight, bias) if tensor is not None]
     slopes = torch.full((j, stored[0].numel() + 7), 9.0, device=DEVICE)
     place = slopes[:, 4:-3].unflatten(1, stored.shape[1:]).permute(0, 4, 3, 1, 2)
-    piece = Piece(weight.detach(), place) if direct else None
+    piece = StackedParam(weight.detach(), place) if direct else None
 
     with pytest.MonkeyPatch.context() as patched:
         if halved:  # tiles as for bf16 on a card with few processors
-            tiles = triton_products._tiles
-            patched.setattr(triton_products, "_PROCESSORS", 1)
-            patched.setattr(triton_products, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape))
+            tiles = implicit_gemm._tiles
+            patched.setattr(implicit_gemm, "_PROCESSORS", 1)
+            patched.setattr(implicit_gemm, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape))
         got = TritonConvolution.apply(x, weight, bias, stride, padding, piece)
         back = numbers(*got.shape, seed=3)
         found = list(torch.autograd.grad(got, wanted, back, allow_unused=True))
@@ -148,8 +148,8 @@ def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
 
 def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
     """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there were many sets."""
-    from fedensemble.engines.kernels.triton import norm as triton_norm
-    from fedensemble.engines.stacked.stacked_params import Piece
+    from fedensemble.engines.kernels.triton import norm
+    from fedensemble.engines.stacked.stacked_params import StackedParam
 
     x = (far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)).requires_grad_()
     weight, bias = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3))
@@ -157,13 +157,13 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
     bias.requires_grad_()
     slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
     places = slopes[:, :, 4:-3]
-    pieces = (Piece(weight, places[0]), Piece(bias, places[1])) if direct else (None, None)
+    pieces = (StackedParam(weight, places[0]), StackedParam(bias, places[1])) if direct else (None, None)
     more = numbers(*x.shape, seed=7).requires_grad_()
     added = more if fate == "sum" else None
     with pytest.MonkeyPatch.context() as patched:
         if flat:
-            patched.setattr(triton_norm, "_AXIS", 0)
-        got, known = triton_norm.StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
+            patched.setattr(norm, "_AXIS", 0)
+        got, known = norm.StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
         back = numbers(*got.shape, seed=6)
         found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
     if direct:
@@ -192,27 +192,27 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
 @example(1, 2, (5, 6), 2, 1, False, True)
 @repeatable
 def test_pooling(n, many, image, size, gap, ties, large):
-    from fedensemble.engines.kernels.triton import max_pool as triton_pool
+    from fedensemble.engines.kernels.triton import max_pool
 
     assume(size <= min(image))
     x = numbers(n, many, *image)
     x = (x.round() if ties else x).requires_grad_()
     with pytest.MonkeyPatch.context() as patched:
         if large:  # as if there were so many pixels that places need 64 bits
-            patched.setattr(triton_pool, "_LARGE", 0)
-        got, expected = triton_pool.SquarePool.apply(x, size, size + gap), F.max_pool2d(x, size, size + gap)
+            patched.setattr(max_pool, "_LARGE", 0)
+        got, expected = max_pool.TritonMaxPool2d.apply(x, size, size + gap), F.max_pool2d(x, size, size + gap)
         slope = numbers(*expected.shape, seed=1)
         assert torch.equal(got, expected)
         assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
 
 
 def test_pooling_passes_on_what_is_no_number():
-    from fedensemble.engines.kernels.triton.max_pool import SquarePool
+    from fedensemble.engines.kernels.triton.max_pool import TritonMaxPool2d
 
     x = numbers(1, 1, 4, 4)
     x[0, 0, 1, 0], x[0, 0, 2:, 2:] = float("nan"), float("-inf")
     x.requires_grad_()
-    got, expected = SquarePool.apply(x, 2, 2), F.max_pool2d(x, 2, 2)
+    got, expected = TritonMaxPool2d.apply(x, 2, 2), F.max_pool2d(x, 2, 2)
     assert torch.equal(got.isnan(), expected.isnan())
     assert torch.equal(got.nan_to_num(), expected.nan_to_num())
     slope = numbers(*expected.shape, seed=1)
@@ -225,12 +225,12 @@ def test_pooling_passes_on_what_is_no_number():
 def test_steps(j, length, decay, copied):
     from fedensemble.engines.kernels.triton.sgd_step import descend
 
-    theta, slope = (lines.room_like(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
+    theta, slope = (aligned_rows.empty_aligned(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
     theta.copy_(numbers(j, length))
     slope.copy_(numbers(j, length, seed=1))
-    assert lines.in_line(theta)
+    assert aligned_rows.is_aligned(theta)
     rate = numbers(j, 1, seed=2)
-    copy = None if copied is None else lines.room_like(theta, copied)
+    copy = None if copied is None else aligned_rows.empty_aligned(theta, copied)
     expected = theta.double() - rate * (slope.double() + decay * theta)
     descend(theta, slope, rate, decay, copy)
     torch.testing.assert_close(theta, expected.float())
@@ -255,7 +255,7 @@ def test_copies(j, length, wider):
 def test_copies_of_lines(j, length):
     from fedensemble.engines.kernels.triton.sgd_step import copy_line
 
-    theta = lines.lined(numbers(j, length))
+    theta = aligned_rows.to_aligned(numbers(j, length))
     out = torch.full((j + 1, theta.stride(0)), 9.0, device=DEVICE)
     copy_line(theta, out[:j])
     assert torch.equal(out[:j, :length], theta)
@@ -269,7 +269,7 @@ def test_rows_of_modes(j, modes, length):
     from fedensemble.engines.kernels.triton.sgd_step import chosen
 
     source, index = numbers(modes, length), torch.randint(0, modes, (j,), device=DEVICE)
-    out = lines.room_like(numbers(j, length)).fill_(9)
+    out = aligned_rows.empty_aligned(numbers(j, length)).fill_(9)
     chosen(source, index, out)
     assert torch.equal(out[:, :length], source[index])
     assert bool((out[:, length:] == 0).all())

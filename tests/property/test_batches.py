@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedensemble import prng as draws
+from fedensemble import prng
 from fedensemble.core.batches import LocalWork, batch_table
 
 
@@ -12,7 +12,7 @@ def reference(key, size, work):
     """Rows of each local step of one client, as a list of lists; nothing shared with the implementation but draws."""
     batches, epoch = [], 0
     while True:
-        order = draws.permutation(draws.fold(key, epoch), size).tolist()
+        order = prng.permutation(prng.fold(key, epoch), size).tolist()
         pieces = [order[at : at + work.batch_size] for at in range(0, size, work.batch_size)]
         if work.last_batch == "drop" and len(pieces) > 1 and len(pieces[-1]) < work.batch_size:
             pieces.pop()

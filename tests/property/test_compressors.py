@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedensemble import prng as draws
+from fedensemble import prng
 from fedensemble.algorithms.compressors import Dither, RandK, TopK
 
 dithers = st.builds(
@@ -22,12 +22,12 @@ DRAWS = 3000
 
 def vector(seed, size, dtype=torch.float64, scale=1.0):
     """Normal numbers, a third of them zero, of both signs."""
-    x = draws.normal(draws.key(seed, "x"), size) * (draws.uniform(draws.key(seed, "zero"), size) > 0.33)
+    x = prng.normal(prng.key(seed, "x"), size) * (prng.uniform(prng.key(seed, "zero"), size) > 0.33)
     return (scale * x).to(dtype)
 
 
 def compressed(quantiser, x, seed, count):
-    uniform = draws.uniform(draws.key(seed, "u"), count * len(x)).reshape(count, -1).to(x.dtype)
+    uniform = prng.uniform(prng.key(seed, "u"), count * len(x)).reshape(count, -1).to(x.dtype)
     return quantiser.compress(x.expand(count, -1), uniform)
 
 
@@ -90,7 +90,7 @@ def test_scales_with_its_input(quantiser, size, seed, factor):
 @settings(max_examples=50, deadline=None)
 def test_alone_and_among_others(quantiser, size, seed):
     x = torch.stack([vector(seed + k, size) for k in range(3)])
-    uniform = draws.uniform(draws.key(seed, "u"), 3 * size).reshape(3, size)
+    uniform = prng.uniform(prng.key(seed, "u"), 3 * size).reshape(3, size)
     together = quantiser.compress(x, uniform)
     for k in range(3):
         assert torch.equal(quantiser.compress(x[k], uniform[k]), together[k])

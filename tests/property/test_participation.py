@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedensemble import FedAvg
 from fedensemble.core.batches import LocalWork
 from fedensemble.core.participation import Costs
-from fedensemble.core.sampling import lowest
+from fedensemble.core.sampling import sample_without_replacement
 from fedensemble.core.types import Plan
 from fedensemble.participation import Devices
 from fedensemble.participation.availability import DAY, seconds_left, stand_in, windows
@@ -165,7 +165,7 @@ def test_lowest_is_what_sorting_all_of_them_gives(data, population, groups):
     for q in range(groups):
         inside = [i for i in range(population) if int(group[i]) == q]
         expected += sorted(inside, key=lambda i: (int(drawn[i]), i))[: int(share[q])]
-    assert lowest(group, drawn, share).tolist() == expected
+    assert sample_without_replacement(group, drawn, share).tolist() == expected
 
 
 def test_lowest_thins_out_and_still_finds_all():
@@ -174,10 +174,13 @@ def test_lowest_thins_out_and_still_finds_all():
     share = torch.tensor([3, 0, 1, 9, 2, 2, 5])
     order = torch.argsort(drawn, stable=True)
     expected = torch.cat([order[group[order] == q][: share[q]] for q in range(7)])
-    assert torch.equal(lowest(group, drawn, share), expected)
+    assert torch.equal(sample_without_replacement(group, drawn, share), expected)
     lucky = torch.where(group == 2, drawn // 2 + 2**62, drawn)  # a group whose numbers are all high comes out short
     order = torch.argsort(lucky, stable=True)
-    assert torch.equal(lowest(group, lucky, share), torch.cat([order[group[order] == q][: share[q]] for q in range(7)]))
+    assert torch.equal(
+        sample_without_replacement(group, lucky, share),
+        torch.cat([order[group[order] == q][: share[q]] for q in range(7)]),
+    )
 
 
 @settings(deadline=None)

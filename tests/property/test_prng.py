@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedensemble import prng as draws
+from fedensemble import prng
 
 # First outputs of splitmix64 from state 0, as in its reference implementation (Vigna, splitmix64.c).
 KNOWN = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
@@ -17,68 +17,66 @@ SIX_SIGMA = 6 / MANY**0.5
 
 
 def test_splitmix64_known_values():
-    assert draws.bits(0, 3).tolist() == [value >> 1 for value in KNOWN]
-    assert draws.bits(torch.tensor(0), 3).tolist() == [value >> 1 for value in KNOWN]
+    assert prng.bits(0, 3).tolist() == [value >> 1 for value in KNOWN]
+    assert prng.bits(torch.tensor(0), 3).tolist() == [value >> 1 for value in KNOWN]
     golden = 0x9E3779B97F4A7C15
     for place, value in enumerate(KNOWN, 1):
-        assert draws._mix_int(place * golden) == value
-        assert int(draws._mix(torch.tensor(place) * draws._GOLDEN)) % 2**64 == value
+        assert prng._mix_int(place * golden) == value
+        assert int(prng._mix(torch.tensor(place) * prng._GOLDEN)) % 2**64 == value
 
 
 @settings(max_examples=200, deadline=None)
 @given(SIGNED, st.lists(WORDS, min_size=1, max_size=4), st.data())
 def test_integer_and_tensor_paths_agree(parent, words, data):
-    expected = draws.fold(parent, *words)
+    expected = prng.fold(parent, *words)
     assert -(2**63) <= expected < 2**63
     as_tensor = [torch.tensor(word) if data.draw(st.booleans()) else word for word in words]
-    assert int(draws.fold(parent, *as_tensor)) == expected
-    assert int(draws.fold(torch.tensor(parent), *words)) == expected
-    assert torch.equal(draws.bits(expected, 4), draws.bits(torch.tensor([expected]), 4)[0])
+    assert int(prng.fold(parent, *as_tensor)) == expected
+    assert int(prng.fold(torch.tensor(parent), *words)) == expected
+    assert torch.equal(prng.bits(expected, 4), prng.bits(torch.tensor([expected]), 4)[0])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(-(2**70), 2**70), st.text(max_size=10), WORDS, WORDS)
 def test_keys_broadcast(seed, purpose, one, other):
-    both = draws.key(seed, purpose, torch.tensor([one, other]))
-    assert both.tolist() == [draws.key(seed, purpose, one), draws.key(seed, purpose, other)]
+    both = prng.key(seed, purpose, torch.tensor([one, other]))
+    assert both.tolist() == [prng.key(seed, purpose, one), prng.key(seed, purpose, other)]
 
 
 def test_keys_differ_by_seed_purpose_words_and_order():
-    keys = {
-        draws.key(seed, purpose, a, b) for seed in range(8) for purpose in "xyz" for a in range(8) for b in range(8)
-    }
+    keys = {prng.key(seed, purpose, a, b) for seed in range(8) for purpose in "xyz" for a in range(8) for b in range(8)}
     assert len(keys) == 8 * 3 * 8 * 8
-    assert draws.key(0, "x", 1) != draws.key(0, "x", 1, 0)
-    assert draws.key(0, "x") != draws.key(0, "x", 0)
+    assert prng.key(0, "x", 1) != prng.key(0, "x", 1, 0)
+    assert prng.key(0, "x") != prng.key(0, "x", 0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(SIGNED, st.integers(1, 30)), min_size=1, max_size=8))
 def test_ragged_permutations_equal_unragged(rows):
     keys, sizes = torch.tensor([key for key, _ in rows]), torch.tensor([size for _, size in rows])
-    orders = draws.permutation(keys, 30, sizes)
+    orders = prng.permutation(keys, 30, sizes)
     for order, (key, size) in zip(orders, rows, strict=True):
-        assert torch.equal(order[:size], draws.permutation(key, size))
+        assert torch.equal(order[:size], prng.permutation(key, size))
         assert sorted(order.tolist()) == list(range(30))
         assert sorted(order[:size].tolist()) == list(range(size))
 
 
 def test_prefixes_do_not_depend_on_the_count():
-    for function in (draws.bits, draws.uniform, draws.normal):
+    for function in (prng.bits, prng.uniform, prng.normal):
         assert torch.equal(function(5, 100)[:10], function(5, 10))
 
 
 def test_bits_are_not_negative_and_fair():
-    drawn = draws.bits(draws.key(1, "bits"), MANY)
+    drawn = prng.bits(prng.key(1, "bits"), MANY)
     assert int(drawn.min()) >= 0
     share = torch.stack([(drawn >> bit) & 1 for bit in range(63)]).double().mean(1)
     assert float((share - 0.5).abs().max()) < 0.5 * SIX_SIGMA
 
 
-@pytest.mark.parametrize("at", [draws.key(0, "moments"), draws.key(0, "moments", torch.arange(MANY))])
+@pytest.mark.parametrize("at", [prng.key(0, "moments"), prng.key(0, "moments", torch.arange(MANY))])
 def test_uniform_moments(at):
     # along positions of one key, and along keys
-    drawn = draws.uniform(at, MANY if isinstance(at, int) else 1).flatten()
+    drawn = prng.uniform(at, MANY if isinstance(at, int) else 1).flatten()
     assert float(drawn.min()) > 0
     assert float(drawn.max()) < 1
     assert abs(float(drawn.mean()) - 1 / 2) < SIX_SIGMA * (1 / 12) ** 0.5
@@ -89,7 +87,7 @@ def test_uniform_moments(at):
 
 
 def test_normal_moments():
-    drawn = draws.normal(draws.key(0, "normal"), MANY)
+    drawn = prng.normal(prng.key(0, "normal"), MANY)
     assert bool(drawn.isfinite().all())
     assert abs(float(drawn.mean())) < SIX_SIGMA
     assert abs(float(drawn.var()) - 1) < 2 * SIX_SIGMA
@@ -105,15 +103,15 @@ def test_extreme_bits_give_finite_numbers():
 
 
 def test_vmap():
-    keys = draws.key(3, "vmap", torch.arange(5))
-    for function in (draws.bits, draws.uniform, draws.normal):
-        batched = torch.func.vmap(lambda key, f=function: f(draws.fold(key, 2), 7))(keys)
-        alone = torch.stack([function(draws.fold(int(key), 2), 7) for key in keys])
+    keys = prng.key(3, "vmap", torch.arange(5))
+    for function in (prng.bits, prng.uniform, prng.normal):
+        batched = torch.func.vmap(lambda key, f=function: f(prng.fold(key, 2), 7))(keys)
+        alone = torch.stack([function(prng.fold(int(key), 2), 7) for key in keys])
         assert torch.equal(batched, alone)
 
 
 def test_the_global_generator_is_left_alone():
     before = torch.get_rng_state()
-    draws.normal(draws.key(0, "x"), 10)
+    prng.normal(prng.key(0, "x"), 10)
     assert torch.equal(torch.get_rng_state(), before)
-    assert 0 <= draws.torch_seed(draws.key(-1, "x")) < 2**63
+    assert 0 <= prng.torch_seed(prng.key(-1, "x")) < 2**63

@@ -16,7 +16,7 @@ from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
-from ..flat_params import Tree, row_bytes
+from ..flat_params import Tree, payload_bytes
 from .compressed_uploads import GradientDifferences
 
 
@@ -65,7 +65,7 @@ class Dore(GradientDifferences):
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
         """One compressed change for each update since the client's last visit, at most the whole model; and a count."""
         theta, count = sent["theta"], sent["updates"].element_size()
-        change, model = self.quantiser.bytes(theta.shape[-1], theta.element_size()), row_bytes({"theta": theta})
+        change, model = self.quantiser.bytes(theta.shape[-1], theta.element_size()), payload_bytes({"theta": theta})
         if memory is None:
             return change + count
         missed = (sent["updates"] - memory["updates"]).to(torch.int64)

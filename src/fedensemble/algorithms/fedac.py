@@ -22,7 +22,7 @@ from ..core.problem import Gradient, LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
 from ..flat_params import Tree
-from ..modeling.server_context import Workshop
+from ..modeling.server_context import ServerContext
 
 _SMALLEST, _LARGEST = 0.003, 0.3  # the range of mu in which it was tried
 
@@ -76,7 +76,7 @@ class FedAc(Algorithm):
         return (f"FedAc takes mu = {self.chosen_mu:.3g}, for {self.clients_per_mode:.3g} clients per mode; "
                 "algorithm.mu sets another.",)  # fmt: skip
 
-    def bind(self, workshop: Workshop) -> Self:
+    def bind(self, workshop: ServerContext) -> Self:
         if workshop.clients_per_mode is None:
             return self
         bound = copy(self)

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.algorithm import algorithms
 from ..core.optimizer import SGD
 from ..core.types import Cohort, Members
 from ..errors import InputError
 from ..flat_params import Tree
-from ..modeling.server_context import Objective, Workshop
+from ..modeling.server_context import Objective, ServerContext
 from .fedavg import FedAvg
 from .posterior import dirichlet, gaussian
 
@@ -92,7 +92,7 @@ class FedBE(Sampled):
     """
 
     distils: ClassVar[bool] = True
-    workshop: ClassVar[Workshop | None] = None  # what it is bound to
+    workshop: ClassVar[ServerContext | None] = None  # what it is bound to
 
     server_epochs: int = 20
     server_batch: int = 128
@@ -120,7 +120,7 @@ class FedBE(Sampled):
     def notes(self) -> tuple[str, ...]:
         return () if self.workshop is None else self.workshop.notes
 
-    def bind(self, workshop: Workshop) -> Self:
+    def bind(self, workshop: ServerContext) -> Self:
         if workshop.unlabelled is None:
             raise InputError(
                 "FedBE distils on unlabelled inputs of the server's own, and there are none. Hold some training "
@@ -147,7 +147,9 @@ class FedBE(Sampled):
         teacher = self.teacher(self.workshop, samples, mean, buffers, members)
         return self.distil(self.workshop, mean, buffers, self.workshop.unlabelled, teacher, cohort.key(2))
 
-    def teacher(self, workshop: Workshop, samples: Tensor, mean: Tensor, buffers: Tensor, members: Members) -> Tensor:
+    def teacher(
+        self, workshop: ServerContext, samples: Tensor, mean: Tensor, buffers: Tensor, members: Members
+    ) -> Tensor:
         """What each mode's ensemble says of the server's data, [K, n, ..., C]."""
         modes, count, _ = samples.shape
         theta = torch.cat([samples.flatten(0, 1), members.uploads["theta"], mean])
@@ -161,7 +163,7 @@ class FedBE(Sampled):
         return (said.clamp(min=1e-30).log() / self.temperature).softmax(-1)
 
     def distil(
-        self, workshop: Workshop, theta: Tensor, buffers: Tensor, own: Tensor, teacher: Tensor, key: Tensor
+        self, workshop: ServerContext, theta: Tensor, buffers: Tensor, own: Tensor, teacher: Tensor, key: Tensor
     ) -> Tensor:
         """The students [K, P] after training from `theta` on the server's own inputs and the teacher's words."""
         objective: Objective = F.mse_loss
@@ -171,7 +173,7 @@ class FedBE(Sampled):
         slots, average, step = optimizer.slots(theta), torch.zeros_like(theta), 0
         which = torch.arange(len(theta), device=theta.device).unsqueeze(1)
         epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
-        for order in draws.permutation(draws.fold(key, epochs), teacher.shape[1]):  # [K, n]
+        for order in prng.permutation(prng.fold(key, epochs), teacher.shape[1]):  # [K, n]
             batches = (torch.split(whole, self.server_batch, 1) for whole in (order, teacher[which, order]))
             for rows, target in zip(*batches, strict=True):
                 gradient = workshop.gradient(objective, theta, buffers, own[rows], target)

@@ -20,7 +20,7 @@ from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
-from ..flat_params import Tree, row_bytes
+from ..flat_params import Tree, payload_bytes
 from .all_clients import first_visit, mean_of_all, unvisited
 
 
@@ -91,15 +91,15 @@ class FedPD(Algorithm):
         return mode if self.average == "reporting" else {"theta": mode["theta"]}
 
     def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # needs no `sent`
-        return torch.where(coin >= self.p, row_bytes(uploads), 0)
+        return torch.where(coin >= self.p, payload_bytes(uploads), 0)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
         """The model, unless the client's own copy is still current: nobody has communicated since its last visit."""
         if self.average == "all":
-            return row_bytes(sent)
+            return payload_bytes(sent)
         if memory is None:
-            return torch.where(coin >= self.p, row_bytes(sent), 0)
-        return torch.where(sent["talks"] == memory["talks"], 0, row_bytes(sent))
+            return torch.where(coin >= self.p, payload_bytes(sent), 0)
+        return torch.where(sent["talks"] == memory["talks"], 0, payload_bytes(sent))
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
         return uploads if bool(coin >= self.p) else {}

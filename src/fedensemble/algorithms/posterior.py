@@ -8,7 +8,7 @@ Reference: Chen, Chao, "FedBE: making Bayesian model ensemble applicable to fede
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.types import Members
 
 _SMALLEST = 1e-100  # of a gamma variate: with a small alpha all of them can underflow to 0
@@ -19,7 +19,7 @@ def gaussian(mean: Tensor, members: Members, key: Tensor, samples: int, scale: f
     theta = members.uploads["theta"]
     shares = members.shares(len(mean)).to(mean.dtype)
     spread = scale * torch.sqrt(shares @ (theta - mean[members.mode]) ** 2)
-    noise = (draws.normal(draws.fold(key, sample), mean.shape[-1]).to(mean.dtype) for sample in range(samples))
+    noise = (prng.normal(prng.fold(key, sample), mean.shape[-1]).to(mean.dtype) for sample in range(samples))
     return torch.stack([mean + spread * one for one in noise], 1)
 
 
@@ -27,7 +27,7 @@ def dirichlet(mean: Tensor, members: Members, key: Tensor, samples: int, alpha: 
     """Averages of the clients' models with random weights about the usual ones."""
     from scipy.special import gammaincinv  # here: it takes long to load, and few methods need it
 
-    uniform = draws.uniform(draws.fold(key.unsqueeze(1), members.client), samples).cpu()  # [K, J, S]
+    uniform = prng.uniform(prng.fold(key.unsqueeze(1), members.client), samples).cpu()  # [K, J, S]
     gamma = torch.as_tensor(gammaincinv(alpha, uniform.numpy())).clamp(min=_SMALLEST).to(mean.device)
     weight = members.shares(len(mean)).double().unsqueeze(-1) * gamma
     weight = weight / weight.sum(1, keepdim=True).clamp(min=_SMALLEST**2)

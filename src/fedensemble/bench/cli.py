@@ -6,19 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError, unknown
-from . import scaling as growth
-from . import throughput as engines
+from . import scaling, throughput
 from .timing import Say
 
 Bench = Callable[[str, float, bool, Path | None, Say], None]
 
 
 def _engines(device: str, seconds: float, full: bool, out: Path | None, say: Say) -> None:
-    engines.run(list(engines.CASES) if full else (), device, seconds, out=out, say=say)
+    throughput.run(list(throughput.CASES) if full else (), device, seconds, out=out, say=say)
 
 
 def _growth(device: str, seconds: float, full: bool, out: Path | None, say: Say) -> None:
-    growth.run((), device, 1 if full else 10, out, say)
+    scaling.run((), device, 1 if full else 10, out, say)
 
 
 BENCHMARKS: dict[str, Bench] = {"engines": _engines, "growth": _growth}

@@ -8,7 +8,7 @@ import torch
 
 from ..core.algorithm import Algorithm
 from ..core.probe import probe
-from ..flat_params import row_bytes
+from ..flat_params import payload_bytes
 
 _SIZE = 10_000  # parameters; many blocks of a quantiser, so that a message's length is that of a real model's
 
@@ -25,7 +25,7 @@ def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
         return record
     theta, one = torch.zeros(_SIZE), torch.ones(1)  # a coin of one reaches any threshold: a round that communicates
     mode, memory, sent, uploads = probe(algorithm, theta)
-    model = row_bytes({"theta": theta})
+    model = payload_bytes({"theta": theta})
     return record | {
         "server_state": [name for name in mode if name != "theta"],
         "client_memory": list(memory),

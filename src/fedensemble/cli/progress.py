@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..config.schema import Config
 from ..core.types import RoundReport
-from ..experiment.run import Watcher
+from ..experiment.run import RunCallbacks
 from ..report.tables import show
 from ..report.time_to_accuracy import hours
 from ..text import printable
@@ -42,7 +42,7 @@ class Live:
     ) -> None:
         self.bar.stop()
 
-    def watcher(self, label: str) -> Watcher:
+    def watcher(self, label: str) -> RunCallbacks:
         """Who watches a run of this label."""
         label = printable(label)
         task = self.bar.add_task(label, total=None, note="", visible=False)
@@ -66,7 +66,7 @@ class Live:
             self.bar.update(task, visible=False)
             self.say(f"{label}: {error}")
 
-        return Watcher(say=self.say, started=started, advanced=advanced, failed=failed)
+        return RunCallbacks(say=self.say, started=started, advanced=advanced, failed=failed)
 
     def finished(self) -> None:
         """Counts one run as done, or as failed."""

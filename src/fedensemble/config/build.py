@@ -15,9 +15,9 @@ from ..data.server_data import with_server_file, with_server_share
 from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation.federation import Federation
 from ..federation.resolve import find_device
-from ..modeling.factory import Recipe
+from ..modeling.factory import ModelSpec
 from ..models import models
-from ..runtime.oom import room_for
+from ..runtime.oom import raise_on_oom
 from .plugin_tables import parameters
 from .plugins import (
     GIVEN_TO_MODELS,
@@ -53,7 +53,7 @@ def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] 
     """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
     table = data_table(config)
     split = partitions[table["partition"]]
-    with room_for("The data do", torch.device("cpu"), _SMALLER_DATA):
+    with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
         loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
     if table.get("validation") is not None:
         loaded = with_validation(loaded, table["validation"])
@@ -64,7 +64,7 @@ def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] 
     if table.get("server_file") is not None:
         loaded = with_server_file(loaded, table["server_file"])
     options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
-    with room_for("The data do", torch.device("cpu"), _SMALLER_DATA):
+    with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
         return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
 
 
@@ -81,17 +81,17 @@ def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
     return {"shape": list(data.x.shape[1:]), "outputs": outputs}
 
 
-def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> Recipe:
+def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
     """A callable that makes the model anew."""
     chosen = models[table["name"]]
     options = {name: value for name, value in table.items() if name != "name"}
     takes = parameters(chosen)
     options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in takes}
-    return Recipe(chosen, options)
+    return ModelSpec(chosen, options)
 
 
 def build_federation(config: Config, data: FederatedData) -> Federation:
-    """The federation a config describes; its engine's notes are left to `remarks`."""
+    """The federation a config describes; its engine's notes are left to `run_notes`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EngineWarning)
         warnings.simplefilter("ignore", AggregatorWarning)

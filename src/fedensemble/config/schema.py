@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from ..core.schedule import schedules
 from ..errors import InputError
-from ..federation.resolve import find_schedule
+from ..federation.resolve import resolve_schedule
 from ..predict import Combine
 from ..tracking.backends import trackers
 from .limits import check_values
@@ -175,7 +175,7 @@ def _schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
         return  # said with the rest of the config
     modes, strata, per_round = sizes.modes, sizes.strata, sizes.clients_per_round
     enough = max(per_round, strata or 1)
-    tried("ensemble", lambda: find_schedule(name, modes, strata, per_round, enough).check(enough), problems)
+    tried("ensemble", lambda: resolve_schedule(name, modes, strata, per_round, enough).check(enough), problems)
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,8 @@ from ..errors import InputError
 from ..flat_params import Tree, rows
 from ..registry import Registry
 from .algorithm import Algorithm, algorithms
-from .probe import rehearse
-from .types import Members, Returned
+from .probe import expected_uploads
+from .types import Members, RoundResult
 
 aggregators: Registry[type[Aggregator]] = Registry("aggregator")
 
@@ -113,8 +113,8 @@ def few_clients(aggregator: Aggregator, per_mode: float) -> str:
 
 
 def aggregate(
-    aggregator: Aggregator, algorithm: Algorithm, sent: Tree, buffers: Tensor, returned: Returned
-) -> Returned:
+    aggregator: Aggregator, algorithm: Algorithm, sent: Tree, buffers: Tensor, returned: RoundResult
+) -> RoundResult:
     """What came back from a round with the aggregator's updates in place of the weighted means.
 
     Args:
@@ -124,7 +124,7 @@ def aggregate(
     members = returned.cohort.members
     if members is None:
         return returned
-    still = rehearse(algorithm, sent, buffers, returned.cohort.coin)
+    still = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
     uploads = {name: torch.zeros_like(value) for name, value in still.items()}
     statistics = buffers.clone()
     for mode in sorted(set(members.mode.tolist())):

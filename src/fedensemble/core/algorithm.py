@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Self
 from torch import Tensor
 
 from ..errors import InputError
-from ..flat_params import Tree, row_bytes
-from ..modeling.server_context import Workshop
+from ..flat_params import Tree, payload_bytes
+from ..modeling.server_context import ServerContext
 from ..registry import Registry
 from .hyperparameters import check_hyperparameters
 from .optimizer import SGD, Optimizer
@@ -81,7 +81,7 @@ class Algorithm(ABC):
         """What a user should know of how the server does its work."""
         return ()
 
-    def bind(self, workshop: Workshop) -> Self:
+    def bind(self, workshop: ServerContext) -> Self:
         """The method with what its server may use; called once, before `init_mode`. Raises if it cannot work there."""
         return self
 
@@ -115,7 +115,7 @@ class Algorithm(ABC):
             coin: the round's, on the CPU, [..., 1].
             sent: what the client received, [..., P]; None asks for the size of an ordinary message.
         """
-        return row_bytes(uploads)
+        return payload_bytes(uploads)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
         """Bytes of what one client receives; returns as `upload_bytes` does. An override may leave out `memory`.
@@ -126,7 +126,7 @@ class Algorithm(ABC):
             memory: what the client keeps for the mode, [..., P]; None asks for the size of an ordinary message, to a
                 client that has missed nothing.
         """
-        return row_bytes(sent)
+        return payload_bytes(sent)
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
         """What one client's message carries, [P] each: the uploads as they are, or their encoding in bytes (uint8)."""

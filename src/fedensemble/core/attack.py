@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..errors import InputError
 from ..flat_params import Tree
 from ..registry import Registry
 from .aggregator import MEAN, STATISTICS, aggregate, changes_of
 from .algorithm import Algorithm
 from .keys import visit_key
-from .probe import rehearse
-from .types import Returned
+from .probe import expected_uploads
+from .types import RoundResult
 
 attacks: Registry[type[Attack]] = Registry("attack")
 
@@ -40,7 +40,7 @@ class Attack(ABC):
 
     def malicious(self, population: int, seed: int) -> Tensor:
         """Which of N clients are malicious, bool [N]."""
-        order = torch.argsort(draws.bits(draws.key(seed, "attack"), population), stable=True)
+        order = torch.argsort(prng.bits(prng.key(seed, "attack"), population), stable=True)
         chosen = torch.zeros(population, dtype=torch.bool)
         chosen[order[: round(self.share * population)]] = True
         return chosen
@@ -63,8 +63,8 @@ class Attack(ABC):
 
 def corrupt(
     attack: Attack, malicious: Tensor, seed: int, round: int, algorithm: Algorithm, sent: Tree, buffers: Tensor,
-    returned: Returned,
-) -> Returned:  # fmt: skip
+    returned: RoundResult,
+) -> RoundResult:  # fmt: skip
     """What came back from a round after malicious clients forged their uploads, means included.
 
     Args:
@@ -74,7 +74,7 @@ def corrupt(
     members = returned.cohort.members
     if members is None:
         return returned
-    still = rehearse(algorithm, sent, buffers, returned.cohort.coin)
+    still = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
     bad = malicious.to(members.client.device)[members.client]
     uploads = {name: value.clone() for name, value in members.uploads.items()}
     statistics = members.buffers.clone()
@@ -85,7 +85,7 @@ def corrupt(
         trained = changes_of(members, forged, still, buffers, mode)
         keys = visit_key("attack", seed, round, members.client[forged], members.mode[forged])
         for place, (name, own) in enumerate(trained.items()):
-            change = attack.forge(own, known[name], torch.as_tensor(draws.fold(keys, place)))
+            change = attack.forge(own, known[name], torch.as_tensor(prng.fold(keys, place)))
             if name == STATISTICS:
                 statistics[forged] = buffers[mode] + change
             else:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..errors import InputError
 
 LastBatch = Literal["keep", "wrap", "drop"]
@@ -86,7 +86,7 @@ def batch_table(keys: Tensor, sizes: Tensor, work: LocalWork, host: Tensor | Non
     epochs = int(torch.max((work.count(host) + work.steps_an_epoch(host) - 1) // work.steps_an_epoch(host)))
     steps, batch, longest = int(work.count(host).max()), work.batch_size, int(host.max())
     an_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
-    orders = torch.stack([draws.permutation(draws.fold(keys, e), longest, sizes) for e in range(epochs)])  # [E, J, n]
+    orders = torch.stack([prng.permutation(prng.fold(keys, e), longest, sizes) for e in range(epochs)])  # [E, J, n]
 
     step = torch.arange(steps, device=sizes.device).reshape(-1, 1, 1)
     epoch = (step // an_epoch.reshape(1, -1, 1)).clamp(max=epochs - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..flat_params import Tree
 from ..registry import Registry
 from .algorithm import Algorithm
-from .types import EnsembleState, Plan, Returned
+from .types import EnsembleState, Plan, RoundResult
 
 engines: Registry[type[Engine]] = Registry("engine", lambda: Engine)
 
@@ -24,7 +24,7 @@ class Engine(ABC):
     blocks: Sequence[tuple[int, int]] = ()  # rounds (counted from 0) and the number of visits at once from then on
 
     @abstractmethod
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
+    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
         """Lets every client of the plan train its mode. What they are to remember waits for `commit`.
 
         Args:
@@ -33,7 +33,7 @@ class Engine(ABC):
             round: counted from 0.
         """
 
-    def review(self, before: EnsembleState, after: EnsembleState) -> Returned | None:
+    def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
         """What counts in place of what the last visit gave, where the server's step went wrong; None if it did not."""
         return None
 

@@ -15,7 +15,7 @@ from ..flat_params import Tree
 from ..registry import Registry
 from .algorithm import Algorithm
 from .batches import LocalWork
-from .keys import shared_coin
+from .keys import shared_uniform
 from .probe import Messages, probe
 from .schedule import Schedule
 from .traffic import bytes_down, bytes_up, sees
@@ -62,7 +62,7 @@ class Costs:
             down, up = self.traffic(round, 1 + max(plan.mode.tolist(), default=0))
             return down[plan.mode], up[plan.mode]
         sent, memory = self.look(plan)
-        coin = shared_coin(self._seed, round, plan.mode).to(self._theta.dtype)
+        coin = shared_uniform(self._seed, round, plan.mode).to(self._theta.dtype)
         down = torch.as_tensor(bytes_down(algorithm, sent, memory, coin)).cpu()
         up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, coin)).cpu()
         visits = len(plan.mode)
@@ -70,7 +70,7 @@ class Costs:
 
     def traffic(self, round: int, modes: int) -> tuple[Tensor, Tensor]:
         """Bytes down and bytes up of an ordinary visit to each mode, [K] each: of a client that has missed nothing."""
-        coin = shared_coin(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
+        coin = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
         down = self._carried + self._algorithm.download_bytes(self._messages.sent, coin)
         up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, coin)
         return tuple(torch.as_tensor(size).expand(modes, 1)[:, 0] for size in (down, up))  # type: ignore[return-value]

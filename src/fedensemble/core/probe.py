@@ -33,7 +33,7 @@ class _OneStep:
         return torch.ones_like(at), (at.sum(-1), buffers)
 
 
-class _Still:
+class _ZeroGradient:
     """The local steps of a client whose gradient is zero."""
 
     count = 1
@@ -43,14 +43,14 @@ class _Still:
         return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
 
 
-def rehearse(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
+def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
     """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes to expect.
 
     The step is one of plain SGD: weight decay would move even a client that learns nothing.
     """
     one = torch.ones_like(coin)
     key = torch.zeros(len(coin), dtype=torch.int64, device=coin.device)
-    problem = LocalProblem(_Still(), buffers, SGD(), one[0], one, one, key, coin)
+    problem = LocalProblem(_ZeroGradient(), buffers, SGD(), one[0], one, one, key, coin)
     uploads, _ = algorithm.local_training(sent, algorithm.init_memory(sent["theta"]), problem)
     return uploads
 
@@ -64,11 +64,11 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
     problem = LocalProblem(
         _OneStep(), theta.new_empty(0), algorithm.optimizer, algorithm.rate(0), one, one, key, coin=one
     )
-    uploads, _ = as_pair(algorithm, algorithm.local_training(sent, memory, problem))
+    uploads, _ = check_local_training_result(algorithm, algorithm.local_training(sent, memory, problem))
     return Messages(mode, memory, sent, uploads)
 
 
-def as_pair(algorithm: Algorithm, returned: object) -> tuple[Tree, Tree]:
+def check_local_training_result(algorithm: Algorithm, returned: object) -> tuple[Tree, Tree]:
     """What `local_training` returned; raises unless that is two dictionaries."""
     parts: list[Any] = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):

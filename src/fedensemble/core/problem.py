@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..flat_params import Tree
 from .optimizer import Optimizer
 from .secret import SecretSource
@@ -70,7 +70,7 @@ class LocalProblem:
         They follow from the run's seed, which the server knows: they hide nothing from it. See `secret_uniform`.
         """
         self._drawn += 1
-        return draws.uniform(draws.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
+        return prng.uniform(prng.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
 
     def secret_uniform(self, like: Tensor) -> Tensor:
         """Fresh random numbers in (0, 1) shaped like `like` that only the client knows, [..., P].
@@ -95,7 +95,7 @@ class LocalProblem:
         self._secrets += 1
         if self._secret is not None:
             return self._secret(like.numel()).reshape(like.shape).to(like.device)
-        return draws.uniform(draws.fold(self._key, _SECRET, self._secrets), like.shape[-1])
+        return prng.uniform(prng.fold(self._key, _SECRET, self._secrets), like.shape[-1])
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.

@@ -14,7 +14,7 @@ from .aggregator import MEAN, Aggregator, aggregate
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
-from .types import EnsembleState, Outcome, Plan, Returned, RoundReport
+from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 
 
 class Request(NamedTuple):
@@ -31,7 +31,7 @@ def run_round(
     state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine, aggregator: Aggregator = MEAN
 ) -> tuple[EnsembleState, RoundReport]:
     """The state after one more round, and what happened in it."""
-    request = begin_round(state, algorithm, schedule)
+    request = start_round(state, algorithm, schedule)
     done = finish_round(state, request, engine.visit(*request), schedule, aggregator=aggregator)
     instead = engine.review(state, done[0])
     if instead is not None:
@@ -40,7 +40,7 @@ def run_round(
     return done
 
 
-def begin_round(
+def start_round(
     state: EnsembleState, algorithm: Algorithm, schedule: Schedule, outcome: Outcome | None = None
 ) -> Request:
     """Who trains which mode, and what they are sent; with an outcome, only whose answers will count."""
@@ -49,7 +49,7 @@ def begin_round(
 
 
 def finish_round(
-    state: EnsembleState, request: Request, returned: Returned, schedule: Schedule, outcome: Outcome | None = None,
+    state: EnsembleState, request: Request, returned: RoundResult, schedule: Schedule, outcome: Outcome | None = None,
     aggregator: Aggregator = MEAN,
 ) -> tuple[EnsembleState, RoundReport]:  # fmt: skip
     """The server's step: every mode from the clients that trained it; nothing but the time if nobody did."""
@@ -94,7 +94,7 @@ def finish_round(
     return new, report
 
 
-def check_finite(losses: Tensor, returned: Returned, plan: Plan, round: int) -> None:
+def check_finite(losses: Tensor, returned: RoundResult, plan: Plan, round: int) -> None:
     """Raises if a visit diverged, naming the first one.
 
     A fleet never comes to that: its engine refuses such an answer, for no client may end everybody's training.

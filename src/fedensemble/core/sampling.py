@@ -9,7 +9,7 @@ _MOST = (1 << 63) - 1
 _SPARE = 20  # expected beside twice what is needed; then a group comes out short once in some 10^8 draws
 
 
-def lowest(group: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
+def sample_without_replacement(group: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
     """The `share[q]` members of each group q with the lowest numbers: group after group, ascending, [sum of shares].
 
     Where a group has fewer, all of it. Ties go to who comes first.
@@ -19,7 +19,7 @@ def lowest(group: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
         drawn: random bits of each (63, never negative), [N].
         share: wanted of each group, [Q].
 
-    >>> lowest(torch.tensor([0, 1, 0, 1]), torch.tensor([7, 5, 3, 9]), torch.tensor([2, 1])).tolist()
+    >>> sample_without_replacement(torch.tensor([0, 1, 0, 1]), torch.tensor([7, 5, 3, 9]), torch.tensor([2, 1])).tolist()
     [2, 0, 1]
     """
     sizes = torch.bincount(group, minlength=len(share))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..flat_params import Tree
 
 
@@ -55,14 +55,14 @@ class Cohort:
 
         It is made of the first 53 bits of the coin (24 where the coin is float32), so every engine finds it.
         """
-        return torch.as_tensor(draws.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
+        return torch.as_tensor(prng.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
 
     def uniform(self, like: Tensor) -> Tensor:
         """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the same each call."""
-        return draws.uniform(self.key(0), like.shape[-1]).to(like.dtype)
+        return prng.uniform(self.key(0), like.shape[-1]).to(like.dtype)
 
 
-class Returned(NamedTuple):
+class RoundResult(NamedTuple):
     """What an engine hands back after a round of visits."""
 
     uploads: Tree  # weighted mean of the uploads of each mode, [K, P]; zero where nobody trained it
@@ -105,7 +105,7 @@ class EnsembleState:
         return state, group("memory/")
 
 
-class Turnout(NamedTuple):
+class ParticipationStats(NamedTuple):
     """How many of those asked in a round answered in time; asked = visits that count + late + dropped."""
 
     asked: int
@@ -122,7 +122,7 @@ class Outcome(NamedTuple):
 
     plan: Plan
     state: Tree  # of the participation, after the round
-    turnout: Turnout | None = None  # None where everybody asked answers at once
+    turnout: ParticipationStats | None = None  # None where everybody asked answers at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +137,4 @@ class RoundReport:
     bytes_up: int  # all visits together
     bytes_down: int
     trained: tuple[int, ...]  # modes that had at least one client
-    turnout: Turnout | None = None  # who answered and how long it took, where that is simulated
+    turnout: ParticipationStats | None = None  # who answered and how long it took, where that is simulated

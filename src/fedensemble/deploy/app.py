@@ -45,7 +45,7 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return local_client(folder, load, context).introduce(message, context)
+        return local_client(folder, load, context).answer_query(message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -57,15 +57,15 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     """The client on whose node this runs, ready to train."""
     from ..engines.flower.client import LocalClient
-    from ..federation.resolve import check_outputs, find_work
-    from ..modeling.server_context import Workshop
+    from ..federation.resolve import check_outputs, resolve_work
+    from ..modeling.server_context import ServerContext
 
     description = read_description(folder)
     learner = description.learner(str(context.node_config.get("device", "cpu")))
     data = description.client_data(load(dict(context.node_config)))
     check_outputs(learner, data)
     training = description.config.training
-    work = find_work(learner, training.epochs, training.steps, training.batch_size, training.last_batch)
+    work = resolve_work(learner, training.epochs, training.steps, training.batch_size, training.last_batch)
     # Bound as on the server: a method may need the model's structure (FedMA freezes layers) on this side, too.
-    workshop = Workshop(learner, data.inputs(data.x[:1].to(learner.device), learner.dtype))
+    workshop = ServerContext(learner, data.inputs(data.x[:1].to(learner.device), learner.dtype))
     return LocalClient(learner, description.algorithm.bind(workshop), data, work, description.config.seed)

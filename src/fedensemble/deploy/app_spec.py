@@ -20,7 +20,7 @@ from ..data.federated import FederatedData
 from ..data.normalize import Standardise
 from ..errors import InputError
 from ..federation.resolve import find_device
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 
 CONFIG, FACTS = "config.toml", "facts.toml"
 
@@ -50,12 +50,12 @@ class Description:
         """The method."""
         return build_algorithm(self.config.algorithm)
 
-    def learner(self, device: str) -> Learner:
+    def learner(self, device: str) -> FunctionalModel:
         """The model's structure and the loss."""
         loss = self.config.training.loss
         targets = torch.zeros(1, dtype=torch.int64 if loss == "cross_entropy" else torch.float32)
         dtype = getattr(torch, self.config.engine.dtype)
-        return Learner(build_model(self.config.model, self.model), loss, targets, find_device(device), dtype)
+        return FunctionalModel(build_model(self.config.model, self.model), loss, targets, find_device(device), dtype)
 
     def client_data(self, pair: Any) -> FederatedData:
         """A client's inputs and targets as data of one client; raises if they are not what the model was made for."""

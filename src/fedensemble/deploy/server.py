@@ -18,7 +18,7 @@ from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.round import run_round
 from ..core.types import EnsembleState, RoundReport
 from ..durable import json_bytes, write_json
-from ..engines.flower.deadline import Patience
+from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.finite_checks import Soundness
 from ..engines.flower.roster import Member, Roster
@@ -27,8 +27,8 @@ from ..experiment.ensemble_file import write_modes
 from ..experiment.read_json import need_keys, read_json
 from ..experiment.records import describe, environment
 from ..experiment.run_folder import RunFolder
-from ..federation.resolve import find_schedule
-from ..modeling.server_context import Workshop
+from ..federation.resolve import resolve_schedule
+from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
 from .app_spec import Description
@@ -68,8 +68,8 @@ class Fleet:
         example = torch.zeros(1, *description.shape, dtype=self.learner.dtype)
         roster, training = enrolled(grid, settings, store.path / ROSTER)
         table = config.ensemble
-        wanted = find_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
-        workshop = Workshop(self.learner, example, clients_per_mode=wanted.clients_per_mode)
+        wanted = resolve_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
+        workshop = ServerContext(self.learner, example, clients_per_mode=wanted.clients_per_mode)
         self.algorithm = description.algorithm.bind(workshop)
         for note in self.algorithm.notes:
             logger.info("%s", note)
@@ -79,7 +79,7 @@ class Fleet:
         keep = settings.keep or (visits if fewer else None)
         self.engine = FlowerEngine(
             roster, config.seed, self.schedule.modes, training,
-            Patience(settings.timeout, keep, settings.poll),
+            RoundTimeout(settings.timeout, keep, settings.poll),
             find_limits(settings, config.training.loss),
             statistics=Statistics.of(self.learner), soundness=Soundness(self.learner, description.shape),
         )  # fmt: skip

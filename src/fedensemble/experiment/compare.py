@@ -19,9 +19,9 @@ from ..config.schema import Config, check, listed
 from ..config.toml import Values, lay, merge, parse_setting, read_toml, with_settings
 from ..errors import DivergedError, InputError, unknown
 from ..metrics import CLASSIFICATION, REGRESSION
-from .data_cache import Shelf
+from .data_cache import DataCache
 from .multi_run import Task, run_all
-from .run import Watcher
+from .run import RunCallbacks
 from .run_folder import RunFolder
 
 
@@ -121,7 +121,7 @@ def _who(labels: Sequence[str]) -> str:
 
 
 def compare(
-    comparison: Comparison, root: Path, watch: Callable[[str, int], Watcher], finished: Callable[[], None]
+    comparison: Comparison, root: Path, watch: Callable[[str, int], RunCallbacks], finished: Callable[[], None]
 ) -> list[RowResult]:
     """Runs everything that is not finished yet; what was finished before costs nothing.
 
@@ -131,7 +131,7 @@ def compare(
         watch: given a row's label and a seed, who watches that run.
         finished: called after each run.
     """
-    shelf = Shelf()
+    shelf = DataCache()
     _check_tests(comparison, root, shelf)
     tasks = [
         Task(config, run_folder(config, root), watch(row.label, config.seed))
@@ -152,7 +152,7 @@ def compare(
     return results
 
 
-def _check_tests(comparison: Comparison, root: Path, shelf: Shelf) -> None:
+def _check_tests(comparison: Comparison, root: Path, shelf: DataCache) -> None:
     """Raises before anything is trained if runs will not have, or finished ones do not have, what is compared."""
     configs = [config for row in comparison.rows for config in row.configs]
     for config in configs:

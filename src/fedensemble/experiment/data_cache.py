@@ -15,7 +15,7 @@ Stamps = tuple[tuple[str, int, int] | None, ...]
 MOST = 1 << 29  # bytes of a source that may wait for the next run
 
 
-class Shelf:
+class DataCache:
     """Builds the data of runs of one command; they share what is the same, so nobody may write into it.
 
     Divided data are kept as long as a run has them. The last source is kept, too, unless it is large.

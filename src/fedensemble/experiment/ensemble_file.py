@@ -15,7 +15,7 @@ from ..data.normalize import Standardise
 from ..errors import StoreError
 from ..federation.memory_limits import check_recipe
 from ..federation.resolve import find_device
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble
 from ..text import as_path
 from .ensemble_file_checks import PREDICTORS, check_facts, check_modes
@@ -62,7 +62,7 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     check_recipe(model, held["modes"], device, dtype)
     classes = config.training.loss == "cross_entropy"
     targets = torch.zeros(1, dtype=torch.int64 if classes else torch.float32)
-    learner = Learner(model, config.training.loss, targets, device, dtype)
+    learner = FunctionalModel(model, config.training.loss, targets, device, dtype)
     rows = check_modes(path, tensors, learner, held["modes"], str(config.model["name"]))
     theta = torch.stack([learner.theta_layout.flatten(row) for row in rows]).to(device)
     buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(device, learner.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.schedule import MOST_MODES
 from ..errors import StoreError
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 
 PREDICTORS = "predictors"
 
@@ -38,7 +38,7 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_modes(
-    path: Path, tensors: Mapping[str, Tensor], learner: Learner, modes: int, model: str
+    path: Path, tensors: Mapping[str, Tensor], learner: FunctionalModel, modes: int, model: str
 ) -> list[dict[str, Tensor]]:
     """The named tensors of each mode; raises StoreError unless all are those of the model, and finite."""
     shapes = dict(zip(learner.theta_layout.names, learner.theta_layout.shapes, strict=True))

@@ -12,7 +12,7 @@ from ..data import FederatedData
 from ..federation.federation import Federation
 from ..metrics import evaluate, evaluate_modes
 from ..predict import Prediction
-from ..runtime.oom import room_for
+from ..runtime.oom import raise_on_oom
 from .prediction_summary import compact_bytes, describe_predictions
 from .run_folder import RunFolder
 
@@ -25,7 +25,9 @@ def test(config: Config, federation: Federation, data: FederatedData) -> tuple[d
     if data.x_test is None or data.y_test is None:
         return {}, None
     x, y = data.x_test, data.y_test
-    with room_for("Evaluation does", federation.learner.device, "use fewer test examples, or a larger card or machine"):
+    with raise_on_oom(
+        "Evaluation does", federation.learner.device, "use fewer test examples, or a larger card or machine"
+    ):
         prediction = _predict(config, federation, x, y)
         found: dict[str, Any] = {"test": evaluate(prediction, y), "modes": evaluate_modes(prediction, y)}
         if config.evaluation.dropout:

@@ -16,9 +16,9 @@ from ..config.schema import Config
 from ..core.types import RoundReport
 from ..errors import DivergedError, FedEnsembleError
 from ..federation.federation import Federation
-from .data_cache import Shelf
+from .data_cache import DataCache
 from .interrupt import Interruption, interruptible
-from .run import Watcher, Work, carry_out
+from .run import RunCallbacks, Work, run_steps
 from .run_groups import Groups, kind
 
 MOST = 48  # runs at a time: each holds its own modes, and data where nobody has the same
@@ -32,11 +32,11 @@ class Task:
 
     config: Config
     folder: Path
-    watcher: Watcher
+    watcher: RunCallbacks
 
 
 def run_all(
-    tasks: Sequence[Task], finished: Callable[[int], None] = lambda place: None, shelf: Shelf | None = None
+    tasks: Sequence[Task], finished: Callable[[int], None] = lambda place: None, shelf: DataCache | None = None
 ) -> list[Outcome]:
     """The summaries of some runs, in their order; in place of a summary, why a run has diverged.
 
@@ -59,7 +59,7 @@ def run_all(
             finished(place)
 
     say = tasks[0].watcher.say if tasks else print
-    shelf = shelf or Shelf()
+    shelf = shelf or DataCache()
     with interruptible(say) as interruption:
         for _, group in groupby(order, key=lambda place: _alike(tasks[place].config)):
             places = list(group)
@@ -77,7 +77,7 @@ def _alike(config: Config) -> str:
 
 
 def _carry_out(
-    tasks: dict[int, Task], shelf: Shelf, interruption: Interruption, outcomes: dict[int, Outcome],
+    tasks: dict[int, Task], shelf: DataCache, interruption: Interruption, outcomes: dict[int, Outcome],
     finished: Callable[[int], None],
 ) -> list[Exception]:  # fmt: skip
     """Carries out some runs together, from opening their folders to their ends; what else went wrong is returned."""
@@ -121,7 +121,7 @@ def _carry_out(
 
     try:
         for place, task in tasks.items():
-            works[place] = carry_out(task.config, task.folder, task.watcher, interruption, read=shelf.build_data)
+            works[place] = run_steps(task.config, task.folder, task.watcher, interruption, read=shelf.build_data)
             go_on(place, None)
             alone = place in waiting and kind(waiting[place]) is None
             while alone and place in waiting:  # to its end, before the next one takes memory, too

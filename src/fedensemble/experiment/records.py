@@ -21,7 +21,7 @@ from ..version import VERSION
 from .run_folder import RunFolder
 
 
-def remarks(federation: Federation) -> list[str]:
+def run_notes(federation: Federation) -> list[str]:
     """What a user should know of a run: an assumption of the method that does not hold, and the notes of its parts."""
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
     name, own = algorithms.name_of(type(algorithm)) or type(algorithm).__name__, federation.data.x_server
@@ -92,7 +92,7 @@ def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"clock": records[-1]["clock"], "unanswered": sum(record["loss"] is None for record in records)}
 
 
-def sum_up(config: Config, store: RunFolder, federation: Federation, tested: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(config: Config, store: RunFolder, federation: Federation, tested: Mapping[str, Any]) -> dict[str, Any]:
     """What is left of a run at its end: the last test, and what all rounds come to.
 
     Args:

@@ -9,10 +9,10 @@ from pathlib import Path
 from ..config.schema import Config
 from ..errors import DataError, InputError
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
-from .data_cache import Shelf
+from .data_cache import DataCache
 from .paper_table import Cell, Reproduction
 from .read_json import read_table
-from .run import Watcher
+from .run import RunCallbacks
 from .run_folder import RunFolder
 
 
@@ -28,7 +28,7 @@ class CellResult:
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
     """The same with those cells skipped whose data are not there; what has been trained already needs no data."""
     reasons: dict[str, str] = {}
-    shelf = Shelf()
+    shelf = DataCache()
     cells = []
     for cell in reproduction.cells:
         unfinished = [config for config in cell.configs if not RunFolder(run_folder(config, root)).done]
@@ -42,7 +42,7 @@ def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
     return replace(reproduction, cells=tuple(cells))
 
 
-def _missing(config: Config, shelf: Shelf) -> str:
+def _missing(config: Config, shelf: DataCache) -> str:
     """Why the data cannot be loaded; empty if they can."""
     try:
         shelf.build_data(config)
@@ -52,7 +52,7 @@ def _missing(config: Config, shelf: Shelf) -> str:
 
 
 def reproduce(
-    reproduction: Reproduction, root: Path, watch: Callable[[str, int], Watcher], finished: Callable[[], None],
+    reproduction: Reproduction, root: Path, watch: Callable[[str, int], RunCallbacks], finished: Callable[[], None],
     only: Sequence[str] = (),
 ) -> list[CellResult]:  # fmt: skip
     """Trains the chosen cells as far as they are not finished, and collects all that are.

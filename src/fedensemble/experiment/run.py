@@ -14,7 +14,7 @@ from ..config.schema import Config
 from ..core.types import RoundReport
 from ..data import FederatedData
 from ..durable import json_bytes
-from ..engines.distributed.process_group import Ranks
+from ..engines.distributed.process_group import ProcessGroup
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation.federation import Federation
 from ..predict import Prediction
@@ -23,7 +23,7 @@ from .ensemble_file import write_modes
 from .evaluation import keep_predictions, test
 from .interrupt import Interruption, interruptible
 from .prediction_summary import compact_bytes, describe_clients
-from .records import describe, environment, remarks, sum_up
+from .records import describe, environment, run_notes, summarize
 from .run_folder import RunFolder, Say
 from .setup import Read, assemble, end_round, fingerprint, meet, resume
 
@@ -32,7 +32,7 @@ Work = Generator[Federation, RoundReport, dict[str, Any]]  # a run that asks for
 
 
 @dataclass
-class Watcher:
+class RunCallbacks:
     """What a run tells whoever watches; the defaults stay silent."""
 
     say: Say = lambda text: None
@@ -42,8 +42,8 @@ class Watcher:
 
 
 def run(
-    config: Config, folder: Path, watcher: Watcher | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ranks: Ranks | None = None,
+    config: Config, folder: Path, watcher: RunCallbacks | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ranks: ProcessGroup | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The summary of a run: read if it is finished, continued if it was interrupted, trained if it is new.
 
@@ -52,15 +52,15 @@ def run(
         checkpoint_seconds: least time between two checkpoints; how often they are taken never changes a result.
         ranks: the job whose rank 0 this is; the others `follow`.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or RunCallbacks()
     with interruptible(watcher.say) as interruption:
-        work = carry_out(config, folder, watcher, interruption, checkpoint_seconds, ranks)
+        work = run_steps(config, folder, watcher, interruption, checkpoint_seconds, ranks)
         try:
             federation = next(work)
             while True:
                 try:
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", EngineWarning)  # `remarks` says it
+                        warnings.simplefilter("ignore", EngineWarning)  # `run_notes` says it
                         report = next(federation.rounds(1))
                 except BaseException as error:  # the run must know, to let go of its folder
                     work.throw(error)
@@ -69,12 +69,12 @@ def run(
             return dict(end.value)
 
 
-def carry_out(
-    config: Config, folder: Path, watcher: Watcher, interruption: Interruption,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: Ranks | None = None, read: Read = build_data,
+def run_steps(
+    config: Config, folder: Path, watcher: RunCallbacks, interruption: Interruption,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: ProcessGroup | None = None, read: Read = build_data,
 ) -> Work:  # fmt: skip
     """A run as a generator: it gives its federation whenever it wants a round trained, and is sent the report."""
-    store, ranks = RunFolder(folder), ranks or Ranks()
+    store, ranks = RunFolder(folder), ranks or ProcessGroup()
     store.claim(config)
     try:
         if meet(config, ranks, store.done):
@@ -85,7 +85,7 @@ def carry_out(
         data, federation, facts = assemble(config, ranks, read)
         if resume(federation, store.resume(facts, watcher.say), ranks):
             watcher.say(f"Continuing {folder} after round {federation.round}.")
-        told = remarks(federation)
+        told = run_notes(federation)
         for sentence in told:
             watcher.say(sentence)
         engine = federation.engine
@@ -98,7 +98,7 @@ def carry_out(
             prediction = yield from _train(
                 config, store, federation, data, facts, watcher, interruption, checkpoint_seconds, trackers, ranks
             )
-        for sentence in (new for new in remarks(federation) if new not in told):
+        for sentence in (new for new in run_notes(federation) if new not in told):
             watcher.say(sentence)
         store.check_claim()
         write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
@@ -106,7 +106,7 @@ def carry_out(
         records = store.metrics()
         complete = bool(records) and records[-1]["round"] == federation.round
         tested = records[-1] if complete else test(config, federation, data)[0]
-        store.finish({**sum_up(config, store, federation, tested), **facts})
+        store.finish({**summarize(config, store, federation, tested), **facts})
         return store.summary()
     except DivergedError as error:
         store.diverge(error)
@@ -132,8 +132,8 @@ def _unchanged(config: Config, store: RunFolder, read: Read, say: Say) -> dict[s
 
 def _train(
     config: Config, store: RunFolder, federation: Federation, data: FederatedData, facts: dict[str, Any],
-    watcher: Watcher, interruption: Interruption, checkpoint_seconds: float, trackers: Sequence[Tracker],
-    ranks: Ranks,
+    watcher: RunCallbacks, interruption: Interruption, checkpoint_seconds: float, trackers: Sequence[Tracker],
+    ranks: ProcessGroup,
 ) -> Generator[Federation, RoundReport, Prediction | None]:  # fmt: skip
     """Asks for the rounds that are left, and ends with what is predicted after them, where that is known.
 

@@ -10,8 +10,8 @@ import torch
 
 from ..core.algorithm import Algorithm
 from ..core.types import RoundReport
-from ..engines.local.local_engine import Simulation
-from ..engines.local.run_visits import RATES, share_data, visit_together
+from ..engines.local.local_engine import LocalEngine
+from ..engines.local.run_visits import RATES, concatenate_data, run_visits
 from ..errors import FedEnsembleError
 from ..federation.federation import Federation
 
@@ -42,7 +42,7 @@ class Groups:
             found.setdefault(kind(federation, self._apart) or ("alone", place), []).append(place)
         groups = [part for places in found.values() for part in _parts(places, runs)]
         for places in groups:
-            share_data(_engines([runs[place] for place in places]))
+            concatenate_data(_engines([runs[place] for place in places]))
         return groups
 
     def _round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
@@ -52,7 +52,7 @@ class Groups:
             if len(federations) == 1:
                 answers = [federations[0].engine.visit(*requests[0])]
             else:
-                answers = visit_together(_engines(federations), requests)
+                answers = run_visits(_engines(federations), requests)
         except FedEnsembleError as error:
             return [error] * len(federations)
         except (RuntimeError, TypeError, ValueError):
@@ -76,15 +76,15 @@ class Groups:
         return outcomes
 
 
-def _engines(federations: Sequence[Federation]) -> list[Simulation]:
+def _engines(federations: Sequence[Federation]) -> list[LocalEngine]:
     engines = (federation.engine for federation in federations)
-    return [engine for engine in engines if isinstance(engine, Simulation)]
+    return [engine for engine in engines if isinstance(engine, LocalEngine)]
 
 
 def kind(federation: Federation, apart: Collection[Hashable] = ()) -> Hashable:
     """Runs of the same model, training and engine that are also of the same kind can train in one block; None never."""
     engine, data, learner = federation.engine, federation.data, federation.learner
-    if not isinstance(engine, Simulation) or not engine.batched:
+    if not isinstance(engine, LocalEngine) or not engine.batched:
         return None
     if data.x.nbytes > _room(learner.device) / 4:
         return None

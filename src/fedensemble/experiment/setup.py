@@ -13,7 +13,7 @@ from ..config.build import build_data, build_federation
 from ..config.schema import Config
 from ..data import FederatedData
 from ..engines.distributed.engine import DistributedEngine
-from ..engines.distributed.process_group import Ranks
+from ..engines.distributed.process_group import ProcessGroup
 from ..errors import InputError
 from ..federation.federation import Federation
 from ..version import VERSION
@@ -22,7 +22,7 @@ Read = Callable[[Config], FederatedData]
 _PRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
 
 
-def meet(config: Config, ranks: Ranks, done: bool = False) -> bool:
+def meet(config: Config, ranks: ProcessGroup, done: bool = False) -> bool:
     """Whether the run is done, as rank 0 knows; raises if the ranks have different settings or versions."""
     said = ranks.agree({"config": config.hash(), "version": VERSION, "done": done})
     _same(said, "config", ranks, 'Give all the same file and options; "auto" must mean the same device everywhere.')
@@ -30,7 +30,9 @@ def meet(config: Config, ranks: Ranks, done: bool = False) -> bool:
     return bool(said[0]["done"])
 
 
-def assemble(config: Config, ranks: Ranks, read: Read = build_data) -> tuple[FederatedData, Federation, dict[str, Any]]:
+def assemble(
+    config: Config, ranks: ProcessGroup, read: Read = build_data
+) -> tuple[FederatedData, Federation, dict[str, Any]]:
     """Data, federation and what a checkpoint must fit (the data's fingerprint)."""
     ranks.use(config.engine.device)
 
@@ -45,7 +47,7 @@ def assemble(config: Config, ranks: Ranks, read: Read = build_data) -> tuple[Fed
     return data, federation, facts
 
 
-def resume(federation: Federation, found: tuple[dict[str, Tensor], int] | None, ranks: Ranks) -> bool:
+def resume(federation: Federation, found: tuple[dict[str, Tensor], int] | None, ranks: ProcessGroup) -> bool:
     """Whether there was a checkpoint, which rank 0 found: each rank takes the server's state and its own clients'."""
     round = ranks.agree({"round": None if found is None else found[1]})[0]["round"]
     if round is None:
@@ -57,7 +59,7 @@ def resume(federation: Federation, found: tuple[dict[str, Tensor], int] | None, 
     return True
 
 
-def end_round(ranks: Ranks, asked: bool, save: bool = False) -> tuple[bool, bool]:
+def end_round(ranks: ProcessGroup, asked: bool, save: bool = False) -> tuple[bool, bool]:
     """Whether to save (rank 0 says) and whether to stop (any rank's user asked), the same on all ranks."""
     said = ranks.agree({"asked": asked, "save": save})
     stop = any(each["asked"] for each in said)
@@ -77,7 +79,7 @@ def fingerprint(data: FederatedData) -> str:
     return _PRINTS.setdefault(data, digest.hexdigest())
 
 
-def _same(said: list[dict[str, Any]], key: str, ranks: Ranks, advice: str) -> None:
+def _same(said: list[dict[str, Any]], key: str, ranks: ProcessGroup, advice: str) -> None:
     """Raises if a rank says something else than rank 0."""
     for rank, each in enumerate(said):
         if each[key] != said[0][key]:

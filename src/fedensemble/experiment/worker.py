@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..config.schema import Config
-from ..engines.distributed.process_group import Ranks
+from ..engines.distributed.process_group import ProcessGroup
 from ..errors import RankError
 from .interrupt import interruptible
 from .setup import assemble, end_round, meet, resume
 
 
-def follow(config: Config, ranks: Ranks) -> None:
+def follow(config: Config, ranks: ProcessGroup) -> None:
     """Takes part in the run that rank 0 carries out."""
     try:
         with interruptible(lambda text: None) as interruption:  # rank 0 says it

@@ -20,21 +20,19 @@ from ..core.attack import Attack, corrupt
 from ..core.batches import LastBatch
 from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
-from ..core.round import Request, begin_round, finish_round
+from ..core.round import Request, finish_round, start_round
 from ..core.schedule import Schedule
-from ..core.types import EnsembleState, Outcome, Plan, Returned, RoundReport
+from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
 from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
 from ..flat_params import Tree, rows
 from ..modeling.factory import ModelFactory
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
 from ..predict import Combine, Ensemble
 from ..runtime.oom import out_of_memory
 from ..text import as_path
-from . import memory_limits as room
-from . import resolve as fitting
-from . import serialization as saved
+from . import memory_limits, resolve, serialization
 
 
 class Federation:
@@ -94,28 +92,28 @@ class Federation:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        fitting.check_data(data)
-        fitting.check_seed(seed)
+        resolve.check_data(data)
+        resolve.check_seed(seed)
         self.data, self.seed, self.combine = data, seed, combine
-        self.algorithm = fitting.find_algorithm(algorithm)
-        self.schedule = fitting.find_schedule(schedule, modes, strata, clients_per_round, len(data))
-        self.participation = fitting.find_participation(participation)
-        self.aggregator, self.attack = fitting.find_aggregator(aggregator), fitting.find_attack(attack)
+        self.algorithm = resolve.resolve_algorithm(algorithm)
+        self.schedule = resolve.resolve_schedule(schedule, modes, strata, clients_per_round, len(data))
+        self.participation = resolve.resolve_participation(participation)
+        self.aggregator, self.attack = resolve.find_aggregator(aggregator), resolve.find_attack(attack)
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)  # bool [N]
         answering = self.participation.init(len(data), seed)
         planned = self.participation.asking(self.schedule).init(len(data), seed)
-        room.check_recipe(model, self.schedule.modes, fitting.find_device(device), dtype)
-        self.learner = Learner(model, loss, data.y[:1], fitting.find_device(device), dtype)
-        room.check_room(self.learner, self.schedule.modes)
-        room.check_range(data, dtype)
-        fitting.check_outputs(self.learner, data)
-        self.algorithm = self.algorithm.bind(fitting.find_workshop(self.learner, data, self.schedule))
-        work = fitting.find_work(self.learner, epochs, steps, batch_size, last_batch)
+        memory_limits.check_recipe(model, self.schedule.modes, resolve.find_device(device), dtype)
+        self.learner = FunctionalModel(model, loss, data.y[:1], resolve.find_device(device), dtype)
+        memory_limits.check_room(self.learner, self.schedule.modes)
+        memory_limits.check_range(data, dtype)
+        resolve.check_outputs(self.learner, data)
+        self.algorithm = self.algorithm.bind(resolve.resolve_server_context(self.learner, data, self.schedule))
+        work = resolve.resolve_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
-        fitting.check_training(self.learner, data, self.work.batch_size)
-        self._engine = (engine, fitting.find_options(engine_options))
-        trained_on = fitting.poison(data, self.attack, self.malicious)
-        self.engine = fitting.find_engine(*self._engine, self.learner, trained_on, self.work, seed)
+        resolve.check_training(self.learner, data, self.work.batch_size)
+        self._engine = (engine, resolve.find_options(engine_options))
+        trained_on = resolve.poison(data, self.attack, self.malicious)
+        self.engine = resolve.resolve_engine(*self._engine, self.learner, trained_on, self.work, seed)
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
@@ -169,7 +167,7 @@ class Federation:
 
     def ask(self) -> Request:
         """What the next round asks of an engine; changes nothing."""
-        return begin_round(self.state, self.algorithm, self.schedule, self.outcome())
+        return start_round(self.state, self.algorithm, self.schedule, self.outcome())
 
     def foresee(self) -> None:
         """Lets the engine prepare the round after the one it is in, where it is known who that will ask."""
@@ -178,7 +176,7 @@ class Federation:
             self._foreseen = (self.state.schedule, self.round + 1, plan)
             self.engine.foresee(plan, self.round + 1)
 
-    def conclude(self, request: Request, returned: Returned) -> RoundReport:
+    def conclude(self, request: Request, returned: RoundResult) -> RoundReport:
         """Ends the round that `ask` began."""
         if self.attack is not None and self.malicious is not None and self.attack.forges:
             algorithm, sent, buffers, _, round = request
@@ -243,13 +241,13 @@ class Federation:
         read = replace(read, modes={**read.modes, **new})
         before, state = (
             self.state,
-            saved.fitted(self.state, read, observes=type(self.schedule).observe is not Schedule.observe),
+            serialization.fitted(self.state, read, observes=type(self.schedule).observe is not Schedule.observe),
         )
-        memory = saved.fitted_memory(memory, self.algorithm, state.modes["theta"], len(self.data))
+        memory = serialization.fitted_memory(memory, self.algorithm, state.modes["theta"], len(self.data))
         choices = {n.removeprefix("engine/"): value for n, value in tensors.items() if n.startswith("engine/")}
         self.state = state
         try:
-            saved.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
+            serialization.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
             self.engine.load_memory(memory)
             self.engine.keep_numerics(choices)
         except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
@@ -266,8 +264,8 @@ class Federation:
 
         Where clients keep something between visits, only this user may read the file.
         """
-        path = as_path(folder) / saved.FILE
-        facts = {"round": self.round, "settings": self._settings(), "data": saved.size_of(self.data)}
+        path = as_path(folder) / serialization.FILE
+        facts = {"round": self.round, "settings": self._settings(), "data": serialization.size_of(self.data)}
         tensors = self.checkpoint_tensors()
         if self.engine.writes:
             write_checkpoint(path, tensors, facts, private=any(name.startswith("memory/") for name in tensors))
@@ -281,7 +279,7 @@ class Federation:
             changes: arguments that a file cannot hold (a loss or an algorithm that is not registered), or a new engine
                 or device.
         """
-        settings, tensors, round = saved.read(folder, data, changes)
+        settings, tensors, round = serialization.read(folder, data, changes)
         federation = cls(model, data, **settings)
         if {"engine", "engine_options"} & set(changes):  # another engine, or other options, make their own choices
             tensors = {name: value for name, value in tensors.items() if not name.startswith("engine/")}
@@ -289,7 +287,7 @@ class Federation:
         return federation
 
     def _settings(self) -> dict[str, Any]:
-        return saved.settings_of(
+        return serialization.settings_of(
             self.algorithm, self.schedule, self.participation, self.aggregator, self.attack, self.work, self.learner,
             self._engine, combine=self.combine, seed=self.seed,
         )  # fmt: skip

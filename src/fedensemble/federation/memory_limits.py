@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..data import checks as examples
+from ..data import checks
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line
-from ..modeling.factory import DRAWING, ModelFactory, Recipe
-from ..modeling.functional_model import Learner
-from ..runtime.oom import free_bytes, gib
+from ..modeling.factory import RNG_LOCK, ModelFactory, ModelSpec
+from ..modeling.functional_model import FunctionalModel
+from ..runtime.oom import format_gib, free_bytes
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -29,10 +29,10 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
 
     Models of other packages are not tried: they may keep parts of themselves, which would stay without values.
     """
-    if not isinstance(model, Recipe) or not model.model.__module__.startswith("fedensemble."):
+    if not isinstance(model, ModelSpec) or not model.model.__module__.startswith("fedensemble."):
         return
     try:
-        with DRAWING, torch.random.fork_rng(devices=[]), torch.device("meta"), _WithoutValues():
+        with RNG_LOCK, torch.random.fork_rng(devices=[]), torch.device("meta"), _WithoutValues():
             made = model()
     except (RuntimeError, OverflowError) as error:  # sizes whose product has more than 63 bits
         raise InputError(f"The model cannot be made, it is too large: {first_line(error)}.") from None
@@ -44,7 +44,7 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
     _refuse_too_many(count, modes, device, dtype)
 
 
-def check_room(learner: Learner, modes: int) -> None:
+def check_room(learner: FunctionalModel, modes: int) -> None:
     """Raises if the modes do not fit into memory, before they are made."""
     count = learner.theta_layout.total + learner.buffer_layout.total
     _refuse_too_many(count, modes, learner.device, learner.dtype)
@@ -57,15 +57,15 @@ def _refuse_too_many(weights: int, modes: int, device: torch.device, dtype: torc
     needed, free = 2 * modes * weights * dtype.itemsize, free_bytes(device if device.type == "cuda" else None)
     if needed > free:
         raise InputError(
-            f"{modes:,} mode{'s' * (modes > 1)} of {weights:,} weights take {gib(needed)} with a copy of them, and "
-            f"{gib(free)} are free on {device}: lower ensemble.modes, or use a smaller model."
+            f"{modes:,} mode{'s' * (modes > 1)} of {weights:,} weights take {format_gib(needed)} with a copy of them, and "
+            f"{format_gib(free)} are free on {device}: lower ensemble.modes, or use a smaller model."
         )
 
 
 def check_range(data: FederatedData, dtype: torch.dtype) -> None:
     """Raises if data hold finite numbers that are infinite in the dtype of training."""
-    examples.check_range(data.x, "Inputs of the clients' data", dtype)
-    examples.check_range(data.y, "Targets of the clients' data", dtype)
-    examples.check_range(data.x_test, "Inputs of the test data", dtype)
-    examples.check_range(data.y_test, "Targets of the test data", dtype)
-    examples.check_range(data.x_server, "The server's inputs", dtype)
+    checks.check_range(data.x, "Inputs of the clients' data", dtype)
+    checks.check_range(data.y, "Targets of the clients' data", dtype)
+    checks.check_range(data.x_test, "Inputs of the test data", dtype)
+    checks.check_range(data.y_test, "Targets of the test data", dtype)
+    checks.check_range(data.x_server, "The server's inputs", dtype)

@@ -20,12 +20,12 @@ from ..core.schedule import Schedule, check_number, schedules
 from ..data.federated import FederatedData
 from ..data.label_checks import advise_labels, check_whole
 from ..errors import InputError, first_line
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import check_loss
 from ..modeling.model_checks import try_training
-from ..modeling.server_context import Workshop
-from ..runtime.num_threads import inside
-from ..runtime.oom import SMALLER_VISIT, lack, out_of_memory, room_for
+from ..modeling.server_context import ServerContext
+from ..runtime.num_threads import num_threads
+from ..runtime.oom import SMALLER_VISIT, lack, out_of_memory, raise_on_oom
 from .token_ids import check_tokens
 
 
@@ -41,7 +41,7 @@ def check_seed(seed: int) -> None:
         raise InputError(f"seed must be a whole number of at most 63 bits; got {seed!r}.")
 
 
-def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
+def resolve_algorithm(algorithm: str | Algorithm) -> Algorithm:
     """The method, by name with its defaults."""
     found = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
     if not isinstance(found, Algorithm):
@@ -49,7 +49,7 @@ def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
     return found
 
 
-def find_participation(participation: str | Participation) -> Participation:
+def resolve_participation(participation: str | Participation) -> Participation:
     """The rule for who answers, by name with its defaults."""
     found = participations[participation]() if isinstance(participation, str) else participation
     if not isinstance(found, Participation):
@@ -104,8 +104,8 @@ def find_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(options or {})
 
 
-def find_engine(
-    name: str, options: dict[str, Any], learner: Learner, data: FederatedData, work: LocalWork, seed: int
+def resolve_engine(
+    name: str, options: dict[str, Any], learner: FunctionalModel, data: FederatedData, work: LocalWork, seed: int
 ) -> Engine:
     """The engine of this name, with options that it takes."""
     engine = engines[name]
@@ -138,8 +138,8 @@ def find_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def find_work(
-    learner: Learner, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
+def resolve_work(
+    learner: FunctionalModel, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
 ) -> LocalWork:
     """A client's work in a round, with the rule for the last batch that the model asks for."""
     if last_batch is not None and not isinstance(last_batch, str):
@@ -153,7 +153,7 @@ def find_work(
     return LocalWork(epochs, steps, batch_size, rule)
 
 
-def find_schedule(
+def resolve_schedule(
     schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
 ) -> Schedule:
     """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
@@ -169,8 +169,8 @@ def find_schedule(
     return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
 
 
-@inside(1)
-def check_outputs(learner: Learner, data: FederatedData) -> None:
+@num_threads(1)
+def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
     """Runs a few examples through the model, so that what does not fit is said before training."""
     model = learner.build(0).eval()
     if isinstance(model, torch.jit.ScriptModule):
@@ -237,23 +237,23 @@ def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
     return first_line(error)
 
 
-def find_workshop(learner: Learner, data: FederatedData, schedule: Schedule) -> Workshop:
+def resolve_server_context(learner: FunctionalModel, data: FederatedData, schedule: Schedule) -> ServerContext:
     """What a method's server may use: the model, the inputs the data hold for it, and what it must know of the plan."""
 
     def seen(x: Tensor) -> Tensor:
         return data.inputs(x.to(learner.device), learner.dtype)
 
     own = None if data.x_server is None else seen(data.x_server)
-    return Workshop(learner, seen(data.x[:8].clone()), own, schedule.clients_per_mode)
+    return ServerContext(learner, seen(data.x[:8].clone()), own, schedule.clients_per_mode)
 
 
-@inside(1)
-def check_training(learner: Learner, data: FederatedData, batch_size: int) -> None:
+@num_threads(1)
+def check_training(learner: FunctionalModel, data: FederatedData, batch_size: int) -> None:
     """Takes a step with two examples, so that what cannot be trained is said before; if it fails, with a batch."""
     for count in sorted({min(2, batch_size), batch_size}):
         x, y = _few(learner, data, count)
         try:
-            with room_for(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
+            with raise_on_oom(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
                 return try_training(learner, x, y)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, InputError) or out_of_memory(error):
@@ -271,7 +271,7 @@ def check_training(learner: Learner, data: FederatedData, batch_size: int) -> No
     ) from failed
 
 
-def _few(learner: Learner, data: FederatedData, count: int) -> tuple[Tensor, Tensor]:
+def _few(learner: FunctionalModel, data: FederatedData, count: int) -> tuple[Tensor, Tensor]:
     """The first examples, in copies: a model may write into its inputs."""
     x, y = data.inputs(data.x[:count].clone(), learner.dtype), data.y[:count].clone()
     return x.to(learner.device), y.to(learner.device, learner.dtype if learner.task == "regression" else None)

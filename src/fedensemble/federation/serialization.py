@@ -21,9 +21,9 @@ from ..core.types import EnsembleState, Plan
 from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..flat_params import Tree
-from ..modeling.functional_model import Learner
+from ..modeling.functional_model import FunctionalModel
 from ..text import as_path
-from .spec import describe, revive
+from .spec import describe, from_spec
 
 FILE = "federation.safetensors"
 NO_ATTACK = "none"  # not None, which stands for a part that a file cannot hold
@@ -43,7 +43,7 @@ def settings_of(
     aggregator: Aggregator,
     attack: Attack | None,
     work: LocalWork,
-    learner: Learner,
+    learner: FunctionalModel,
     engine: tuple[str, dict[str, Any]],
     *,
     combine: str | None,
@@ -125,7 +125,7 @@ def _settings_in(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _revived(path: Path, name: str, description: Any) -> Any:
     """A registered part from its description; raises StoreError where it has other fields."""
     try:
-        return revive(description)
+        return from_spec(description)
     except InputError:
         raise
     except (TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -30,9 +30,9 @@ def describe(part: Any) -> dict[str, Any] | None:
     return None
 
 
-def revive(description: Mapping[str, Any]) -> Any:
+def from_spec(description: Mapping[str, Any]) -> Any:
     """The object that `describe` described."""
-    values = {k: revive(v) if isinstance(v, Mapping) else v for k, v in description.items() if k != "name"}
+    values = {k: from_spec(v) if isinstance(v, Mapping) else v for k, v in description.items() if k != "name"}
     for registry in _REGISTRIES:
         if description["name"] in registry:
             return registry[description["name"]](**values)

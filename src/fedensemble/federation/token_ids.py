@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line
-from ..modeling.factory import DRAWING
+from ..modeling.factory import RNG_LOCK
 from ..runtime.oom import out_of_memory
 
 _CHUNK = 1 << 16  # rows searched at once
@@ -56,7 +56,7 @@ def extreme_rows(x: Tensor) -> Tensor:
 def _failure(model: nn.Module, x: Tensor) -> Exception | None:
     """What a model raises on inputs, which are a copy: it may write into them."""
     try:
-        with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():
+        with RNG_LOCK, torch.random.fork_rng(devices=[]), torch.no_grad():
             model(x.clone())
     except Exception as error:
         return error

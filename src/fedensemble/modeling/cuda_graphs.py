@@ -17,7 +17,7 @@ _MOST = 8  # kinds of arguments remembered; each that is recorded keeps a copy o
 _WARM_UP = 3  # runs before recording, as torch does: libraries set themselves up, which no graph may record
 
 
-class Replayed:
+class GraphedFunction:
     """A function that is recorded when arguments of a kind come the second time, and replayed from then on.
 
     Arguments are of one kind if their tensors have the same shapes and types and the others are equal. What cannot be
@@ -66,7 +66,7 @@ def _place(device: torch.device) -> _Place:
     return _Place(torch.cuda.Stream(device), WeakSet())  # type: ignore[no-untyped-call]
 
 
-def record_graph(function: Function, given: tuple[Any, ...]) -> Function:
+def capture_graph(function: Function, given: tuple[Any, ...]) -> Function:
     """The function for arguments like `given` as a CUDA graph."""
     held = tuple(v.detach().clone() if isinstance(v, Tensor) else v for v in given)
     device = next(v.device for v in held if isinstance(v, Tensor))

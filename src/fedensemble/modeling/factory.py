@@ -14,13 +14,13 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import InputError, first_line
 
 ModelFactory = Callable[[], nn.Module]
-DRAWING = RLock()  # who holds it has torch's generator, one for all threads, to themselves
+RNG_LOCK = RLock()  # who holds it has torch's generator, one for all threads, to themselves
 
 
-class Recipe:
+class ModelSpec:
     """A model with its options, plain values as in a config: recipes of one key make models of one structure.
 
-    >>> Recipe(nn.Linear, {"in_features": 2, "out_features": 3})()
+    >>> ModelSpec(nn.Linear, {"in_features": 2, "out_features": 3})()
     Linear(in_features=2, out_features=3, bias=True)
     """
 
@@ -32,7 +32,7 @@ class Recipe:
         return self.model(**self.options)
 
 
-class Maker:
+class SeededFactory:
     """Calls a factory, and looks at what it returns.
 
     Parts that the models have in common, such as a network that was trained before, are copied: they stay as they are,
@@ -54,7 +54,7 @@ class Maker:
 
     def __call__(self, seed: int) -> nn.Module:
         """A model initialised from a seed, on the CPU so that every device starts alike."""
-        with DRAWING, torch.random.fork_rng(devices=[]):
+        with RNG_LOCK, torch.random.fork_rng(devices=[]):
             _seed(seed)
             model = self._checked()
             if self._share is None:

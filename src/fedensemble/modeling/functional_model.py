@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from .. import prng as draws
+from .. import prng
 from ..errors import InputError
 from ..flat_params import Layout, Tree
-from .factory import Maker, ModelFactory
+from .factory import ModelFactory, SeededFactory
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, find_loss, task_of
-from .model_checks import buffers_after, check_counters, check_layers, mixes_examples, one_tensor
-from .parameter_swap import filled
+from .model_checks import check_counters, check_layers, collect_buffers, require_tensor, uses_batch_statistics
+from .parameter_swap import swap_parameters
 
 GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
 
 
-class Learner:
+class FunctionalModel:
     """What all clients share: the model's structure and the loss, without any weights.
 
     Weights are a vector "theta" [P] of the trainable parameters; everything else that is floating point (running
@@ -44,7 +44,7 @@ class Learner:
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
         self.loss_given = loss
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
-        self._make = Maker(model, dtype)
+        self._make = SeededFactory(model, dtype)
         template = self.build(0).to(device)
         self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
         self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
@@ -59,7 +59,7 @@ class Learner:
         if not self.theta_layout.names:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
         check_layers(template)
-        self.has_batch_statistics = any(mixes_examples(m) for m in norms.values())
+        self.has_batch_statistics = any(uses_batch_statistics(m) for m in norms.values())
         self.training_model, self.eval_model = template, self._twin(template)
         self.dropout_model = self._twin(template)  # dropout active, BatchNorm with its running statistics
         self.training_model.train()
@@ -73,7 +73,7 @@ class Learner:
         """A model initialised from a seed, on the CPU so that every device starts alike."""
         return self._make(seed)
 
-    def with_another_model(self) -> Learner:
+    def clone_module(self) -> FunctionalModel:
         """The same with another module to train, whatever its weights: not a copy, which a module need not allow."""
         other = copy(self)
         other.training_model = self.build(0).to(self.device)
@@ -91,13 +91,13 @@ class Learner:
         """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
         thetas, buffers = [], []
         for mode in range(modes):
-            model = self.build(draws.torch_seed(draws.key(seed, "initialisation", mode)))
-            theta, fixed = self.weights_of(model)
+            model = self.build(prng.torch_seed(prng.key(seed, "initialisation", mode)))
+            theta, fixed = self.flatten_module(model)
             thetas.append(theta)
             buffers.append(fixed)
         return torch.stack(thetas).to(self.device), torch.stack(buffers).to(self.device, self.dtype)
 
-    def weights_of(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+    def flatten_module(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Weights [P] and buffers [R] of a model of this structure, in copies."""
         theta = self.theta_layout.flatten(dict(model.named_parameters())).detach()
         return theta, self.buffer_layout.flatten(dict(self._fixed(model))).detach()
@@ -114,14 +114,14 @@ class Learner:
         ) -> Any:  # fmt: skip
             counters = {name: count.clone() for name, count in self.counters.items()}  # BatchNorm adds 1 in place
             tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
-            with filled(self.training_model, tensors):
+            with swap_parameters(self.training_model, tensors):
                 with KeyedRandomness(key):
-                    outputs = one_tensor(self.training_model(x))
+                    outputs = require_tensor(self.training_model(x))
                 share = weight.to(outputs.dtype)
                 value = (self.loss(outputs, y) * share).sum() / share.sum().clamp(min=1)
                 last = then(value)  # for which checkpointing runs the module again
             check_counters(self.constants, counters, tensors)
-            return value, (last, buffers_after(buffers, tensors))
+            return value, (last, collect_buffers(buffers, tensors))
 
         def single(theta: Tensor, *others: Any) -> Any:
             """As `grad_and_value`, without loading what only `vmap` needs."""
@@ -146,7 +146,7 @@ class Learner:
         return self._twin(self.dropout_model).train()
 
     def outputs(
-        self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: draws.Key | None = None,
+        self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: prng.Key | None = None,
         batch_statistics: bool = False,
     ) -> Tensor:  # fmt: skip
         """Outputs of one model [P] in eval mode, or with dropout active where a key is given.
@@ -162,7 +162,7 @@ class Learner:
             model, tensors = self.train_mode_model, {**tensors, **{n: c.clone() for n, c in self.counters.items()}}
         else:
             model = self.eval_model if dropout_key is None else self.dropout_model
-        with torch.no_grad(), filled(model, tensors):
+        with torch.no_grad(), swap_parameters(model, tensors):
             if dropout_key is None:
                 return model(x)  # type: ignore[no-any-return]
             with KeyedRandomness(dropout_key):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .. import prng as draws
+from .. import prng
 from ..errors import InputError
 from .recurrent import RECURRENT
 
@@ -34,7 +34,7 @@ class KeyedRandomness(TorchFunctionMode):
     True
     """
 
-    def __init__(self, key: draws.Key) -> None:
+    def __init__(self, key: prng.Key) -> None:
         super().__init__()
         self.key = key
         self.calls = 0
@@ -52,14 +52,14 @@ class KeyedRandomness(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
-    def next_key(self) -> draws.Key:
+    def next_key(self) -> prng.Key:
         """The key of the next random call of the forward pass."""
         self.calls += 1
-        return draws.fold(self.key, self.calls)
+        return prng.fold(self.key, self.calls)
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """The next uniform numbers, float64."""
-        return draws.uniform(self.next_key(), torch.Size(shape).numel(), device).reshape(tuple(shape))
+        return prng.uniform(self.next_key(), torch.Size(shape).numel(), device).reshape(tuple(shape))
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """The next normal numbers, float64."""
@@ -81,7 +81,7 @@ class KeyedRandomness(TorchFunctionMode):
             return x
         if p == 1:
             return x * 0
-        drawn = draws.bits(self.next_key(), torch.Size(shape).numel(), x.device).reshape(tuple(shape))
+        drawn = prng.bits(self.next_key(), torch.Size(shape).numel(), x.device).reshape(tuple(shape))
         return x * (drawn >= int(p * 2**63)).to(x.dtype) / (1 - p)
 
     def rand_like(self, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:

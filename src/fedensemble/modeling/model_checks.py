@@ -13,13 +13,13 @@ from ..errors import InputError
 from ..flat_params import Tree
 
 if TYPE_CHECKING:
-    from .functional_model import Learner
+    from .functional_model import FunctionalModel
 
 
 def check_layers(model: nn.Module) -> None:
     """Raises for layers that are known not to work, on any engine."""
     for module in model.modules():
-        if mixes_examples(module) and module.momentum is None:
+        if uses_batch_statistics(module) and module.momentum is None:
             raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             continue
@@ -35,7 +35,7 @@ def check_layers(model: nn.Module) -> None:
             )
 
 
-def one_tensor(outputs: object) -> Tensor:
+def require_tensor(outputs: object) -> Tensor:
     """What a model returned; raises unless it is one tensor."""
     if not isinstance(outputs, Tensor):
         raise InputError(
@@ -45,7 +45,7 @@ def one_tensor(outputs: object) -> Tensor:
     return outputs
 
 
-def mixes_examples(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
     kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
     return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)
@@ -61,7 +61,7 @@ def check_counters(constants: Iterable[str], given: Mapping[str, Tensor], left: 
             )
 
 
-def buffers_after(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]) -> Tree:
+def collect_buffers(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]) -> Tree:
     """Floating-point buffers after a pass, whether it wrote into them or assigned others."""
     found = {}
     for name, before in given.items():
@@ -76,15 +76,15 @@ def buffers_after(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]
     return found
 
 
-def try_training(learner: Learner, x: Tensor, y: Tensor) -> None:
+def try_training(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
     """One step of another model, as engine 'loop' takes it; raises whatever it raises."""
-    learner = learner.with_another_model()  # what this one keeps in Python stays as it was
-    theta, buffers = learner.weights_of(learner.training_model)
+    learner = learner.clone_module()  # what this one keeps in Python stays as it was
+    theta, buffers = learner.flatten_module(learner.training_model)
     before = theta.clone()
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
     loss, learner.loss = learner.loss, lambda outputs, y: check_graph(loss(outputs, y))
-    with _NothingDrawn():  # type: ignore[no-untyped-call]
+    with _ForbidUnkeyedRandomness():  # type: ignore[no-untyped-call]
         learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
         raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
@@ -107,7 +107,7 @@ def check_graph(value: Tensor) -> Tensor:
     return value
 
 
-class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ForbidUnkeyedRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises where torch's generators are asked, also where checkpointing draws again for the gradient."""
 
     @classmethod

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 
-class Slot(NamedTuple):
+class ParamSlot(NamedTuple):
     """Where a module keeps a tensor, and the name that stands for it: the first that leads there."""
 
     owner: dict[str, Any]
@@ -18,11 +18,11 @@ class Slot(NamedTuple):
     name: str
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, list[Slot]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, list[ParamSlot]] = WeakKeyDictionary()
 
 
 @contextmanager
-def filled(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
+def swap_parameters(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
     """The module has these for its parameters and buffers, and afterwards its own again; what it assigned is in them.
 
     As torch.func.functional_call, but a part that stands under two names is filled and emptied once (there it keeps
@@ -30,7 +30,7 @@ def filled(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> import torch
-    >>> with filled(layer, {"weight": torch.full((1, 1), 3.0)}): layer(torch.ones(1)).item()
+    >>> with swap_parameters(layer, {"weight": torch.full((1, 1), 3.0)}): layer(torch.ones(1)).item()
     3.0
     """
     if module not in _KNOWN:
@@ -47,10 +47,10 @@ def filled(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
             tensors[slot.name], slot.owner[slot.attribute] = slot.owner[slot.attribute] if there else None, before
 
 
-def _slots(module: nn.Module) -> list[Slot]:
+def _slots(module: nn.Module) -> list[ParamSlot]:
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     return [
-        Slot(owner, attribute, names[id(tensor)])
+        ParamSlot(owner, attribute, names[id(tensor)])
         for part in module.modules()
         for owner in (part._parameters, part._buffers)
         for attribute, tensor in owner.items()

@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..errors import InputError
-from .cuda_graphs import Replayed, record_graph
-from .functional_model import Learner
+from .cuda_graphs import GraphedFunction, capture_graph
+from .functional_model import FunctionalModel
 from .keyed_rng import KeyedRandomness
-from .parameter_swap import filled
+from .parameter_swap import swap_parameters
 
 Objective = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ..., C] and targets -> a number
 
 _ROOM = {"cpu": 1 << 11, "cuda": 1 << 13}  # models times inputs in a call: enough to keep the device busy
 
 
-class Workshop:
+class ServerContext:
     """The server's place of work; a method that needs one is bound to it.
 
     Models are evaluated as they are in predictions: without dropout, with the running statistics they have. On a GPU
@@ -36,16 +36,16 @@ class Workshop:
     """
 
     def __init__(
-        self, learner: Learner, examples: Tensor, unlabelled: Tensor | None = None,
+        self, learner: FunctionalModel, examples: Tensor, unlabelled: Tensor | None = None,
         clients_per_mode: float | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.examples, self.unlabelled = learner, examples, unlabelled
         self.clients_per_mode = clients_per_mode
         self.room = _ROOM.get(learner.device.type, _ROOM["cpu"])
-        record = record_graph if learner.device.type == "cuda" else None
+        record = capture_graph if learner.device.type == "cuda" else None
         # Functions of the learner, not methods: graphs would otherwise wait for the garbage collector.
-        self.outputs_of = Replayed(partial(_outputs, learner), record)
-        self.gradient_of = Replayed(partial(_gradient, learner), record)
+        self.outputs_of = GraphedFunction(partial(_outputs, learner), record)
+        self.gradient_of = GraphedFunction(partial(_gradient, learner), record)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _repeatable() -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-def _outputs(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+def _outputs(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
     """Outputs of M models for the same inputs; a copy of them, for a model may write into its inputs."""
     with torch.no_grad():
         outputs: Tensor = vmap(partial(_of_one, learner), in_dims=(0, 0, None))(theta, buffers, x.clone())
@@ -123,7 +123,7 @@ def _outputs(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Ten
 
 
 def _gradient(
-    learner: Learner, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor
+    learner: FunctionalModel, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor
 ) -> Tensor:
     """Gradients of M models' objectives."""
 
@@ -134,11 +134,11 @@ def _gradient(
     return gradient
 
 
-def _of_one(learner: Learner, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+def _of_one(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
     """Outputs of one model."""
     tensors = {
         **learner.theta_layout.unflatten(theta), **learner.buffer_layout.unflatten(buffers), **learner.counters
     }  # fmt: skip
-    with KeyedRandomness(0), filled(learner.eval_model, tensors):  # the former's recurrent layers know `vmap`
+    with KeyedRandomness(0), swap_parameters(learner.eval_model, tensors):  # the former's recurrent layers know `vmap`
         outputs: Tensor = learner.eval_model(x)
         return outputs

@@ -6,7 +6,7 @@ f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)), nu_j drawn once and the same for 
 import torch
 from torch import Tensor, nn
 
-from .. import prng as draws
+from .. import prng
 from .argument_checks import check_positive, check_widths
 from .registry import models
 
@@ -35,7 +35,7 @@ class RBFLinear(nn.Module):
         super().__init__()
         check_widths("rbf", "features", [features])
         check_positive("rbf", width=width)
-        drawn = draws.uniform(draws.key(centres_seed, "rbf centres"), features)
+        drawn = prng.uniform(prng.key(centres_seed, "rbf centres"), features)
         self.register_buffer("centres", (low + (high - low) * drawn).float(), persistent=False)
         self.width = width
         self.weight = nn.Parameter(scale * torch.randn(features))

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .. import prng as draws
-from ..core.sampling import lowest
+from .. import prng
+from ..core.sampling import sample_without_replacement
 from ..core.types import Plan
 
 HOUR = 3600.0
@@ -22,7 +22,7 @@ def windows(population: int, least: float, most: float, seed: int) -> tuple[Tens
     Args:
         least, most: hours; the length is uniform between them.
     """
-    drawn = draws.uniform(draws.key(seed, "window", torch.arange(population)), 2)
+    drawn = prng.uniform(prng.key(seed, "window", torch.arange(population)), 2)
     return drawn[:, 0] * DAY, (least + (most - least) * drawn[:, 1]) * HOUR
 
 
@@ -54,9 +54,9 @@ def stand_in(plan: Plan, stratum: Tensor | None, there: Tensor, seed: int, round
         vacant = torch.nonzero(group & ~filled).flatten()
         vacant = vacant[torch.argsort(stratum[client[vacant]], stable=True)]
         needed = torch.bincount(stratum[client[vacant]], minlength=int(stratum.max()) + 1)
-        drawn = draws.bits(draws.key(seed, "stand-in", round, number), len(there))
+        drawn = prng.bits(prng.key(seed, "stand-in", round, number), len(there))
         candidates = torch.nonzero(free).flatten()
-        chosen = candidates[lowest(stratum[candidates], drawn[candidates], needed)]
+        chosen = candidates[sample_without_replacement(stratum[candidates], drawn[candidates], needed)]
         found = torch.bincount(stratum[chosen], minlength=len(needed))
         rank = torch.arange(len(vacant)) - (torch.cumsum(needed, 0) - needed)[stratum[client[vacant]]]
         lucky = vacant[rank < found[stratum[client[vacant]]]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..errors import InputError
 
 COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
@@ -17,13 +17,13 @@ COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
 
 def log_normal(client: Tensor, median: tuple[float, float], spread: tuple[float, float], seed: int) -> Tensor:
     """Milliseconds a sample and kbit/s of each client, [J, 2]: the medians times exp(spread times a normal number)."""
-    drawn = draws.normal(draws.key(seed, "device", client), 2)
+    drawn = prng.normal(prng.key(seed, "device", client), 2)
     return torch.tensor(median, dtype=torch.float64) * torch.exp(torch.tensor(spread, dtype=torch.float64) * drawn)
 
 
 def from_trace(client: Tensor, trace: Tensor, seed: int) -> Tensor:
     """The same from a table of devices [R, 2]: each client has one of them, drawn at random."""
-    row = draws.uniform(draws.key(seed, "device", client), 1)[:, 0] * len(trace)
+    row = prng.uniform(prng.key(seed, "device", client), 1)[:, 0] * len(trace)
     return trace[row.long()]
 
 

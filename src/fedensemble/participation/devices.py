@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
-from ..core.types import Outcome, Plan, Turnout
+from ..core.types import Outcome, ParticipationStats, Plan
 from ..errors import InputError
 from ..flat_params import Tree
 from .availability import seconds_left, stand_in, windows
@@ -107,17 +107,17 @@ class Devices(Participation):
             asked = stand_in(wanted, stratum, left > 0, seed, round, schedule.one_mode_a_client)
         down, up = costs.of_visits(round, asked)
         finish = self.finish(state, asked, down + up, costs.samples)
-        dropped = draws.uniform(draws.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
+        dropped = prng.uniform(prng.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
         if left is not None:
             dropped |= finish > left[asked.client]
         answers = ~dropped if self.deadline is None else ~dropped & (finish <= self.deadline)
 
         keep = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
         places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), keep, seed, round)
-        ties = draws.bits(draws.key(seed, "ties", round), len(finish))  # devices of one kind finish at the same time
+        ties = prng.bits(prng.key(seed, "ties", round), len(finish))  # devices of one kind finish at the same time
         kept = first_to_finish(asked.mode, finish, answers, places, ties)
         seconds = self.seconds(finish, kept, late=~dropped & ~kept, full=int(kept.sum()) == keep)
-        turnout = Turnout(
+        turnout = ParticipationStats(
             asked=len(asked.client),
             late=int((~dropped & ~kept).sum()),
             dropped=int(dropped.sum()),

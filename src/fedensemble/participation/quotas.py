@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 
 
 def quotas(asked: Tensor, keep: int, seed: int, round: int) -> Tensor:
@@ -26,7 +26,7 @@ def quotas(asked: Tensor, keep: int, seed: int, round: int) -> Tensor:
     others, left = asked - sure, keep - int(sure.sum())
     total = max(int(others.sum()), 1)
     share, rest = others * left // total, others * left % total
-    order = torch.argsort(draws.bits(draws.key(seed, "places", round), len(asked)))
+    order = torch.argsort(prng.bits(prng.key(seed, "places", round), len(asked)))
     order = order[torch.argsort(rest[order], descending=True, stable=True)]
     share[order[: left - int(share.sum())]] += 1
     return sure + share

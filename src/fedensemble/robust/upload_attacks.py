@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.attack import Attack, attacks
 from .options import check_positive
 
@@ -72,7 +72,7 @@ class Noise(Attack):
 
     def forge(self, own: Tensor, honest: Tensor, key: Tensor) -> Tensor:
         size = own.square().mean(1, keepdim=True).sqrt() if own.shape[1] else own.new_zeros(len(own), 1)
-        return own + self.factor * size * draws.normal(key, own.shape[1]).to(own.dtype)
+        return own + self.factor * size * prng.normal(key, own.shape[1]).to(own.dtype)
 
 
 @attacks.register("alie")

@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def inside(count: int) -> Iterator[None]:
+def num_threads(count: int) -> Iterator[None]:
     """So many threads inside torch's operations, and as many as before afterwards.
 
     One for what is small: on a busy machine several wait for each other, in a trial over twenty times as long as one

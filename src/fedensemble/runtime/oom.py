@@ -11,7 +11,7 @@ import torch
 from ..errors import InputError
 from .hardware import free_memory
 
-SHORTAGES = (MemoryError, RuntimeError)  # what may be one; `out_of_memory` tells
+OOM_ERRORS = (MemoryError, RuntimeError)  # what may be one; `out_of_memory` tells
 SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger card or machine"
 _SAID = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")  # by whoever has no type for it
 _ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
@@ -37,30 +37,30 @@ def lack(error: BaseException, device: torch.device) -> str:
     """
     known = []
     if found := _ASKED.search(str(error)):
-        known.append(f"{gib(float(found[1]) * _UNITS[found[2].lower()])} more were asked for")
+        known.append(f"{format_gib(float(found[1]) * _UNITS[found[2].lower()])} more were asked for")
     with suppress(Exception):  # after an error, even this may fail
         if device.type in ("cpu", "cuda"):
-            known.append(f"{gib(free_bytes(device if device.type == 'cuda' else None))} were free")
+            known.append(f"{format_gib(free_bytes(device if device.type == 'cuda' else None))} were free")
     return f" ({', '.join(known)})" if known else ""
 
 
-def gib(count: float) -> str:
+def format_gib(count: float) -> str:
     """Bytes in words.
 
-    >>> gib(3 << 30), gib(3 << 20)
+    >>> format_gib(3 << 30), format_gib(3 << 20)
     ('3.0 GiB', '0.003 GiB')
     """
     size = count / _UNITS["gib"]
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.1g} GiB"
 
 
-def too_large(what: str, device: torch.device, lacking: str, advice: str) -> InputError:
+def oom_error(what: str, device: torch.device, lacking: str, advice: str) -> InputError:
     """The error for something that nobody can make smaller but the user."""
     return InputError(f"{what} not fit into the memory of {device}{lacking}: {advice}.")
 
 
 @contextmanager
-def room_for(what: str, device: torch.device, advice: str) -> Iterator[None]:
+def raise_on_oom(what: str, device: torch.device, advice: str) -> Iterator[None]:
     """Within it, running out of memory is an error a user understands.
 
     Args:
@@ -69,10 +69,10 @@ def room_for(what: str, device: torch.device, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except SHORTAGES as error:
+    except OOM_ERRORS as error:
         if not out_of_memory(error):
             raise
-        raise too_large(what, device, lack(error, device), advice) from None
+        raise oom_error(what, device, lack(error, device), advice) from None
 
 
 def free_bytes(device: torch.device | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.schedule import schedules
 from ..errors import InputError
 from ..flat_params import Tree
@@ -35,8 +35,8 @@ class Balanced(Stratified):
             )
 
     def permutations(self, state: Tree, age: int) -> Tensor:
-        at = draws.key(int(state["seed"]), "latin square", age)
-        sigma = draws.permutation(draws.fold(at, 0), self.modes)
-        pi = draws.permutation(draws.fold(at, 1), self.strata)
-        rho = draws.permutation(draws.fold(at, 2), self.modes)
+        at = prng.key(int(state["seed"]), "latin square", age)
+        sigma = prng.permutation(prng.fold(at, 0), self.modes)
+        pi = prng.permutation(prng.fold(at, 1), self.strata)
+        rho = prng.permutation(prng.fold(at, 2), self.modes)
         return sigma[(pi.unsqueeze(1) + rho) % self.modes]

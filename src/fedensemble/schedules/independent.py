@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from .. import prng as draws
-from ..core.sampling import lowest
+from .. import prng
+from ..core.sampling import sample_without_replacement
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
 from ..flat_params import Tree
@@ -38,9 +38,9 @@ class Independent(Schedule):
 
     def drawn(self, state: Tree, round: int, mode: int) -> torch.Tensor:
         """M clients out of all, in ascending order."""
-        drawn = draws.bits(draws.key(int(state["seed"]), "apart", round, mode), int(state["population"]))
+        drawn = prng.bits(prng.key(int(state["seed"]), "apart", round, mode), int(state["population"]))
         everybody = torch.zeros_like(drawn)
-        return torch.sort(lowest(everybody, drawn, torch.tensor([self.clients_per_round]))).values
+        return torch.sort(sample_without_replacement(everybody, drawn, torch.tensor([self.clients_per_round]))).values
 
 
 @schedules.register("independent-kfold")

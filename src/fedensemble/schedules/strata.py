@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import prng as draws
-from ..core.sampling import lowest
+from .. import prng
+from ..core.sampling import sample_without_replacement
 from ..core.types import Plan
 
 
@@ -16,7 +16,7 @@ def divide(population: int, strata: int, seed: int) -> Tensor:
     >>> torch.bincount(divide(population=11, strata=3, seed=0)).tolist()
     [4, 4, 3]
     """
-    order = draws.permutation(draws.key(seed, "strata"), population)
+    order = prng.permutation(prng.key(seed, "strata"), population)
     stratum = torch.empty(population, dtype=torch.int64)
     stratum[order] = torch.arange(population) % strata
     return stratum
@@ -52,25 +52,25 @@ def draw_plan(stratum: Tensor, mode: Tensor, modes: int, total: int, seed: int, 
     sizes = torch.bincount(stratum, minlength=strata)
     # Strata of one mode lie side by side on the line, so that the rounding errors of a mode's strata do not add up.
     # The order of modes, and of strata within a mode, is random: no two strata are kept apart in every round.
-    by_mode = draws.permutation(draws.key(seed, "order of modes", round), modes)
+    by_mode = prng.permutation(prng.key(seed, "order of modes", round), modes)
     rank = torch.argsort(by_mode)
-    order = draws.permutation(draws.key(seed, "remainder", round), strata)
+    order = prng.permutation(prng.key(seed, "remainder", round), strata)
     order = order[torch.argsort(rank[mode[order]], stable=True)]
-    start = int(draws.bits(draws.key(seed, "start", round), 1)) % population
+    start = int(prng.bits(prng.key(seed, "start", round), 1)) % population
     share = torch.empty_like(sizes)
     share[order] = apportion(sizes[order], total, start)
-    drawn = draws.bits(draws.key(seed, "clients", round), population)
-    client = torch.sort(lowest(stratum, drawn, share)).values
+    drawn = prng.bits(prng.key(seed, "clients", round), population)
+    client = torch.sort(sample_without_replacement(stratum, drawn, share)).values
 
     # The server averages within a mode, so a client counts for 1 / (clients of its mode). Were modes' places in
     # proportion to their strata's sizes, clients of large strata would be asked as often as others and count for less.
     # With the start scaled to Q, both lines are cut at the same points where all strata have one size.
     places = torch.empty(modes, dtype=torch.int64)
     places[by_mode] = apportion(torch.bincount(mode, minlength=modes)[by_mode], total, start * strata // population)
-    return Plan(client, fill_places(mode[stratum[client]], places, draws.key(seed, "moved", round)))
+    return Plan(client, fill_places(mode[stratum[client]], places, prng.key(seed, "moved", round)))
 
 
-def fill_places(mode: Tensor, places: Tensor, key: draws.Key) -> Tensor:
+def fill_places(mode: Tensor, places: Tensor, key: prng.Key) -> Tensor:
     """The mode of each visit, [J], after as few random changes as give mode k exactly `places[k]` of the J visits.
 
     >>> fill_places(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 1]), draws.key(0, "doc")).bincount().tolist()
@@ -78,9 +78,9 @@ def fill_places(mode: Tensor, places: Tensor, key: draws.Key) -> Tensor:
     """
     if torch.equal(torch.bincount(mode, minlength=len(places)), places):
         return mode
-    drawn = draws.bits(key, len(mode))
+    drawn = prng.bits(key, len(mode))
     stay = torch.zeros(len(mode), dtype=torch.bool)
-    stay[lowest(mode, drawn, places)] = True
+    stay[sample_without_replacement(mode, drawn, places)] = True
     free = places - torch.bincount(mode[stay], minlength=len(places))
     moved = torch.nonzero(~stay).flatten()
     mode = mode.clone()

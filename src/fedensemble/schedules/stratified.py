@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import prng as draws
+from .. import prng
 from ..core.schedule import Schedule, schedules
 from ..core.types import Plan
 from ..flat_params import Tree
@@ -51,8 +51,8 @@ class Stratified(Schedule):
 
     def permutations(self, state: Tree, age: int) -> Tensor:
         """The matrix P of an age (counted from 0), [Q, K]."""
-        rows = draws.key(int(state["seed"]), "permutation", age, torch.arange(self.strata))
-        return draws.permutation(rows, self.modes)
+        rows = prng.key(int(state["seed"]), "permutation", age, torch.arange(self.strata))
+        return prng.permutation(rows, self.modes)
 
     def plan(self, state: Tree, round: int) -> Plan:
         age, place = divmod(round, self.modes)

@@ -13,7 +13,7 @@ from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.round import Request, finish_round
 from ..core.types import Plan
-from ..engines.local.local_engine import Simulation
+from ..engines.local.local_engine import LocalEngine
 from ..federation.federation import Federation
 from ..flat_params import Tree, rows
 from .arithmetic import check_arithmetic
@@ -51,7 +51,7 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
 
 def simulation_engines() -> list[str]:
     """Names of the registered engines that run on this machine alone."""
-    return [name for name in engines if issubclass(engines[name], Simulation)]
+    return [name for name in engines if issubclass(engines[name], LocalEngine)]
 
 
 def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.probe import as_pair
+from ..core.probe import check_local_training_result
 from ..core.traffic import bytes_down, bytes_up
 from ..core.types import Cohort, Members
 from ..flat_params import Tree, rows
@@ -29,7 +29,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
 
     before = snapshot(sent, memory)
     returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
-    uploads, kept = as_pair(algorithm, returned)
+    uploads, kept = check_local_training_result(algorithm, returned)
     require_equal(snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given")
     _require_rows(uploads, visits, f"{owner}.local_training's upload")
     _require_rows(kept, visits, f"{owner}.local_training's memory")

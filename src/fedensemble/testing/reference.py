@@ -9,7 +9,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ..core.algorithm import Algorithm
 from ..core.batches import batch_table
-from ..core.keys import shared_coin, visit_key
+from ..core.keys import shared_uniform, visit_key
 from ..core.problem import LocalProblem
 from ..core.types import Cohort, Members
 from ..federation.federation import Federation
@@ -49,7 +49,7 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
     shares = data.size if algorithm.weighting == "examples" else torch.ones_like(data.size)
     for round in range(rounds):
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
-        sent, coin = algorithm.broadcast(mode), shared_coin(seed, round, torch.tensor(0))
+        sent, coin = algorithm.broadcast(mode), shared_uniform(seed, round, torch.tensor(0))
         sums: Tree = {}
         total, sent_up = 0.0, []
         for client in clients:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import prng as draws
+from .. import prng
 from ..core.algorithm import Algorithm
 from ..core.keys import visit_key
 from ..core.problem import LocalProblem
@@ -22,12 +22,12 @@ FEATURES, CLASSES, BATCH, SEED = 4, 3, 3, 5
 
 def numbers(*shape: int, word: int = 0) -> Tensor:
     """Standard normal numbers, float64, the same everywhere."""
-    return draws.normal(draws.key(SEED, "testing", word), torch.Size(shape).numel()).reshape(shape)
+    return prng.normal(prng.key(SEED, "testing", word), torch.Size(shape).numel()).reshape(shape)
 
 
 def labels(*shape: int, classes: int = CLASSES, word: int = 0) -> Tensor:
     """Uniform class labels or tokens, the same everywhere."""
-    drawn = draws.uniform(draws.key(SEED, "testing labels", word), torch.Size(shape).numel())
+    drawn = prng.uniform(prng.key(SEED, "testing labels", word), torch.Size(shape).numel())
     return (drawn * classes).long().reshape(shape)
 
 

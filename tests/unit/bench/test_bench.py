@@ -6,9 +6,7 @@ import time
 import pytest
 from torch import nn
 
-from fedensemble.bench import cli as quick
-from fedensemble.bench import scaling as growth
-from fedensemble.bench import throughput as engines
+from fedensemble.bench import cli, scaling, throughput
 from fedensemble.bench.timing import LiveTable, PeakMemory, fastest, machine, resident
 from fedensemble.errors import InputError
 
@@ -19,8 +17,8 @@ def said():
 
 
 def test_engines(monkeypatch, tmp_path, said):
-    monkeypatch.setitem(engines.CASES, "tiny", engines.Case("mlp", 3, 4, 2, "digits"))
-    table = engines.run(["tiny"], seconds=0.0, out=tmp_path / "out.json", say=said.append)
+    monkeypatch.setitem(throughput.CASES, "tiny", throughput.Case("mlp", 3, 4, 2, "digits"))
+    table = throughput.run(["tiny"], seconds=0.0, out=tmp_path / "out.json", say=said.append)
     ways = [row[1] for row in table.rows]
     assert ways == ["plain torch loop", "engine loop", "engine vector"]
     assert table.rows[0][3] == "1.0"
@@ -32,31 +30,31 @@ def test_engines(monkeypatch, tmp_path, said):
 
 
 def test_every_case_that_is_promised_is_there():
-    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {"lstm-50", "cnn-10-of-100", *engines.QUICK["cpu"]}
+    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {"lstm-50", "cnn-10-of-100", *throughput.QUICK["cpu"]}
     promised |= {f"resnet18-{n}-{batch}" for n in (10, 30, 60) for batch in (16, 50)}
-    assert promised <= set(engines.CASES)
+    assert promised <= set(throughput.CASES)
 
 
 @pytest.mark.parametrize("case", ["lstm-50", "resnet18-10-16", "resnet20-group-60-16"])
 def test_cases_are_what_they_say(case):
-    wanted = engines.CASES[case]._replace(examples=2, batch=2)
-    federation = engines.federation(wanted, "loop", "cpu", {}, clients=1)
-    assert federation.data.x.shape == (2, *engines.INPUTS[wanted.input])
+    wanted = throughput.CASES[case]._replace(examples=2, batch=2)
+    federation = throughput.federation(wanted, "loop", "cpu", {}, clients=1)
+    assert federation.data.x.shape == (2, *throughput.INPUTS[wanted.input])
     norms = [module for module in federation.learner.build(0).modules() if isinstance(module, nn.GroupNorm)]
     assert bool(norms) == ("group" in case)
 
 
 def test_clients_drawn_from_more():
-    wanted = engines.CASES["cnn-10-of-100"]
+    wanted = throughput.CASES["cnn-10-of-100"]
     assert (wanted.clients, wanted.examples, wanted.batch, wanted.population) == (10, 600, 32, 100)
-    federation = engines.federation(wanted._replace(examples=2, batch=2), "vector", "cpu", {})
+    federation = throughput.federation(wanted._replace(examples=2, batch=2), "vector", "cpu", {})
     assert len(federation.data) == 100
     assert len(next(federation.rounds(1)).plan.client) == 10
 
 
 def test_growth(said, tmp_path):
-    tables = growth.run((), scale=100, out=tmp_path / "out.json", say=said.append)
-    assert len(tables) == len(growth.PARTS)
+    tables = scaling.run((), scale=100, out=tmp_path / "out.json", say=said.append)
+    assert len(tables) == len(scaling.PARTS)
     clients = tables[0]
     assert [row[0] for row in clients.rows] == ["2 clients", "20 clients", "200 clients", "2,000 clients"]
     assert clients.rows[0][2] == "1.00"
@@ -66,19 +64,19 @@ def test_growth(said, tmp_path):
 
 def test_quick_runs_all_by_name(monkeypatch, said, tmp_path):
     called = []
-    for name in quick.BENCHMARKS:
-        monkeypatch.setitem(quick.BENCHMARKS, name, lambda *given, name=name: called.append((name, given[0], given[3])))
-    quick.bench(None, "cpu", 1.0, False, tmp_path / "new", said.append)
+    for name in cli.BENCHMARKS:
+        monkeypatch.setitem(cli.BENCHMARKS, name, lambda *given, name=name: called.append((name, given[0], given[3])))
+    cli.bench(None, "cpu", 1.0, False, tmp_path / "new", said.append)
     assert called == [(name, "cpu", tmp_path / "new" / f"{name}.json") for name in ("engines", "growth")]
     with pytest.raises(InputError, match="unknown benchmark 'engine': did you mean 'engines'"):
-        quick.bench("engine", "cpu", 1.0, False, None, said.append)
+        cli.bench("engine", "cpu", 1.0, False, None, said.append)
 
 
 def test_unknown_names():
     with pytest.raises(InputError, match="unknown case 'cnn-11'"):
-        engines.run(["cnn-11"])
+        throughput.run(["cnn-11"])
     with pytest.raises(InputError, match="unknown part 'client'"):
-        growth.run(["client"])
+        scaling.run(["client"])
 
 
 def test_the_fastest_call_counts_and_ways_take_turns():

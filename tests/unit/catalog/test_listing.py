@@ -14,7 +14,7 @@ from fedensemble.catalog.algorithm_facts import describe_method
 from fedensemble.catalog.listing import listing, listing_table, option_table
 from fedensemble.catalog.options import KINDS, explanations, options
 from fedensemble.catalog.options_page import page
-from fedensemble.cli import console as terminal
+from fedensemble.cli import console
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import algorithms
 from fedensemble.core.engine import engines
@@ -153,8 +153,8 @@ def test_names_that_are_not_there(tmp_path):
 def test_brackets_reach_the_terminal(monkeypatch, tmp_path):
     """rich takes [n] for markup unless told otherwise."""
     screen = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
-    monkeypatch.setattr(terminal, "console", screen)
-    terminal.print_table(listing_table("datasets", listing("datasets", tmp_path)))
+    monkeypatch.setattr(console, "console", screen)
+    console.print_table(listing_table("datasets", listing("datasets", tmp_path)))
     out = screen.file.getvalue()
     assert "options go into [data]" in out and "y int64 [n]" in out
     assert max(map(len, out.splitlines())) <= 100

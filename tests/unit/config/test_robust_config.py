@@ -14,7 +14,7 @@ from fedensemble.config.schema import resolve
 from fedensemble.config.toml import merge
 from fedensemble.deploy.generate import write_app
 from fedensemble.errors import InputError
-from fedensemble.experiment.records import remarks
+from fedensemble.experiment.records import run_notes
 from fedensemble.robust import ALIE, Krum, Mean, TrimmedMean, aggregators
 
 BASE = {
@@ -78,11 +78,11 @@ def test_problems_are_named(tables, words):
 
 
 def test_remarks_tell_of_the_attack_and_of_small_modes():
-    said = " ".join(remarks(federation(attack={"name": "alie", "share": 0.25})))
+    said = " ".join(run_notes(federation(attack={"name": "alie", "share": 0.25})))
     assert "Simulated attack 'alie': 3 of 12 clients are malicious." in said
-    said = " ".join(remarks(federation(aggregator={"name": "krum"}, ensemble={"modes": 4})))
+    said = " ".join(run_notes(federation(aggregator={"name": "krum"}, ensemble={"modes": 4})))
     assert "About 2 clients train a mode per round" in said
-    assert not remarks(federation(aggregator={"name": "krum"}))
+    assert not run_notes(federation(aggregator={"name": "krum"}))
 
 
 def test_a_fleet_takes_no_attack(tmp_path):

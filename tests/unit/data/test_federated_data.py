@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble.data import FederatedData, Standardise
-from fedensemble.data import normalize as standardise
+from fedensemble.data import FederatedData, Standardise, normalize
 from fedensemble.errors import DataError
 
 
@@ -82,7 +81,7 @@ def test_images_stay_bytes():
     assert data.x.dtype == torch.uint8
     assert data.inputs(data.x, torch.float32).flatten().tolist() == [0.0, 1.0]
     rule = Standardise(mean=(255.0,), std=(255.0,))
-    data = FederatedData.from_clients([(images, [0, 1])], standardise=rule)
+    data = FederatedData.from_clients([(images, [0, 1])], normalize=rule)
     assert data.inputs(data.x, torch.float64).flatten().tolist() == [-1.0, 0.0]
 
 
@@ -97,7 +96,7 @@ def test_standardise_works_by_channel():
 
 def test_constants_stay_where_a_graph_found_them():
     def mean_of(number):
-        return standardise._constant((float(number),), torch.float32, torch.device("cpu"), 0)
+        return normalize._constant((float(number),), torch.float32, torch.device("cpu"), 0)
 
     before = mean_of(0)
     for number in range(1, 200):

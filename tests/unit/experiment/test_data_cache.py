@@ -12,13 +12,12 @@ from fedensemble.config.build import build_data, resolve_device
 from fedensemble.config.schema import resolve
 from fedensemble.data import sources
 from fedensemble.errors import StoreError
-from fedensemble.experiment import data_cache as shelf
-from fedensemble.experiment import setup as assemble
-from fedensemble.experiment.data_cache import Shelf
+from fedensemble.experiment import data_cache, setup
+from fedensemble.experiment.data_cache import DataCache
 from fedensemble.experiment.multi_run import Task, run_all
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.experiment.run_folder import RunFolder
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.models import models
 from fedensemble.predict import Ensemble
 
@@ -49,17 +48,17 @@ def write(path, values, seconds=0):
 def loads(monkeypatch):
     """Names of the sources that were read."""
     seen = []
-    monkeypatch.setattr(shelf, "load_source", lambda name, options: seen.append(name) or sources[name](**options))
+    monkeypatch.setattr(data_cache, "load_source", lambda name, options: seen.append(name) or sources[name](**options))
     return seen
 
 
 def same(one, other):
     """Whether two data sets are the same numbers."""
-    return assemble.fingerprint(one) == assemble.fingerprint(other)
+    return setup.fingerprint(one) == setup.fingerprint(other)
 
 
 def carry_out(folder, configs):
-    return run_all([Task(one, folder / str(place), Watcher()) for place, one in enumerate(configs)])
+    return run_all([Task(one, folder / str(place), RunCallbacks()) for place, one in enumerate(configs)])
 
 
 def test_a_table_reads_its_source_once(tmp_path, loads):
@@ -70,7 +69,7 @@ def test_a_table_reads_its_source_once(tmp_path, loads):
 
 
 def test_other_sources_and_options_are_read(loads):
-    shared = Shelf()
+    shared = DataCache()
     kept = [
         shared.build_data(one) for one in (config(), config({"test_fraction": 0.3}), config({"source": "gaussians"}))
     ]
@@ -79,7 +78,7 @@ def test_other_sources_and_options_are_read(loads):
 
 
 def test_the_same_data_are_one_object():
-    shared = Shelf()
+    shared = DataCache()
     first = shared.build_data(config())
     assert shared.build_data(config(algorithm={"name": "fedprox"}, rounds=9)) is first
     assert shared.build_data(config({"seed": 0}, seed=5)) is first
@@ -92,14 +91,14 @@ def test_the_same_data_are_one_object():
      {"partition": "dirichlet", "alpha": 0.1}],
 )  # fmt: skip
 def test_shared_or_not_the_data_are_the_same(options):
-    shared = Shelf()
+    shared = DataCache()
     others = [shared.build_data(config(other)) for other in ({}, {"validation": 0.5}, {"server_share": 0.1})]
     assert same(shared.build_data(config(options)), build_data(config(options)))
     assert [same(data, build_data(config())) for data in others] == [True, False, False]
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path, loads):
-    path, shared = tmp_path / "mine.npz", Shelf()
+    path, shared = tmp_path / "mine.npz", DataCache()
     write(path, range(12))
     before = shared.build_data(mine(path))
     assert shared.build_data(mine(path)) is before
@@ -111,7 +110,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path, loads):
 
 
 def test_a_changed_file_of_the_server_is_read_again(tmp_path, loads):
-    path, server, shared = tmp_path / "mine.npz", tmp_path / "server.npz", Shelf()
+    path, server, shared = tmp_path / "mine.npz", tmp_path / "server.npz", DataCache()
     write(path, range(12))
     write(server, [5])
     before = shared.build_data(mine(path, server_file=str(server)))
@@ -133,13 +132,13 @@ def test_a_finished_table_still_notices_a_changed_file(tmp_path):
 
 
 def test_large_sources_and_data_nobody_has_are_let_go(monkeypatch, loads):
-    shared = Shelf()
+    shared = DataCache()
     shared.build_data(config())
     gc.collect()
     assert not shared._data
     shared.build_data(config(seed=1))
     assert loads == ["digits"]
-    monkeypatch.setattr(shelf, "MOST", 1000)
+    monkeypatch.setattr(data_cache, "MOST", 1000)
     shared.build_data(config({"source": "gaussians"}))
     assert shared._source is None
 
@@ -155,8 +154,8 @@ def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monke
 
     monkeypatch.setitem(models._items, "writing", Writing)
     held = []
-    original = Shelf.build_data
-    monkeypatch.setattr(Shelf, "build_data", lambda self, one: held.append(original(self, one)) or held[-1])
+    original = DataCache.build_data
+    monkeypatch.setattr(DataCache, "build_data", lambda self, one: held.append(original(self, one)) or held[-1])
     data = {"source": "gaussians", "server_share": 0.2}
     methods = [{"name": "fedavg"}, {"name": "fedavg", "lr": 0.01}, {"name": "fedprox"}]
     for engine in ("vector", "loop"):
@@ -184,7 +183,7 @@ def test_the_last_prediction_is_kept_without_predicting_again(tmp_path, monkeypa
 def test_initial_weights_are_torchs_own_for_a_seed_and_leave_no_trace():
     torch.manual_seed(11)
     expected = nn.Linear(3, 2)
-    learner = Learner(lambda: nn.Linear(3, 2), "cross_entropy", torch.zeros(1, dtype=torch.int64))
+    learner = FunctionalModel(lambda: nn.Linear(3, 2), "cross_entropy", torch.zeros(1, dtype=torch.int64))
     waiting, state = len(torch.cuda._queued_calls), torch.get_rng_state()
     built = learner.build(11)
     assert torch.equal(built.weight, expected.weight)

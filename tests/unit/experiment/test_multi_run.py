@@ -11,11 +11,11 @@ from fedensemble.config.build import build_data, build_federation, resolve_devic
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import algorithms
 from fedensemble.core.types import Plan
-from fedensemble.engines.local import run_visits as together
+from fedensemble.engines.local import run_visits
 from fedensemble.errors import DivergedError, StoreError
-from fedensemble.experiment import run_groups as groups
+from fedensemble.experiment import run_groups
 from fedensemble.experiment.multi_run import Task, run_all
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.experiment.run_folder import RunFolder
 
 BASE = {
@@ -47,7 +47,7 @@ def theta(folder):
 
 def apart_and_together(tmp_path, configs, monkeypatch):
     """Both ways' modes; and how many runs trained in each call of the engine."""
-    sizes, original = [], together.visit_together
+    sizes, original = [], run_visits.run_visits
 
     def counted(engines, requests):
         sizes.append(len(requests))
@@ -56,9 +56,9 @@ def apart_and_together(tmp_path, configs, monkeypatch):
     apart = [tmp_path / f"apart{n}" for n in range(len(configs))]
     for folder, one in zip(apart, configs, strict=True):
         run(one, folder)
-    monkeypatch.setattr(groups, "visit_together", counted)
+    monkeypatch.setattr(run_groups, "run_visits", counted)
     joined = [tmp_path / f"joined{n}" for n in range(len(configs))]
-    summaries = run_all([Task(c, f, Watcher()) for c, f in zip(configs, joined, strict=True)])
+    summaries = run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, joined, strict=True)])
     for mine, other, summary in zip(joined, apart, summaries, strict=True):
         assert summary == RunFolder(mine).summary()
         for name, value in theta(other).items():
@@ -130,7 +130,7 @@ def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
     good, bad = config(seed=1, rounds=40), config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40)
     folders = [tmp_path / "bad", tmp_path / "good"]
     said = []
-    tasks = [Task(c, f, Watcher(failed=said.append)) for c, f in zip((bad, good), folders, strict=True)]
+    tasks = [Task(c, f, RunCallbacks(failed=said.append)) for c, f in zip((bad, good), folders, strict=True)]
     done = []
     outcomes = run_all(tasks, done.append)
     assert isinstance(outcomes[0], DivergedError) and "round" in str(outcomes[0])
@@ -149,8 +149,8 @@ def test_an_interrupted_group_goes_on(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all([Task(c, f, Watcher(advanced=stop)) for c, f in zip(configs, folders, strict=True)])
-    run_all([Task(c, f, Watcher()) for c, f in zip(configs, folders, strict=True)])
+        run_all([Task(c, f, RunCallbacks(advanced=stop)) for c, f in zip(configs, folders, strict=True)])
+    run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, folders, strict=True)])
     run(configs[1], tmp_path / "whole")
     for name, value in theta(tmp_path / "whole").items():
         torch.testing.assert_close(theta(folders[1])[name], value, rtol=0, atol=1e-11)
@@ -163,22 +163,22 @@ def test_a_number_that_something_was_built_from(tmp_path, monkeypatch):
 
 
 def test_data_are_put_together_once(tmp_path, monkeypatch):
-    sizes, original = [], groups.visit_together
+    sizes, original = [], run_groups.run_visits
 
     def counted(engines, requests):
         sizes.append({len(engine.data.x) for engine in engines})
         return original(engines, requests)
 
-    monkeypatch.setattr(groups, "visit_together", counted)
+    monkeypatch.setattr(run_groups, "run_visits", counted)
     configs = [config(seed=seed, rounds=2 + seed) for seed in range(4)]  # one after another is done
-    run_all([Task(c, tmp_path / str(c.seed), Watcher()) for c in configs])
+    run_all([Task(c, tmp_path / str(c.seed), RunCallbacks()) for c in configs])
     assert len(sizes) == 4
     assert sizes == [sizes[0]] * 4
 
 
 def test_the_same_run_twice(tmp_path):
     same, other = config(), config(seed=1)
-    tasks = [Task(c, tmp_path / c.hash(), Watcher()) for c in (same, other, same)]
+    tasks = [Task(c, tmp_path / c.hash(), RunCallbacks()) for c in (same, other, same)]
     done = []
     summaries = run_all(tasks, done.append)
     assert summaries[0] == summaries[2] != summaries[1]
@@ -189,7 +189,7 @@ def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
     order = []
 
     def watcher(seed):
-        return Watcher(
+        return RunCallbacks(
             started=lambda config, round: order.append((seed, "start")),
             advanced=lambda report, metrics: order.append((seed, report.round)),
         )
@@ -205,13 +205,13 @@ def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
     plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
     expected = before.x[engines[1].tables(plan, 0).place]
     engines[1].foresee(plan, 0)
-    together.share_data(engines)
+    run_visits.concatenate_data(engines)
     assert torch.equal(engines[1].data.x[engines[1].tables(plan, 0).place], expected)
 
 
 def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
-    monkeypatch.setattr(groups, "_ON_CPU", 4 * one)
+    monkeypatch.setattr(run_groups, "_ON_CPU", 4 * one)
     configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]  # the last one has a round more
     assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
 
@@ -220,7 +220,7 @@ def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
     def full(report, metrics):
         raise StoreError("no space")
 
-    watchers = [Watcher(advanced=full), Watcher()]
+    watchers = [RunCallbacks(advanced=full), RunCallbacks()]
     with pytest.raises(StoreError, match="no space"):
         run_all([Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)])
     assert RunFolder(tmp_path / "1").done

@@ -9,7 +9,7 @@ import pytest
 from fedensemble.errors import InputError
 from fedensemble.experiment.paper_table import NAMES, experiments_folder, find_experiment, read_reproduction
 from fedensemble.experiment.reproduce import reproduce, without_missing
-from fedensemble.experiment.run import Watcher
+from fedensemble.experiment.run import RunCallbacks
 from fedensemble.report.figures.paper_grid import grid, over_seeds, paper_number
 from fedensemble.report.reproduction_report import REPORTS, write_reproduction
 from fedensemble.report.results_page import BEGIN, END, collect
@@ -70,7 +70,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def carry_out(reproduction, root, only=()):
-    return reproduce(reproduction, root, lambda label, seed: Watcher(), lambda: None, only)
+    return reproduce(reproduction, root, lambda label, seed: RunCallbacks(), lambda: None, only)
 
 
 @pytest.mark.parametrize("path", sorted(experiments_folder().glob("*.toml")), ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ import pytest
 
 from fedensemble import durable
 from fedensemble.config.schema import Config, resolve
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 
 from .simulated_disk import CUTS, QuickDisk, SimulatedDisk, Tree, frozen, read_tree, write_tree
 
@@ -90,7 +90,7 @@ def durable_rounds(disk: SimulatedDisk) -> list[int]:
 def resumed_round(config: Config, folder: Path) -> int:
     """Carries a run to its end; returns the round after which it began."""
     rounds = [config.rounds]  # of a finished run
-    run(config, folder, Watcher(started=lambda config, round: rounds.append(round)), checkpoint_seconds=0)
+    run(config, folder, RunCallbacks(started=lambda config, round: rounds.append(round)), checkpoint_seconds=0)
     return rounds[-1]
 
 
@@ -185,7 +185,7 @@ def test_metrics_that_are_lost_or_damaged_are_restored(config: Config, tmp_path:
         if content is not None:
             (root / RUN / "metrics.jsonl").write_bytes(content)
         said: list[str] = []
-        run(config, root / RUN, Watcher(say=said.append), checkpoint_seconds=0)
+        run(config, root / RUN, RunCallbacks(say=said.append), checkpoint_seconds=0)
         assert final_bytes(root) == expected
         assert "did not match round-00000003.safetensors; its records were restored" in said[0]
         assert "after round 3" in said[1]

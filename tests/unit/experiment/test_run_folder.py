@@ -15,7 +15,7 @@ from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import StoreError
 from fedensemble.experiment.ensemble_file import load_ensemble
 from fedensemble.experiment.metrics_log import BLOCK, MetricsLog, unpack
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.experiment.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
@@ -33,8 +33,8 @@ def config() -> Config:
     return resolve(SETTINGS)
 
 
-def at_round(number: int, do: Any) -> Watcher:
-    return Watcher(advanced=lambda report, metrics: do() if report.round == number else None)
+def at_round(number: int, do: Any) -> RunCallbacks:
+    return RunCallbacks(advanced=lambda report, metrics: do() if report.round == number else None)
 
 
 def test_a_folder_with_nothing_but_leftovers_is_taken(config: Config, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_older_checkpoints_are_kept_whatever_became_of_metrics(config: Config, t
     as_older_version(tmp_path)
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines[:rounds]) + b"\n" * bool(rounds) + b'{"round": ')
     said, began = list[str](), list[int]()
-    run(config, tmp_path, Watcher(say=said.append, started=lambda config, round: began.append(round)))
+    run(config, tmp_path, RunCallbacks(say=said.append, started=lambda config, round: began.append(round)))
     assert began == [4] and (tmp_path / "modes.safetensors").read_bytes() == modes
     assert len(RunFolder(tmp_path).metrics()) == rounds
     summary = RunFolder(tmp_path).summary()
@@ -148,7 +148,7 @@ def test_runs_without_checksums_are_loaded_without_a_word(config: Config, tmp_pa
     assert RunFolder(tmp_path).changes() == ""
     assert len(load_ensemble(tmp_path)) == 2
     said: list[str] = []
-    run(config, tmp_path, Watcher(say=said.append))
+    run(config, tmp_path, RunCallbacks(say=said.append))
     assert not said
 
 
@@ -162,7 +162,7 @@ def test_a_changed_file_is_named(config: Config, tmp_path: Path, name: str) -> N
     (tmp_path / name).write_bytes(before + b" " if name != "checksums.json" else before[:20])
     assert str(tmp_path / name) in store.changes() and "accept the change" in store.changes()
     said: list[str] = []
-    run(config, tmp_path, Watcher(say=said.append))
+    run(config, tmp_path, RunCallbacks(say=said.append))
     assert said == [store.changes()]
     if name == "config.toml":
         with pytest.raises(StoreError, match=r"config\.toml does not match its checksum"):

@@ -11,7 +11,7 @@ import pytest
 
 from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import InputError
-from fedensemble.experiment.run import Watcher, run
+from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.tracking.tracker import Tracker, scalars, trackers
 
 SETTINGS: dict[str, Any] = {
@@ -29,14 +29,14 @@ def config(*names: str) -> Config:
     return resolve({**SETTINGS, "track": list(names)})
 
 
-def stop_after(rounds: int) -> Watcher:
+def stop_after(rounds: int) -> RunCallbacks:
     """Someone who pulls the plug after a round, before its checkpoint."""
 
     def advanced(report: Any, metrics: Any) -> None:
         if report.round == rounds:
             raise RuntimeError("pulled")
 
-    return Watcher(advanced=advanced)
+    return RunCallbacks(advanced=advanced)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

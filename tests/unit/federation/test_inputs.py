@@ -12,7 +12,7 @@ import fedensemble as fe
 from fedensemble.checkpoint import read_checkpoint, write_checkpoint
 from fedensemble.data.archive import largest_size
 from fedensemble.data.npz import read_arrays
-from fedensemble.modeling.factory import Recipe
+from fedensemble.modeling.factory import ModelSpec
 from fedensemble.models import models
 from fedensemble.text import printable
 
@@ -97,9 +97,9 @@ def test_names_of_clients():
 
 
 def test_modes_that_do_not_fit_into_memory(monkeypatch):
-    from fedensemble.federation import memory_limits as room
+    from fedensemble.federation import memory_limits
 
-    monkeypatch.setattr(room, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(memory_limits, "free_bytes", lambda device: 10**6)
     with pytest.raises(fe.InputError, match=r"100,000 modes of 8 weights take .* lower ensemble.modes"):
         federation(modes=100_000)
     with pytest.raises(fe.InputError, match="modes <= 100,000"):
@@ -112,7 +112,7 @@ def test_modes_that_do_not_fit_into_memory(monkeypatch):
 
     large.__module__ = "fedensemble.models.large"
     with pytest.raises(fe.InputError, match="2 modes of 40,000,000,000 weights"):
-        federation(model=Recipe(large, {"in_features": 3, "out_features": 10**10}))
+        federation(model=ModelSpec(large, {"in_features": 3, "out_features": 10**10}))
     assert len(made) == 1  # and that one without memory
 
 

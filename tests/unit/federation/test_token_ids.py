@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FederatedData, Federation, InputError
-from fedensemble.federation import token_ids as tokens
+from fedensemble.federation import token_ids
 from fedensemble.federation.token_ids import extreme_rows
 
 
@@ -145,7 +145,7 @@ def test_models_that_take_no_whole_numbers_are_told_why():
 
 @pytest.mark.parametrize("chunk", [7, 1 << 16])
 def test_extremes_of_every_position(monkeypatch, chunk):
-    monkeypatch.setattr(tokens, "_CHUNK", chunk)
+    monkeypatch.setattr(token_ids, "_CHUNK", chunk)
     x = torch.randint(-50, 50, (500, 2, 5), generator=torch.Generator().manual_seed(0))
     few = x[extreme_rows(x)]
     assert len(few) <= 20

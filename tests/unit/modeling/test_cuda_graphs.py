@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedensemble.modeling.cuda_graphs import Replayed
+from fedensemble.modeling.cuda_graphs import GraphedFunction
 
 
 class Recorder:
@@ -34,7 +34,7 @@ def scaled(by, x):
 
 def test_the_second_call_is_recorded_and_later_ones_are_replayed():
     recorder = Recorder()
-    function = Replayed(scaled, recorder)
+    function = GraphedFunction(scaled, recorder)
     for call, replays in enumerate((0, 1, 2, 3)):
         x = torch.arange(3.0) + call
         assert torch.equal(function(2, x), 2 * x)
@@ -42,14 +42,14 @@ def test_the_second_call_is_recorded_and_later_ones_are_replayed():
 
 
 def test_results_are_not_overwritten():
-    function = Replayed(scaled, Recorder())
+    function = GraphedFunction(scaled, Recorder())
     results = [function(1, torch.full((2,), float(call))) for call in range(4)]
     assert [float(result[0]) for result in results] == [0, 1, 2, 3]
 
 
 def test_shapes_types_and_other_values_are_told_apart():
     recorder = Recorder()
-    function = Replayed(scaled, recorder)
+    function = GraphedFunction(scaled, recorder)
     different = [(2, torch.ones(3)), (3, torch.ones(3)), (2, torch.ones(4)), (2, torch.ones(3, dtype=torch.int64))]
     for given in different:
         function(*given)
@@ -64,7 +64,7 @@ def test_shapes_types_and_other_values_are_told_apart():
 
 def test_what_has_not_come_for_longest_is_forgotten():
     recorder = Recorder()
-    function = Replayed(scaled, recorder, most=2)
+    function = GraphedFunction(scaled, recorder, most=2)
     one, two, three = (torch.ones(size) for size in (1, 2, 3))
     for x in (one, two, one, two, one, three):  # `two` goes
         function(1, x)
@@ -80,7 +80,7 @@ def test_what_has_not_come_for_longest_is_forgotten():
 @pytest.mark.parametrize("error", [RuntimeError("not permitted\nwhile recording"), torch.OutOfMemoryError("full")])
 def test_what_cannot_be_recorded_runs_as_it_is_for_good(error):
     recorder = Recorder()
-    function = Replayed(scaled, recorder)
+    function = GraphedFunction(scaled, recorder)
     for _ in range(2):
         function(1, torch.ones(1))
     recorder.error = error
@@ -97,7 +97,7 @@ def test_mistakes_of_the_function_itself_are_raised():
     def wrong(x):
         raise ValueError("wrong")
 
-    function = Replayed(wrong, lambda function, given: function(*given))
+    function = GraphedFunction(wrong, lambda function, given: function(*given))
     for _ in range(3):
         with pytest.raises(ValueError, match="wrong"):
             function(torch.ones(1))
@@ -105,7 +105,7 @@ def test_mistakes_of_the_function_itself_are_raised():
 
 
 def test_without_a_recorder_nothing_is_remembered():
-    function = Replayed(scaled)
+    function = GraphedFunction(scaled)
     for _ in range(3):
         assert torch.equal(function(2, torch.ones(2)), torch.full((2,), 2.0))
     assert not function.known

@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import InputError
-from fedensemble import prng as draws
+from fedensemble import InputError, prng
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 
-KEY = draws.key(0, "test")
+KEY = prng.key(0, "test")
 MANY = 100_000
 SIX_SIGMA = 6 / MANY**0.5  # of the mean of so many numbers of variance one
 
@@ -85,7 +84,7 @@ DRAWING = [
 @pytest.mark.parametrize("function", DRAWING)
 def test_key_decides_and_torchs_generator_is_left_alone(function):
     before = torch.get_rng_state()
-    first, again, other = keyed(function), keyed(function), keyed(function, draws.fold(KEY, 1))
+    first, again, other = keyed(function), keyed(function), keyed(function, prng.fold(KEY, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -134,7 +133,7 @@ def test_moments():
     [nn.Dropout(0.5), nn.Dropout2d(0.5), lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(3, 4, 5, 5)],
 )
 def test_vmap_agrees_with_one_at_a_time(layer):
-    keys, x = draws.key(0, "visits", torch.arange(6)), torch.ones(6, 3, 4, 5, 5)
+    keys, x = prng.key(0, "visits", torch.arange(6)), torch.ones(6, 3, 4, 5, 5)
 
     def run(key, x):
         with KeyedRandomness(key):

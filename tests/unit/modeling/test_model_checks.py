@@ -87,7 +87,7 @@ def by_torch(federation, x, y):
         optimizer.step()
         for buffer in model.buffers():
             buffer.detach_()
-    return federation.learner.weights_of(model)
+    return federation.learner.flatten_module(model)
 
 
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")

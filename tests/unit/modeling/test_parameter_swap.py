@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fedensemble import FedAvg, Federation, InputError
-from fedensemble.engines.local import thread_pool as threads
-from fedensemble.modeling.parameter_swap import filled
+from fedensemble.engines.local import thread_pool
+from fedensemble.modeling.parameter_swap import swap_parameters
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.reference import without_ensemble
 from fedensemble.testing.toy_problems import CLASSES, FEATURES, classification
@@ -114,12 +114,12 @@ def test_checkpointing_that_hides_its_gradient(engine):
 
 def test_a_part_that_all_models_share(monkeypatch):
     """As a network trained before: threads would write into it at the same time."""
-    monkeypatch.setattr(threads, "_WORTH", 0)
-    monkeypatch.setattr(threads, "cores", lambda: 3)
+    monkeypatch.setattr(thread_pool, "_WORTH", 0)
+    monkeypatch.setattr(thread_pool, "cores", lambda: 3)
     part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     before = [(p, p.detach().clone()) for p in part.parameters()]
     federation = made(lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector", modes=2, strata=2)
-    learners = [federation.learner, *(federation.learner.with_another_model() for _ in "ab")]
+    learners = [federation.learner, *(federation.learner.clone_module() for _ in "ab")]
     models = [part, *(learner.training_model for learner in learners)]
     assert len({id(m) for model in models for m in model.modules()}) == sum(1 for m in models for _ in m.modules())
     theta, other = federation.state.modes["theta"]
@@ -175,7 +175,7 @@ def test_it_has_its_own_again():
     tensors = dict(given)
 
     def fail():
-        with filled(module, tensors):
+        with swap_parameters(module, tensors):
             assert module.weight is given["weight"]
             module.running_mean = torch.ones(2)
             return 1 / 0

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedensemble import FedAvg, Federation, InputError
-from fedensemble import prng as draws
+from fedensemble import FedAvg, Federation, InputError, prng
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.toy_problems import SIZES, labels, ragged, train
@@ -23,7 +22,7 @@ def test_projections(bias, bidirectional):
     layers = nn.LSTM(3, 6, 2, bias=bias, batch_first=True, bidirectional=bidirectional, proj_size=2).double()
     x = torch.randn(4, LENGTH, 3, dtype=torch.float64)
     expected, states = layers(x)
-    with KeyedRandomness(draws.key(0, "test")):
+    with KeyedRandomness(prng.key(0, "test")):
         got, others = layers(x)
     for a, b in ((got, expected), *zip(others, states, strict=True)):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)

@@ -7,8 +7,8 @@ from torch import nn
 
 from fedensemble import FederatedData, Federation, InputError
 from fedensemble.algorithms import FedBE
-from fedensemble.experiment.records import remarks
-from fedensemble.modeling.server_context import Workshop
+from fedensemble.experiment.records import run_notes
+from fedensemble.modeling.server_context import ServerContext
 from fedensemble.testing.toy_problems import numbers, small_federation, train
 
 CLOSE = 1e-12  # float64
@@ -34,7 +34,7 @@ def one_by_one(shop, shares, theta):
 
 def crowded(monkeypatch, most):
     """Lets calls of more than `most` models times inputs fail; returns the sizes of all calls."""
-    calls, real = [], Workshop.outputs
+    calls, real = [], ServerContext.outputs
 
     def outputs(self, theta, buffers, x):
         calls.append((len(theta), len(x)))
@@ -42,7 +42,7 @@ def crowded(monkeypatch, most):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, theta, buffers, x)
 
-    monkeypatch.setattr(Workshop, "outputs", outputs)
+    monkeypatch.setattr(ServerContext, "outputs", outputs)
     return calls
 
 
@@ -103,7 +103,7 @@ def test_too_little_memory_halves_what_is_tried(shop, monkeypatch, most):
 
 def test_memory_that_runs_out_in_the_middle(shop, monkeypatch):
     shares, theta, buffers = some_models(shop)
-    real, calls = Workshop.outputs, []
+    real, calls = ServerContext.outputs, []
 
     def outputs(self, theta, buffers, x):
         calls.append((len(theta), len(x)))
@@ -111,7 +111,7 @@ def test_memory_that_runs_out_in_the_middle(shop, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, theta, buffers, x)
 
-    monkeypatch.setattr(Workshop, "outputs", outputs)
+    monkeypatch.setattr(ServerContext, "outputs", outputs)
     shop.room = 4 * MODELS
     said = shop.mixture(shares, theta, buffers)
     assert calls == [(MODELS, 4), (MODELS, 4), (MODELS, 2), (MODELS, 2)]
@@ -126,7 +126,7 @@ def test_one_model_that_does_not_fit_is_said(shop, monkeypatch):
 
 def test_no_inputs_are_said(shop):
     with pytest.raises(InputError, match="x_server"):
-        Workshop(shop.learner, shop.examples).mixture(*some_models(shop))
+        ServerContext(shop.learner, shop.examples).mixture(*some_models(shop))
 
 
 def test_fedbe_is_the_same_with_little_memory(monkeypatch):
@@ -183,7 +183,7 @@ def test_what_cannot_be_recorded_is_said_and_runs_as_it_is():
     federation = small_federation(method, "loop", 2, 2)
     shop = federation.algorithm.workshop
     shop.outputs_of.record = shop.gradient_of.record = record
-    assert remarks(federation) == []
+    assert run_notes(federation) == []
     train(federation, 2)
-    assert remarks(federation) == ["The server's work runs without CUDA graphs: no graph of this"]
+    assert run_notes(federation) == ["The server's work runs without CUDA graphs: no graph of this"]
     assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])

@@ -5,14 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from fedensemble import InputError
-from fedensemble import prng as draws
+from fedensemble import InputError, prng
 from fedensemble.engines.stacked.forward import Folded
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.models import PadCropFlip, models
 
-KEY = draws.key(0, "test")
+KEY = prng.key(0, "test")
 MANY = 5000
 DEVIATIONS = 6  # of a count; chance has one of these tests fail once in ten million keys, and the key is fixed
 
@@ -80,7 +79,7 @@ def test_a_draw_of_one_stays_inside():
 def test_the_key_decides():
     x = distinct(50, 1, 6, 6)
     assert torch.equal(keyed(PadCropFlip(), x), keyed(PadCropFlip(), x))
-    assert not torch.equal(keyed(PadCropFlip(), x), keyed(PadCropFlip(), x, draws.key(1, "test")))
+    assert not torch.equal(keyed(PadCropFlip(), x), keyed(PadCropFlip(), x, prng.key(1, "test")))
 
 
 def test_an_image_does_not_depend_on_those_after_it():
@@ -104,7 +103,7 @@ def test_an_option_of_networks_active_where_dropout_is(name):
     more = {"dropout": 0.0} if name == "mobilenet" else {}
 
     def outputs(augment, key):
-        learner = Learner(
+        learner = FunctionalModel(
             lambda: models[name](shape=(3, 8, 8), outputs=3, augment=augment, **width, **more),
             "cross_entropy", torch.zeros(1, dtype=torch.int64),
         )  # fmt: skip

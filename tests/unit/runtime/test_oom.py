@@ -12,9 +12,9 @@ from fedensemble.algorithms import FedAvg, Scaffold
 from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.types import Plan
 from fedensemble.engines.local.client_state import ClientMemory
-from fedensemble.engines.local.local_engine import Simulation
+from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.run_accumulator import Share
-from fedensemble.engines.local.run_visits import visit_together
+from fedensemble.engines.local.run_visits import run_visits
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.runtime.oom import lack, out_of_memory
 from fedensemble.testing.assertions import require_close
@@ -28,8 +28,8 @@ ERRORS = {
     "Python": MemoryError,
 }
 PLACES = {
-    "prepare": (Simulation, "prepare", lambda self, algorithm, sent, mode, *others: len(mode)),
-    "train": (Simulation, "train_plainly", lambda self, algorithm, given, ragged: len(given.noise)),
+    "prepare": (LocalEngine, "prepare", lambda self, algorithm, sent, mode, *others: len(mode)),
+    "train": (LocalEngine, "train_plainly", lambda self, algorithm, given, ragged: len(given.noise)),
     "judge": (Share, "take", lambda self, block, trained: len(block.modes)),
     "aside": (ClientMemory, "aside", lambda self, rows: len(rows["c"])),
     "sums": (ModeMeans, "add", lambda self, mode, *others: len(mode)),
@@ -118,7 +118,7 @@ def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Share, "take", take)
         requests = [run.ask() for run in runs]
-        answers = visit_together([run.engine for run in runs], requests)
+        answers = run_visits([run.engine for run in runs], requests)
     assert trained == [8, 4]
     assert calls == [4, 4, 4]
     for run, request, answer, other in zip(runs, requests, answers, apart, strict=True):
@@ -162,7 +162,7 @@ def test_a_next_round_that_cannot_be_prepared_yet_is_prepared_later(monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Simulation, "_tables", full)
+        patched.setattr(LocalEngine, "_tables", full)
         federation.engine.foresee(plan, 0)
     assert federation.engine._foreseen is None
     federation.engine.foresee(plan, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...modeling.functional_model import Learner
+from ...modeling.functional_model import FunctionalModel
 
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -36,7 +36,7 @@ class Layer:
     parameters: tuple[str, ...]
 
 
-def find_chain(learner: Learner, examples: Tensor, method: str) -> list[Layer]:
+def find_chain(learner: FunctionalModel, examples: Tensor, method: str) -> list[Layer]:
     """The model's layers in the order they run.
 
     Args:

@@ -17,7 +17,7 @@ from ...core.problem import LocalProblem
 from ...core.types import Cohort
 from ...errors import InputError
 from ...flat_params import Tree
-from ...modeling.server_context import Workshop
+from ...modeling.server_context import ServerContext
 from ..fedavg import FedAvg
 from .assignment import Prior, match_units
 from .unit_permutation import Structure, Units, find_structure
@@ -75,7 +75,7 @@ class Matched(FedAvg):
         if self.own_rounds < 0:
             raise InputError(f"{owner} needs own_rounds >= 0; got {self.own_rounds}.")
 
-    def bind(self, workshop: Workshop) -> Self:
+    def bind(self, workshop: ServerContext) -> Self:
         name = algorithms.name_of(type(self)) or type(self).__name__
         bound = copy(self)
         structure = find_structure(workshop.learner, workshop.examples, f"Algorithm '{name}'")
@@ -162,7 +162,7 @@ class Matched(FedAvg):
         """Places of the weights that a layer's units are matched by, [W, D]."""
 
 
-def initialisation(workshop: Workshop) -> tuple[Tensor, Tensor]:
+def initialisation(workshop: ServerContext) -> tuple[Tensor, Tensor]:
     """Mean and half width of the uniform distribution with the moments of the model's initialisation, [P] each.
 
     The moments are those of each parameter tensor. Layers of torch are initialised uniformly, so for them this is their
@@ -176,7 +176,7 @@ def initialisation(workshop: Workshop) -> tuple[Tensor, Tensor]:
     return learner.theta_layout.flatten(means), learner.theta_layout.flatten(widths)
 
 
-def check_unused(workshop: Workshop, theta: Tensor, structure: Structure, name: str) -> None:
+def check_unused(workshop: ServerContext, theta: Tensor, structure: Structure, name: str) -> None:
     """Raises unless a unit whose weights are 0 has gradient 0 in networks `theta` [1, P]."""
     x = workshop.examples.unsqueeze(0)
     buffers = workshop.learner.initial(0, 1)[1]

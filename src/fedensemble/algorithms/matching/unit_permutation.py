@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ... import prng as draws
+from ... import prng
 from ...errors import InputError
 from ...flat_params import Layout, stored
-from ...modeling.functional_model import Learner
+from ...modeling.functional_model import FunctionalModel
 from .layer_chain import Layer, find_chain
 
 _CLOSE = 1e-3  # of the outputs' size; float32 and some layers cost 1e-5, a wrong order of units about 1
@@ -143,7 +143,7 @@ def _side(shape: torch.Size, axis: int, first: int, width: int, after: int) -> t
     return stored(index.reshape(form).expand(shape), shape).flatten(), torch.full((shape.numel(),), step)
 
 
-def find_structure(learner: Learner, examples: Tensor, method: str) -> Structure:
+def find_structure(learner: FunctionalModel, examples: Tensor, method: str) -> Structure:
     """The units of a model, tried out on some inputs.
 
     Args:
@@ -157,7 +157,7 @@ def find_structure(learner: Learner, examples: Tensor, method: str) -> Structure
     structure = Structure(layers, learner.theta_layout.names, learner.theta_layout.shapes).to(learner.device)
     theta, buffers = (tensor[0] for tensor in learner.initial(0, 1))
     # With no weight at 0, behind which a connection could hide.
-    theta = theta + 0.05 * draws.normal(draws.key(0, "structure"), len(theta)).to(theta)
+    theta = theta + 0.05 * prng.normal(prng.key(0, "structure"), len(theta)).to(theta)
     before = learner.outputs(theta, buffers, examples.clone())
     for units, following in zip(structure.layers, layers[1:], strict=True):
         slot = torch.arange(structure.units, device=theta.device)

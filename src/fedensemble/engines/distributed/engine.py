@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.keys import shared_coin
-from ...core.types import Cohort, Members, Plan, Returned
+from ...core.keys import shared_uniform
+from ...core.types import Cohort, Members, Plan, RoundResult
 from ...errors import InputError, RankError
 from ...flat_params import Tree
-from ..local.local_engine import Simulation
-from .process_group import Ranks, forms_of
+from ..local.local_engine import LocalEngine
+from .process_group import ProcessGroup, forms_of
 
 # Names that no upload has: a method's own are Python names.
 _BUFFERS, _WEIGHT = "running statistics", "weight of a visit"
@@ -34,8 +34,8 @@ class DistributedEngine(Engine):
         ranks: the job.
     """
 
-    def __init__(self, inner: Engine, ranks: Ranks) -> None:
-        if not isinstance(inner, Simulation):
+    def __init__(self, inner: Engine, ranks: ProcessGroup) -> None:
+        if not isinstance(inner, LocalEngine):
             raise InputError(f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}.")
         self.inner, self.ranks = inner, ranks
         self._stale = False  # a round failed: some ranks' memory may be a round ahead
@@ -74,7 +74,7 @@ class DistributedEngine(Engine):
                 own[name] = torch.cat([torch.zeros_like(mine[:, :1]), mine[:, 1:]], 1)
         self.inner.keep_numerics(own)
 
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
+    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
         self._check()
         if not len(plan.client):
             return self.inner.visit(algorithm, sent, buffers, plan, round)
@@ -100,10 +100,10 @@ class DistributedEngine(Engine):
             cohort = replace(cohort, members=self._members(returned, forms["members"], plan))
         self._stale = not bool(loss.isfinite().all())
         bad_step, bytes_up, bytes_down = whole
-        return Returned(means, buffers + moved, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down)
+        return RoundResult(means, buffers + moved, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down)
 
     def _facts(
-        self, returned: Returned | None, own: Tensor, plan: Plan, modes: int, round: int
+        self, returned: RoundResult | None, own: Tensor, plan: Plan, modes: int, round: int
     ) -> tuple[Cohort, Tensor, Tensor]:
         """The whole cohort, the losses [J], and first bad steps and bytes up and down [3, J]: small numbers at once."""
         learner, visits = self.inner.learner, len(plan.client)
@@ -117,10 +117,10 @@ class DistributedEngine(Engine):
                 whole[row, own] = value.cpu()
         real, whole = self.ranks.sum(real).to(learner.device, learner.dtype), self.ranks.sum(whole)
         count, weight, share = real[: 3 * modes].reshape(3, modes, 1)
-        coin = shared_coin(self.inner.seed, round, torch.arange(modes)).to(learner.device, learner.dtype)
+        coin = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(learner.device, learner.dtype)
         return Cohort(count, weight, share, len(self.inner.host_sizes), coin), real[3 * modes :], whole
 
-    def _members(self, returned: Returned | None, forms: dict[str, Any], plan: Plan) -> Members:
+    def _members(self, returned: RoundResult | None, forms: dict[str, Any], plan: Plan) -> Members:
         """What every visit sent: each rank puts its rows where they belong among zeros, and these are added up."""
         device = self.inner.learner.device
         order = torch.argsort(plan.client * (int(plan.mode.max()) + 1) + plan.mode)
@@ -190,7 +190,7 @@ class DistributedEngine(Engine):
             raise RankError("The last round failed, and clients may remember parts of it: load a checkpoint first.")
 
 
-def _forms(returned: Returned | None) -> dict[str, Any]:
+def _forms(returned: RoundResult | None) -> dict[str, Any]:
     """Types and shapes of what this rank adds up, for ranks that had nothing to do."""
     if returned is None:
         return {"forms": None}
@@ -199,7 +199,7 @@ def _forms(returned: Returned | None) -> dict[str, Any]:
     return {"forms": {"uploads": uploads, "members": forms_of(_sent(members)) if members is not None else {}}}
 
 
-def _uploads(returned: Returned, buffers: Tensor) -> Tree:
+def _uploads(returned: RoundResult, buffers: Tensor) -> Tree:
     """Means by mode, running statistics as changes: frozen parameters, which travel with them, stay as they are."""
     return {**returned.uploads, _BUFFERS: returned.buffers - buffers}
 

@@ -13,13 +13,13 @@ from types import FrameType
 import torch.distributed as dist
 
 from ...errors import FedEnsembleError, InputError, RankError
-from .process_group import TIMEOUT, Ranks, describe
+from .process_group import TIMEOUT, ProcessGroup, describe
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 
 
 @contextmanager
-def job(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     """The ranks of the job that this process is part of; without torchrun, this process alone.
 
     If one rank fails, all end: rank 0 with the error, the others in silence, unless rank 0 itself is gone.
@@ -29,7 +29,7 @@ def job(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Ranks()
+        yield ProcessGroup()
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -42,7 +42,7 @@ def job(timeout: float = TIMEOUT) -> Iterator[Ranks]:
         reason = str(error).splitlines()[0]
         raise RankError(f"Rank {rank} of {size} cannot join the others at {where}: {reason}", heard=False) from None
     with _ended_by_signal() as ended:
-        ranks = Ranks(rank, size, timeout)
+        ranks = ProcessGroup(rank, size, timeout)
         try:
             yield ranks
         except BaseException as error:
@@ -50,11 +50,11 @@ def job(timeout: float = TIMEOUT) -> Iterator[Ranks]:
             if ended and not isinstance(error, FedEnsembleError):  # raised inside somebody's `except`
                 error = ended[0]
             if rank == 0:
-                ranks.farewell(describe(error))
+                ranks.notify_exit(describe(error))
                 raise error from None
             if isinstance(error, RankError) and not error.heard:
                 raise
-            ranks.outlast()
+            ranks.wait_for_rank0()
             if isinstance(error, (FedEnsembleError, KeyboardInterrupt)):  # rank 0 says it
                 raise SystemExit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED) from None
             raise

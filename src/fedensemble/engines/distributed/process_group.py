@@ -34,7 +34,7 @@ T = TypeVar("T")
 Said = dict[str, Any]
 
 
-class Ranks:
+class ProcessGroup:
     """The ranks of this job; made without arguments, one process alone, which has nobody to talk to."""
 
     def __init__(self, rank: int = 0, size: int = 1, timeout: float = TIMEOUT) -> None:
@@ -134,7 +134,7 @@ class Ranks:
             self._send(other, parts[other])
         return parts[0]
 
-    def farewell(self, why: str) -> None:
+    def notify_exit(self, why: str) -> None:
         """Tells the other ranks, as far as they can hear, why rank 0 ends."""
         posts: list[Any] = []
         for other in range(1, self.size):
@@ -145,7 +145,7 @@ class Ranks:
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=max(0.05, last - time.monotonic())))
 
-    def outlast(self) -> None:
+    def wait_for_rank0(self) -> None:
         """Waits until rank 0 has ended: torchrun ends all ranks after the first, and rank 0 has something to say."""
         last = time.monotonic() + _LAST
         with suppress(RankError):

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork
-from ...core.keys import shared_coin
+from ...core.keys import shared_uniform
 from ...core.secret import system_uniform
 from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree, rows
-from ...modeling.functional_model import Learner
-from ...runtime.oom import SMALLER_VISIT, room_for
+from ...modeling.functional_model import FunctionalModel
+from ...runtime.oom import SMALLER_VISIT, raise_on_oom
 from ...text import shorten
-from ..local.block import Inputs, Trained, judge
+from ..local.block import BlockResult, Inputs, summarize_losses
 from ..local.loop import LoopEngine
 from .client_state import KeptMemory
 from .messages import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
@@ -52,11 +52,13 @@ class LocalClient:
         seed: of the run, as the server has it.
     """
 
-    def __init__(self, learner: Learner, algorithm: Algorithm, data: FederatedData, work: LocalWork, seed: int) -> None:
+    def __init__(
+        self, learner: FunctionalModel, algorithm: Algorithm, data: FederatedData, work: LocalWork, seed: int
+    ) -> None:
         self.learner, self.algorithm, self.work, self.seed = learner, algorithm, work, seed
         self.data, self.examples = data, len(data.x)
 
-    def introduce(self, message: Message, context: Context) -> Message:
+    def answer_query(self, message: Message, context: Context) -> Message:
         """The answer to a query: how many examples there are, and which part of the data they are."""
         partition = context.node_config.get("partition-id", -1)
         return reply(message, {RESULT: MetricRecord({"examples": self.examples, "partition": int(partition)})})
@@ -71,10 +73,10 @@ class LocalClient:
         sent = {name: value.to(self.learner.device) for name, value in unpack(message.content, MODEL).items()}
         buffers = sent.pop(BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device))
         given, trained = self.visit(visit, sent, buffers, found)
-        memory, loss, bad = rows(trained.memory, 0), *judge(trained, given)
+        memory, loss, bad = rows(trained.memory, 0), *summarize_losses(trained, given)
         if memory and bool(loss.isfinite()):
             kept.keep(visit, memory)
-        coin = shared_coin(self.seed, visit.round, torch.tensor(visit.mode)).to(self.learner.dtype)
+        coin = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(self.learner.dtype)
         upload = self.algorithm.encode(rows(trained.uploads, 0), coin)
         if len(buffers):
             upload = {**upload, BUFFERS: trained.buffers[0] - buffers}
@@ -85,7 +87,7 @@ class LocalClient:
         said = {VISIT: ConfigRecord({**visit._asdict()}), UPLOAD: pack(upload), RESULT: MetricRecord({**result})}
         return reply(message, said)
 
-    def visit(self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None) -> tuple[Inputs, Trained]:
+    def visit(self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None) -> tuple[Inputs, BlockResult]:
         """One visit of the loop engine, with the keys of this client's number among all."""
         work = replace(self.work, batch_size=min(self.work.batch_size, visit.largest))
         everybody = visit.client + 1
@@ -99,5 +101,5 @@ class LocalClient:
         given = engine.prepare(self.algorithm, one, only, buffers.unsqueeze(0), plan, visit.round)
         if memory is not None:
             given = given._replace(memory={n: value.to(self.learner.device)[None] for n, value in memory.items()})
-        with room_for("One visit does", self.learner.device, SMALLER_VISIT):
+        with raise_on_oom("One visit does", self.learner.device, SMALLER_VISIT):
             return given, engine.train(self.algorithm, given, ragged=False)

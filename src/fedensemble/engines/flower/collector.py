@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from ...participation.quotas import quotas
 from ...text import shorten
-from .deadline import Patience, Places, RoundLog
+from .deadline import ReplySlots, RoundLog, RoundTimeout
 from .exchange import Clock, Exchange
 from .messages import UnreadableError, Visit
 from .reply_validation import Answer
@@ -36,7 +36,7 @@ class Collector:
         modes: K.
     """
 
-    def __init__(self, roster: Roster, patience: Patience, clock: Clock, seed: int, modes: int) -> None:
+    def __init__(self, roster: Roster, patience: RoundTimeout, clock: Clock, seed: int, modes: int) -> None:
         self.roster, self.patience, self.clock, self.seed, self.modes = roster, patience, clock, seed, modes
         self._overdue: list[tuple[float, Exchange, list[Visit]]] = []
 
@@ -76,12 +76,12 @@ class Collector:
         passed = {visits[index].client for index in answers}
         return Collected({visits[index]: answers[index] for index in taken}, passed, failed)
 
-    def _places(self, visits: list[Visit]) -> Places:
+    def _places(self, visits: list[Visit]) -> ReplySlots:
         """The round's places, shared out among the modes as in a simulation."""
         mode = torch.tensor([visit.mode for visit in visits], dtype=torch.int64)
         asked = torch.bincount(mode, minlength=self.modes)
         keep = len(visits) if self.patience.keep is None else self.patience.keep
-        return Places(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
+        return ReplySlots(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
 
     def _judge(self, message: Message, visit: Visit, check: Check, log: RoundLog) -> Answer | None:
         """The answer in a message; None, and a line in the log, if there is none that counts."""

@@ -17,12 +17,12 @@ STRAYS = 20  # that a round's record names
 
 
 @dataclass(frozen=True)
-class Patience:
+class RoundTimeout:
     """How long a round waits, and for whom.
 
     Args:
         timeout: seconds from the sending of a round's messages.
-        keep: places of the round, see `Places`; once they are taken it ends. None waits for all. Later answers are
+        keep: places of the round, see `ReplySlots`; once they are taken it ends. None waits for all. Later answers are
             dropped and named.
         poll: seconds between two looks at what came in.
     """
@@ -37,7 +37,7 @@ class Patience:
 
 
 @dataclass
-class Places:
+class ReplySlots:
     """Which answers count: so many of each mode, the first to come, as in a simulation with devices.
 
     Args:

@@ -13,13 +13,13 @@ from torch import Tensor
 from ...core.aggregate import ModeMeans, gather
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.keys import shared_coin
-from ...core.probe import rehearse
-from ...core.types import EnsembleState, Members, Plan, Returned
-from ...flat_params import Tree, row_bytes, rows
+from ...core.keys import shared_uniform
+from ...core.probe import expected_uploads
+from ...core.types import EnsembleState, Members, Plan, RoundResult
+from ...flat_params import Tree, payload_bytes, rows
 from .clipping import limit_lengths
 from .collector import Collector
-from .deadline import Patience, RoundLog
+from .deadline import RoundLog, RoundTimeout
 from .exchange import Clock
 from .finite_checks import Soundness
 from .messages import BUFFERS, Visit, pack, visit_message
@@ -71,12 +71,12 @@ class FlowerEngine(Engine):
     """
 
     def __init__(
-        self, roster: Roster, seed: int, modes: int, training: str, patience: Patience | None = None,
+        self, roster: Roster, seed: int, modes: int, training: str, patience: RoundTimeout | None = None,
         limits: Limits | None = None, clock: Clock | None = None, statistics: Statistics | None = None,
         soundness: Soundness | None = None,
     ) -> None:  # fmt: skip
         self.roster, self.seed, self.training = roster, seed, training
-        self.patience, self.limits, self.clock = patience or Patience(), limits or Limits(), clock or Clock()
+        self.patience, self.limits, self.clock = patience or RoundTimeout(), limits or Limits(), clock or Clock()
         self.statistics, self.soundness = statistics, soundness or Soundness()
         self.sizes = torch.tensor([member.examples for member in roster.members])
         self.weights = limited(self.sizes, self.limits.max_weight)  # where clients count by their examples
@@ -87,13 +87,13 @@ class FlowerEngine(Engine):
         self._pending: _Pending  # from a visit on
         self.collector = Collector(roster, self.patience, self.clock, seed, modes)
 
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
+    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
         absent = self.conduct.absent(plan.client)
         skipped = sorted(set(plan.client[absent].tolist()))
         self.log = RoundLog(asked=int((~absent).sum()), skipped=[self.roster.members[i].name for i in skipped])
-        coin = shared_coin(self.seed, round, torch.arange(len(buffers))).to(buffers.dtype)
-        kept = _Round(algorithm, rehearse(algorithm, sent, buffers, coin), buffers, coin)
-        pending = _Pending(round, kept, row_bytes({**sent, BUFFERS: buffers}), skipped, self.recent)
+        coin = shared_uniform(self.seed, round, torch.arange(len(buffers))).to(buffers.dtype)
+        kept = _Round(algorithm, expected_uploads(algorithm, sent, buffers, coin), buffers, coin)
+        pending = _Pending(round, kept, payload_bytes({**sent, BUFFERS: buffers}), skipped, self.recent)
         self._pending = pending
         messages, visits = self._messages(sent, buffers, Plan(plan.client[~absent], plan.mode[~absent]), round)
         answers, pending.passed, pending.failed = self.collector.collect(messages, visits, self._check, self.log)
@@ -104,7 +104,7 @@ class FlowerEngine(Engine):
             logger.warning("round %d: %s", round + 1, line)
         return self._returned()
 
-    def review(self, before: EnsembleState, after: EnsembleState) -> Returned | None:
+    def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
         """The round without the modes that the server's step made unusable: they keep their last good state."""
         pending, answers = self._pending, self._pending.answers
         self.log.broken = self.soundness.broken(after, (visit.mode for visit in answers))
@@ -189,14 +189,14 @@ class FlowerEngine(Engine):
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name
 
-    def _returned(self) -> Returned:
+    def _returned(self) -> RoundResult:
         """What the server's step takes: the pending answers, whether all of them or those that are left."""
         pending = self._pending
         returned = self._sum_up(pending.kept, pending.answers, pending.bytes_down)
         lr = pending.kept.algorithm.rate(pending.round)
         return returned._replace(cohort=replace(returned.cohort, round=pending.round, lr=lr))
 
-    def _sum_up(self, kept: _Round, answers: dict[Visit, Answer], bytes_down: int) -> Returned:
+    def _sum_up(self, kept: _Round, answers: dict[Visit, Answer], bytes_down: int) -> RoundResult:
         """Means by mode, added up in the order of clients, as the loop engine does."""
         uniform = kept.algorithm.weighting == "uniform"
         means, buffers, parts = ModeMeans(len(kept.buffers)), kept.buffers, []
@@ -212,7 +212,7 @@ class FlowerEngine(Engine):
         uploads = means.mean() or {name: torch.zeros_like(value) for name, value in kept.still.items()}
         moved = uploads.pop(BUFFERS, torch.zeros_like(buffers))
         cohort = means.cohort(len(self.sizes), len(self.sizes) if uniform else float(self.weights.sum()), kept.coin)
-        return Returned(
+        return RoundResult(
             uploads=uploads,
             buffers=buffers + moved if self.statistics is None else self.statistics.repair(buffers + moved),
             cohort=replace(cohort, members=gather(parts)) if parts else cohort,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.types import EnsembleState
-from ...modeling.functional_model import Learner
+from ...modeling.functional_model import FunctionalModel
 
 
 class Soundness:
@@ -22,7 +22,7 @@ class Soundness:
         shape: of one input.
     """
 
-    def __init__(self, learner: Learner | None = None, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, learner: FunctionalModel | None = None, shape: tuple[int, ...] = ()) -> None:
         self.learner, self.example = learner, None
         if learner is not None:
             theta, buffers = learner.initial(0, 1)
@@ -42,7 +42,7 @@ class Soundness:
         return bool(outputs.isfinite().all())
 
 
-def _example(learner: Learner, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def _example(learner: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """One input of zeros, as numbers or as tokens, that a fresh model takes; None if it takes neither."""
     for dtype in (learner.dtype, torch.int64):
         example = torch.zeros(1, *shape, dtype=dtype, device=learner.device)

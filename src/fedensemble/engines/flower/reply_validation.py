@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...errors import InputError
-from ...flat_params import Tree, row_bytes, rows
+from ...flat_params import Tree, payload_bytes, rows
 from .messages import BUFFERS, UPLOAD, UnreadableError, Visit, check_records, number, read_visit, unpack
 from .running_statistics import Statistics
 
@@ -104,7 +104,7 @@ def check_answer(
         uploads={name: _clip(value, like[name], limits.clip) for name, value in uploads.items()},
         buffers=_clip(moved, torch.zeros_like(moved), limits.clip),
         loss=_check_loss(content, buffers.dtype, limits),
-        bytes_up=row_bytes(sent),
+        bytes_up=payload_bytes(sent),
         forgot=number(content, "forgot", int) == 1,
     )
 

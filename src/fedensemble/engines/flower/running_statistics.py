@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...modeling.functional_model import Learner
+from ...modeling.functional_model import FunctionalModel
 from .messages import UnreadableError
 
 
@@ -24,7 +24,7 @@ class Statistics:
     frozen: Tensor
 
     @classmethod
-    def of(cls, learner: Learner) -> Statistics:
+    def of(cls, learner: FunctionalModel) -> Statistics:
         """Those of a model."""
         model, layout = learner.training_model, learner.buffer_layout
         norms = [n for n, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]

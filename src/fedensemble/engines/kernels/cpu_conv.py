@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import cpu_fft_conv as transforms
+from . import cpu_fft_conv
 
 Pair = tuple[int, int]
 _SMALL = 1 << 16  # numbers that go into and come out of a visit's layer
@@ -17,18 +17,18 @@ _FEW_FILTERS = 8  # times fewer numbers than an image and its outputs have
 def on_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
-    """Visit j's images with visit j's filters, in the way that `way_for` names."""
-    way = way_for(x, weight, stride, padding, dilation, groups)
+    """Visit j's images with visit j's filters, in the way that `choose_algorithm` names."""
+    way = choose_algorithm(x, weight, stride, padding, dilation, groups)
     if way == "product":
         return product(x, weight, bias, stride)
     if way == "transforms":
-        return transforms.Transformed.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
+        return cpu_fft_conv.FFTConv.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
     if way == "one by one":
-        return one_by_one(x, weight, bias, stride, padding, dilation, groups)
+        return per_client_conv(x, weight, bias, stride, padding, dilation, groups)
     return grouped(x, weight, stride, padding, dilation, groups, bias, channels_last=way == "grouped, channels last")
 
 
-def way_for(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> str:
+def choose_algorithm(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> str:
     """The way for images [J * B, C, H, W] and filters [J, O, C / groups, h, w] on a CPU.
 
     From shapes and never from timings, so that a run always gives the same bits; measured, also against the other ways,
@@ -46,7 +46,7 @@ def way_for(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pa
     visits, outputs, channels = weight.shape[:3]
     if large(x, weight, stride, padding, dilation):
         plain = x.dtype == torch.float32 and groups == 1 and stride == dilation == (1, 1)
-        if plain and transforms.pays(x, weight, padding, extent(x, weight, stride, padding, dilation)):
+        if plain and cpu_fft_conv.pays(x, weight, padding, extent(x, weight, stride, padding, dilation)):
             return "transforms"
         if visits > 1:
             return "one by one"
@@ -73,7 +73,7 @@ def extent(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pai
     return tall, wide
 
 
-def one_by_one(
+def per_client_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """A convolution a visit."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.num_threads import inside
+from ...runtime.num_threads import num_threads
 
 _Pair = tuple[int, int]
 _BLOCK = 16  # channels that oneDNN computes together, also where there are fewer
@@ -32,7 +32,7 @@ def available() -> bool:
     if asked is None or not asked():
         return False
     try:
-        with inside(1):
+        with num_threads(1):
             image = torch.zeros(1, 1, 5, 5, dtype=torch.float32, device="cpu")
             _convolved(image, image, None, (0, 0))
     except RuntimeError:
@@ -78,7 +78,7 @@ def _products(extent: Sequence[int], size: Sequence[int]) -> int:
     return 64 * tiles(8) if max(size) <= 8 and tiles(8) <= 4 * large else 256 * large
 
 
-class Transformed(torch.autograd.Function):
+class FFTConv(torch.autograd.Function):
     """Visit j's images [J * B, C, H, W] with visit j's filters [J, O, C, h, w] and bias [J, O] or None; stride 1.
 
     Slopes are such convolutions, too. Along the images: of the outputs' slope with the filters turned around. Along the

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cpu_conv import Pair, large, on_cpu, way_for
+from .cpu_conv import Pair, choose_algorithm, large, on_cpu
 
 
 def convolve_and_pool(
@@ -22,10 +22,10 @@ def convolve_and_pool(
     laid out in torch's way nor have they left the cache.
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    way = way_for(x, weight, stride, padding, dilation, groups)
+    way = choose_algorithm(x, weight, stride, padding, dilation, groups)
     known = x.dtype == torch.float32 and large(x, weight, stride, padding, dilation) and _pools_blocks()
     if way in ("transforms", "product") or not known or not _all_finite(x, weight, bias):
-        return PlanePool.apply(on_cpu(x, weight, bias, stride, padding, dilation, groups), size)  # type: ignore[no-any-return, no-untyped-call]
+        return MaxPool2d.apply(on_cpu(x, weight, bias, stride, padding, dilation, groups), size)  # type: ignore[no-any-return, no-untyped-call]
     plus = [None] * len(weight) if bias is None else bias
     parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
     images = (F.conv2d(part.to_mkldnn(), w, b, stride, padding, dilation, groups) for part, w, b in parts)
@@ -48,7 +48,7 @@ def _all_finite(*values: Tensor | None) -> bool:
     return all(isfinite(value.detach().sum()) for value in values if value is not None)
 
 
-class PlanePool(torch.autograd.Function):
+class MaxPool2d(torch.autograd.Function):
     """F.max_pool2d(x, size) with stride = size and no padding, by whole planes of every `size`-th pixel.
 
     The slope goes to the first of several largest, as in torch. Who that is stands in planes of ones and zeros: torch

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ... import prng as draws
+from ... import prng
 from ...core.algorithm import Algorithm
 from ...data.federated import FederatedData
 from ...flat_params import Tree, rows
@@ -47,7 +47,7 @@ class Tables(NamedTuple):
     counts: Tensor
 
 
-class Trained(NamedTuple):
+class BlockResult(NamedTuple):
     """What a block of J visits gives."""
 
     uploads: Tree  # [J, P]
@@ -75,7 +75,7 @@ class Minibatches:
         """Of the random layers in each step, [S, ...]."""
         noise = self.given.noise
         steps = torch.arange(self.count, device=noise.device).reshape(-1, *(1,) * noise.dim())
-        return torch.as_tensor(draws.fold(noise, steps))
+        return torch.as_tensor(prng.fold(noise, steps))
 
     def on_batch(
         self, place: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
@@ -114,7 +114,7 @@ def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
     return other
 
 
-def judge(trained: Trained, given: Inputs) -> tuple[Tensor, Tensor]:
+def summarize_losses(trained: BlockResult, given: Inputs) -> tuple[Tensor, Tensor]:
     """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J] each."""
     active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
     loss = torch.where(active, trained.losses, 0).sum(0) / active.sum(0)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...modeling.functional_model import GradientFn
-from ...runtime.num_threads import inside
-from ...runtime.oom import SHORTAGES, SMALLER_VISIT, gib, lack, out_of_memory, too_large
+from ...runtime.num_threads import num_threads
+from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, format_gib, lack, oom_error, out_of_memory
 from ..stacked.gradient import folded_gradient
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
         needed += activations(engine)
     if room < needed:
         engine.notes.append(
-            f"One visit needs about {gib(needed)}, more than the memory budget of {gib(room)}: visits are trained one "
+            f"One visit needs about {format_gib(needed)}, more than the memory budget of {format_gib(room)}: visits are trained one "
             "by one, and may take more than the budget."
         )
     visits = int(max(1, min(most, room // needed)))
@@ -62,7 +62,7 @@ def _room_on_gpu(engine: VectorEngine) -> float:
     if room <= free:
         return room
     engine.notes.append(
-        f"Other programs leave only {gib(free)} of the {gib(total)} of {device}: blocks are sized for that, and the "
+        f"Other programs leave only {format_gib(free)} of the {format_gib(total)} of {device}: blocks are sized for that, and the "
         "last digits of results may differ from those on an idle GPU. To repeat them, set engine.options.block."
     )
     return _OF_GPU * free
@@ -84,12 +84,12 @@ def activations(engine: VectorEngine) -> int:
     for visits in (2, 1) if device.type == "cuda" else (1,):  # two tell one's share of what all need once
         try:
             return _measured(engine, visits) if device.type == "cuda" else _estimated(engine)
-        except SHORTAGES as error:
+        except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
             lacking = lack(error, device)
         torch.cuda.empty_cache()
-    raise too_large("One visit does", device, lacking, SMALLER_VISIT)
+    raise oom_error("One visit does", device, lacking, SMALLER_VISIT)
 
 
 def _measured(engine: VectorEngine, visits: int) -> int:
@@ -104,7 +104,7 @@ def _measured(engine: VectorEngine, visits: int) -> int:
 def _estimated(engine: VectorEngine) -> int:
     """By what autograd saves for a few examples; weights that it saves do not grow with them."""
     batch = engine.work.batch_size
-    learner = engine.learner.with_another_model()  # what this one keeps in Python stays as it was
+    learner = engine.learner.clone_module()  # what this one keeps in Python stays as it was
     # Layers apart: what oneDNN keeps in its own layout, nobody can look at.
     gradient = folded_gradient(learner) if engine.folded else learner.gradient_function(batched=False)
     if batch > 2 * _FEW:
@@ -122,7 +122,7 @@ def _estimated(engine: VectorEngine) -> int:
         return _UNSEEN  # torch.func inside a model lets nobody look
 
 
-@inside(1)
+@num_threads(1)
 def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
     """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward pass is done."""
     given = _batch(engine, 1, batch)

@@ -18,10 +18,10 @@ from ...core.algorithm import Algorithm
 from ...core.optimizer import SGD
 from ...core.problem import Adjust, Gradient, LocalProblem, Step
 from ...flat_params import Tree
-from ..stacked import dispatch as kernels
-from ..stacked.aligned_rows import descend, lined
-from ..stacked.stacked_params import kept_copy
-from .block import Inputs, Minibatches, Trained, received, tuned
+from ..stacked import dispatch
+from ..stacked.aligned_rows import descend, to_aligned
+from ..stacked.stacked_params import use_cast_copy
+from .block import BlockResult, Inputs, Minibatches, received, tuned
 
 Copied = Callable[[Tensor], Tensor | None]
 
@@ -68,7 +68,7 @@ class RecordedProblem(LocalProblem):
         def step(state: Tree, gradient: Gradient) -> Tree:
             """The same in place: one pass over the weights."""
             theta = state["theta"]
-            with kept_copy(theta, copy):
+            with use_cast_copy(theta, copy):
                 value, decay = gradient(theta), self.optimizer.weight_decay
             value = value if adjust is None else adjust(theta, value)
             if self.optimizer.clip > 0:
@@ -77,7 +77,7 @@ class RecordedProblem(LocalProblem):
             return {"theta": descend(theta, value, torch.as_tensor(rate), decay, copy)}
 
         # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        theta = lined(start)
+        theta = to_aligned(start)
         copy = self.copied(theta)
         return self._repeated({"theta": theta}, step)["theta"]
 
@@ -92,7 +92,7 @@ class RecordedProblem(LocalProblem):
         self.recorder.begin(repeated=True)
         place, weight = (table.index_select(0, index).squeeze(0) for table in (given.place, given.weight))
         active = self.active = weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
-        key = kernels.fold(given.noise, index)
+        key = dispatch.fold(given.noise, index)
 
         def gradient(at: Tensor) -> Tensor:
             value, (loss, new) = self.minibatches.on_batch(place, weight, key, at, buffers)
@@ -170,7 +170,7 @@ class CapturedTraining:
             else:
                 held.copy_(value)
 
-    def run(self, given: Inputs) -> Trained:
+    def run(self, given: Inputs) -> BlockResult:
         """Trains a block; what it returns holds until the next run, what clients remember for ever."""
         self.load(given)
         steps = len(given.place)
@@ -178,7 +178,7 @@ class CapturedTraining:
             for _ in range(steps if repeated else 1):
                 graph.replay()
         kept = {name: value.clone() for name, value in self.memory.items()}  # read only at the end of the round
-        return Trained(self.uploads, kept, self.buffers, self.table[:steps])
+        return BlockResult(self.uploads, kept, self.buffers, self.table[:steps])
 
 
 def _copied(value: Any) -> Any:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...core.types import Plan
 from ...errors import InputError, StoreError
-from ...flat_params import Tree, row_bytes
-from ...runtime.oom import SHORTAGES, out_of_memory, room_for
+from ...flat_params import Tree, payload_bytes
+from ...runtime.oom import OOM_ERRORS, out_of_memory, raise_on_oom
 from ...runtime.oom import free_bytes as _free
 
 Placement = Literal["auto", "device", "host", "disk"]
@@ -128,15 +128,19 @@ class ClientMemory:
             return
         room = max(needed, held * 3 // 2)
         while self.placement == "auto" and self.where != "disk":
-            if room * row_bytes(like) <= _SHARE[self.where] * _free(self.device if self.where == "device" else None):
+            if room * payload_bytes(like) <= _SHARE[self.where] * _free(
+                self.device if self.where == "device" else None
+            ):
                 try:
                     return self._grow(room, like)
-                except SHORTAGES as error:  # free memory may lie in pieces
+                except OOM_ERRORS as error:  # free memory may lie in pieces
                     if not out_of_memory(error):
                         raise
             self.where = "host" if self.where == "device" else "disk"
         advice = "use engine.options.client_memory 'auto' or 'disk', or a method without client memory"
-        with room_for("Clients' memory does", self.device if self.where == "device" else torch.device("cpu"), advice):
+        with raise_on_oom(
+            "Clients' memory does", self.device if self.where == "device" else torch.device("cpu"), advice
+        ):
             self._grow(room, like)
 
     def _grow(self, room: int, like: Tree) -> None:

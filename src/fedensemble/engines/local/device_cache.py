@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...data.federated import FederatedData
-from ...runtime.oom import gib, room_for
+from ...runtime.oom import format_gib, raise_on_oom
 
 _ON_DEVICE: WeakKeyDictionary[FederatedData, dict[str, FederatedData]] = WeakKeyDictionary()
 _SMALLER = "use fewer or smaller examples (images as uint8 need a quarter of floats), device 'cpu' or a larger card"
@@ -18,8 +18,8 @@ def moved(data: FederatedData, device: torch.device) -> FederatedData:
     """The data on a device, once for all engines that use them."""
     kept = _ON_DEVICE.setdefault(data, {})
     if str(device) not in kept:
-        size = gib(data.x.nbytes + data.y.nbytes)
-        with room_for(f"The clients' data, {size}, do", device, _SMALLER):
+        size = format_gib(data.x.nbytes + data.y.nbytes)
+        with raise_on_oom(f"The clients' data, {size}, do", device, _SMALLER):
             there = data.to(device)
         if there.x is data.x:
             return data
@@ -27,7 +27,7 @@ def moved(data: FederatedData, device: torch.device) -> FederatedData:
     return kept[str(device)]
 
 
-def onto(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on the device, without waiting for what that is doing."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...runtime.num_threads import inside
-from .local_engine import Simulation
+from ...runtime.num_threads import num_threads
+from .local_engine import LocalEngine
 
 
-@inside(1)
-def operations(engine: Simulation) -> int:
+@num_threads(1)
+def operations(engine: LocalEngine) -> int:
     """Multiplications and additions of one example's forward pass, those with weights; torch's counter loads slowly."""
     pair = engine.data.x[[0, -1]]  # two examples: a norm without running statistics refuses one
     x = engine.data.inputs(pair, engine.learner.dtype)

@@ -11,25 +11,25 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork, batch_table
 from ...core.engine import Engine
-from ...core.keys import shared_coin, visit_key
+from ...core.keys import shared_uniform, visit_key
 from ...core.problem import LocalProblem
 from ...core.round import Request
 from ...core.secret import SecretSource
-from ...core.types import Plan, Returned
+from ...core.types import Plan, RoundResult
 from ...data.federated import FederatedData
 from ...flat_params import Tree, rows
-from ...modeling.functional_model import Learner
+from ...modeling.functional_model import FunctionalModel
 from ...runtime.malloc import keep_freed_memory
-from ...runtime.oom import SHORTAGES, SMALLER_VISIT, out_of_memory, too_large
-from .block import Inputs, Minibatches, Tables, Trained, received, single, tuned
+from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, oom_error, out_of_memory
+from .block import BlockResult, Inputs, Minibatches, Tables, received, single, tuned
 from .client_state import ClientMemory, Placement
-from .device_cache import moved, onto
-from .run_visits import visit_together
+from .device_cache import moved, to_device_async
+from .run_visits import run_visits
 
 _SMALL = 20_000  # examples of a block
 
 
-class Simulation(Engine):
+class LocalEngine(Engine):
     """Carries out plans on this machine.
 
     Args:
@@ -45,7 +45,13 @@ class Simulation(Engine):
     secret: SecretSource | None = None  # of numbers that only a client knows; a simulation makes them from the seed
 
     def __init__(
-        self, learner: Learner, data: FederatedData, work: LocalWork, seed: int, *, client_memory: Placement = "auto"
+        self,
+        learner: FunctionalModel,
+        data: FederatedData,
+        work: LocalWork,
+        seed: int,
+        *,
+        client_memory: Placement = "auto",
     ) -> None:
         self.learner, self.data, self.work, self.seed = learner, moved(data, learner.device), work, seed
         self.host_sizes = data.size.cpu()
@@ -66,8 +72,8 @@ class Simulation(Engine):
     def order(self, counts: Tensor) -> Tensor:
         """The order in which visits with so many local steps are trained, as indices."""
 
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> Returned:
-        return visit_together([self], [Request(algorithm, sent, buffers, plan, round)])[0]
+    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
+        return run_visits([self], [Request(algorithm, sent, buffers, plan, round)])[0]
 
     def prepare(
         self, algorithm: Algorithm, sent: Tree, mode: Tensor, buffers: Tensor, plan: Plan, round: int
@@ -87,7 +93,7 @@ class Simulation(Engine):
             coin=tables.coin,
             sizes=tables.sizes,
             counts=tables.counts,
-            lr=onto(rate, self.learner.device),
+            lr=to_device_async(rate, self.learner.device),
             hyper={},
         )
 
@@ -99,7 +105,7 @@ class Simulation(Engine):
         part = Plan(plan.client[first], plan.mode[first])
         try:
             self._foreseen = (round, part, self._tables(part, round))
-        except SHORTAGES as error:
+        except OOM_ERRORS as error:
             if not out_of_memory(error):  # then they are made when their round comes
                 raise
 
@@ -119,20 +125,20 @@ class Simulation(Engine):
         )
         small = len(host) * int(host.max()) <= _SMALL
         place, weight = batch_table(batches, host, self.work) if small else batch_table(
-            onto(batches, device), onto(host, device), self.work, host
+            to_device_async(batches, device), to_device_async(host, device), self.work, host
         )  # fmt: skip
-        starts = self.starts[onto(plan.client, device)]
+        starts = self.starts[to_device_async(plan.client, device)]
         return Tables(
-            place=onto(place, device) + starts.reshape(1, -1, 1),
-            weight=onto(weight, device),
-            noise=onto(noise, device),
-            own=onto(own, device),
-            coin=onto(shared_coin(self.seed, round, plan.mode).to(dtype), device),
-            sizes=onto(host.unsqueeze(-1).to(dtype), device),
-            counts=onto(self.work.count(host).unsqueeze(-1).to(dtype), device),
+            place=to_device_async(place, device) + starts.reshape(1, -1, 1),
+            weight=to_device_async(weight, device),
+            noise=to_device_async(noise, device),
+            own=to_device_async(own, device),
+            coin=to_device_async(shared_uniform(self.seed, round, plan.mode).to(dtype), device),
+            sizes=to_device_async(host.unsqueeze(-1).to(dtype), device),
+            counts=to_device_async(self.work.count(host).unsqueeze(-1).to(dtype), device),
         )
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         """Local training of a block of visits."""
         return self.train_plainly(algorithm, given, ragged)
 
@@ -143,7 +149,7 @@ class Simulation(Engine):
         cannot be smaller.
         """
         if self.block == 1:
-            raise too_large("One visit does", self.learner.device, lacking, SMALLER_VISIT)
+            raise oom_error("One visit does", self.learner.device, lacking, SMALLER_VISIT)
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
@@ -152,7 +158,7 @@ class Simulation(Engine):
             f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
         )]  # fmt: skip
 
-    def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+    def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         """Local training step by step; without batching the block is one visit and has no leading dimension."""
         visits = len(given.noise)
         sent = received(given)
@@ -165,7 +171,7 @@ class Simulation(Engine):
         )  # fmt: skip
         uploads, memory = tuned(algorithm, given.hyper).local_training(sent, given.memory, problem)
         losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
-        return Trained(
+        return BlockResult(
             {name: value.reshape(visits, -1) for name, value in uploads.items()},
             {name: value.reshape(visits, -1) for name, value in memory.items()},
             problem.buffers.reshape(visits, -1),

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ...core.engine import engines
-from .local_engine import Simulation
+from .local_engine import LocalEngine
 
 
 @engines.register("loop")
-class LoopEngine(Simulation):
+class LoopEngine(LocalEngine):
     """Trains one visit at a time, in the plan's order."""
 
     batched: ClassVar[bool] = False

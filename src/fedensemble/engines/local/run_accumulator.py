@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from ...core.aggregate import ModeMeans, gather
-from ...core.keys import shared_coin
+from ...core.keys import shared_uniform
 from ...core.round import Request
 from ...core.traffic import bytes_down, bytes_up, sees
-from ...core.types import Members, Plan, Returned
+from ...core.types import Members, Plan, RoundResult
 from ...flat_params import Tree, rows
-from .block import Inputs, Trained, judge, received
-from .device_cache import onto
+from .block import BlockResult, Inputs, received, summarize_losses
+from .device_cache import to_device_async
 
 if TYPE_CHECKING:
-    from .local_engine import Simulation
+    from .local_engine import LocalEngine
 
 # Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
 _BUFFERS = "buffers"
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 class Share:
     """One run's part of a round: what it asks for, and what has come back."""
 
-    def __init__(self, engine: Simulation, request: Request) -> None:
+    def __init__(self, engine: LocalEngine, request: Request) -> None:
         self.engine, self.request = engine, request
         device, visits = engine.learner.device, len(request.plan.client)
         self.counts = engine.work.count(engine.host_sizes[request.plan.client])
@@ -52,51 +52,53 @@ class Share:
         """What some of its visits need; all that goes to the device goes there before they are trained."""
         algorithm, sent, buffers, plan, round = self.request
         part = Plan(plan.client[places], plan.mode[places])
-        modes = row = onto(part.mode, buffers.device)
+        modes = row = to_device_async(part.mode, buffers.device)
         if len(buffers) > len(modes):  # more modes than visits: some are not needed
             sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
         given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
         if self.hyper:
             given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
         if sees(type(algorithm), "download_bytes"):
-            coin = shared_coin(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
+            coin = shared_uniform(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
             size = bytes_down(algorithm, received(given), given.memory, coin)
             self.downloads.append((places, torch.as_tensor(size).expand(len(places), 1)))
-        return Block(part, modes, onto(places, buffers.device), given)
+        return Block(part, modes, to_device_async(places, buffers.device), given)
 
-    def take(self, block: Block, trained: Trained) -> None:
+    def take(self, block: Block, trained: BlockResult) -> None:
         """Counts in what some of its visits gave; where memory runs out, nothing of it."""
         part, modes, place, given = block
         buffers = self.request.buffers
-        self.loss[place], self.bad_step[place] = judge(trained, given)  # visits that are tried again write it again
+        self.loss[place], self.bad_step[place] = summarize_losses(
+            trained, given
+        )  # visits that are tried again write it again
         memory = self.engine.memory.aside(trained.memory)
         weight = given.sizes[:, 0]
         weight = torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
         gathered = []
         if self.request.algorithm.gathers:  # copies: what a block gave holds until the next one runs
             uploads = {name: value.clone() for name, value in trained.uploads.items()}
-            client = onto(part.client, buffers.device)
+            client = to_device_async(part.client, buffers.device)
             gathered = [Members(client, modes, weight, uploads, trained.buffers.clone())]
         self.means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
         self.kept.append((part, memory))
         self.gathered += gathered
 
-    def returned(self) -> Returned:
+    def returned(self) -> RoundResult:
         """What the server gets."""
         algorithm, sent, buffers, plan, round = self.request
         engine = self.engine
-        coin = shared_coin(engine.seed, round, torch.arange(len(buffers))).to(engine.learner.dtype)
+        coin = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(engine.learner.dtype)
         uploads = self.means.mean()
         moved = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # none if nobody trained
         carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
         members = gather(self.gathered) if self.gathered else None
         population = len(engine.host_sizes)
         total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
-        return Returned(
+        return RoundResult(
             uploads=uploads,
             buffers=buffers + moved,
             cohort=replace(
-                self.means.cohort(population, total, onto(coin, buffers.device)),
+                self.means.cohort(population, total, to_device_async(coin, buffers.device)),
                 members=members,
                 round=round,
                 lr=algorithm.rate(round),

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.round import Request
-from ...core.types import Returned
+from ...core.types import RoundResult
 from ...flat_params import rows
-from ...runtime.oom import SHORTAGES, lack, out_of_memory, room_for
-from .block import Inputs, Trained
+from ...runtime.oom import OOM_ERRORS, lack, out_of_memory, raise_on_oom
+from .block import BlockResult, Inputs
 from .run_accumulator import Share
 
 if TYPE_CHECKING:
-    from .local_engine import Simulation
+    from .local_engine import LocalEngine
 
 # Settings that are given to each visit, or used on the server only: runs that differ in them train together.
 RATES = ("lr", "lr_decay", "lr_decay_every", "weighting", "server_lr_decay", "server_lr_decay_every")
 
 
-def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -> list[Returned]:
+def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> list[RoundResult]:
     """Lets all clients of all runs' plans train; the first run's engine does the work."""
     lead = engines[0]
     shares = [Share(engine, request) for engine, request in zip(engines, requests, strict=True)]
@@ -47,7 +47,7 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
         lacking = None
         try:
             _train(lead, shares, left, ragged)
-        except SHORTAGES as error:
+        except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
             lacking = lack(error, lead.learner.device)
@@ -59,11 +59,11 @@ def visit_together(engines: Sequence[Simulation], requests: Sequence[Request]) -
     return [share.returned() for share in shares]
 
 
-def _train(lead: Simulation, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool) -> None:
+def _train(lead: LocalEngine, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool) -> None:
     """Trains a block of visits, those of each run that are `left`: whoever has been counted in is taken out of it."""
     parts = {run: shares[run].prepare(places) for run, places in left.items()}
     algorithm, visits = shares[0].request.algorithm, sum(len(places) for places in left.values())
-    trained = lead.train(algorithm, joined([part.given for part in parts.values()]), ragged)
+    trained = lead.train(algorithm, concatenate_inputs([part.given for part in parts.values()]), ragged)
     first = 0
     for run, part in parts.items():
         shares[run].take(part, _piece(trained, first, len(part.modes), len(part.given.place), visits))
@@ -71,7 +71,7 @@ def _train(lead: Simulation, shares: Sequence[Share], left: dict[int, Tensor], r
         del left[run]
 
 
-def share_data(engines: Sequence[Simulation]) -> None:
+def concatenate_data(engines: Sequence[LocalEngine]) -> None:
     """Puts the data of all engines into one array, so that visits of any of them fit into one block."""
     # By their arrays: data that were put together before have one of them, whoever has left since. By both arrays: runs
     # whose malicious clients train on other labels have the same inputs.
@@ -81,7 +81,9 @@ def share_data(engines: Sequence[Simulation]) -> None:
     starts = [0]
     for data in different:
         starts.append(starts[-1] + len(data.x))
-    with room_for("The data of runs that train together do", different[0].x.device, "carry out fewer of them at once"):
+    with raise_on_oom(
+        "The data of runs that train together do", different[0].x.device, "carry out fewer of them at once"
+    ):
         x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
     offset = {(id(data.x), id(data.y)): start for data, start in zip(different, starts, strict=False)}
     for engine in engines:
@@ -102,7 +104,7 @@ def different(algorithms: Sequence[Algorithm]) -> list[str]:
     return names
 
 
-def joined(parts: Sequence[Inputs]) -> Inputs:
+def concatenate_inputs(parts: Sequence[Inputs]) -> Inputs:
     """Inputs of several runs' visits as those of one block."""
     if len(parts) == 1:
         return parts[0]
@@ -125,11 +127,11 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
     return Inputs(**{name: cat(name) for name in Inputs._fields})
 
 
-def _piece(trained: Trained, first: int, count: int, steps: int, visits: int) -> Trained:
+def _piece(trained: BlockResult, first: int, count: int, steps: int, visits: int) -> BlockResult:
     """What `count` of a block's visits gave."""
     if count == visits:
         return trained
     place = slice(first, first + count)
-    return Trained(
+    return BlockResult(
         rows(trained.uploads, place), rows(trained.memory, place), trained.buffers[place], trained.losses[:steps, place]
     )

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...core.algorithm import Algorithm
 from ...flat_params import Tree, rows
-from ...runtime.num_threads import cores, inside
-from .block import Inputs, Trained
+from ...runtime.num_threads import cores, num_threads
+from .block import BlockResult, Inputs
 from .flops import operations
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _WORTH_INSIDE = 50_000_000  # of a block's; below it torch's own threads gain no
 _UNEVEN = 4  # shares a core where visits have different numbers of steps: whoever is done takes the next
 
 
-class VisitThreads:
+class ThreadedTrainer:
     """Trains a block of visits on as many cores as torch may use, each share on one of them.
 
     Faster than torch's own threads inside each operation (docs/performance.md). Shares are cut by the number of visits
@@ -39,16 +39,16 @@ class VisitThreads:
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 
-    def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+    def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         """Local training of a block of visits."""
         count, visits = cores(), len(given.noise)
         if self.work < _WORTH or min(count, visits) < 2:
-            with inside(1 if self.work * visits < _WORTH_INSIDE else count):
+            with num_threads(1 if self.work * visits < _WORTH_INSIDE else count):
                 return engine.train_plainly(algorithm, given, ragged)
         parts = shares(given, min(visits, count * _UNEVEN if ragged else count))
         pool = self._ready(engine, count)
 
-        def work(part: Inputs) -> Trained:
+        def work(part: Inputs) -> BlockResult:
             torch.set_num_threads(1)  # of this thread, and of the matrix library
             worker = self._idle.pop()
             try:
@@ -57,7 +57,7 @@ class VisitThreads:
                 self._idle.append(worker)
 
         # Settings of the whole process: threads must not undo each other's.
-        with inside(torch.get_num_threads()), sdpa_kernel(SDPBackend.MATH):
+        with num_threads(torch.get_num_threads()), sdpa_kernel(SDPBackend.MATH):
             working = [pool.submit(work, part) for part in parts]
             wait(working)  # for all, also where one fails: none may go on beside the next try
             return together([part.result() for part in working], len(given.place))
@@ -73,7 +73,7 @@ class VisitThreads:
 
 
 def _worker(engine: VectorEngine) -> VectorEngine:
-    worker, learner = copy(engine), engine.learner.with_another_model()
+    worker, learner = copy(engine), engine.learner.clone_module()
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
 
@@ -92,7 +92,7 @@ def _share(given: Inputs, visits: Tensor) -> Inputs:
     return Inputs(**{**values, **tables, "sent": given.sent})
 
 
-def together(parts: list[Trained], steps: int) -> Trained:
+def together(parts: list[BlockResult], steps: int) -> BlockResult:
     """What a block gave, from what its parts gave."""
 
     def trees(name: str) -> Tree:
@@ -101,4 +101,4 @@ def together(parts: list[Trained], steps: int) -> Trained:
 
     losses = [torch.cat([p.losses, p.losses.new_zeros(steps - len(p.losses), p.losses.shape[1])]) for p in parts]
     buffers = torch.cat([part.buffers for part in parts])
-    return Trained(trees("uploads"), trees("memory"), buffers, torch.cat(losses, 1))
+    return BlockResult(trees("uploads"), trees("memory"), buffers, torch.cat(losses, 1))

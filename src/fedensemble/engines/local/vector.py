@@ -15,19 +15,19 @@ from ...core.engine import engines
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree
-from ...modeling.functional_model import GradientFn, Learner
-from ...runtime.num_threads import cores, inside
-from ...runtime.oom import SMALLER_VISIT, out_of_memory, room_for
-from ..stacked.equivalence import can_fold, check_vmap, examples
+from ...modeling.functional_model import FunctionalModel, GradientFn
+from ...runtime.num_threads import cores, num_threads
+from ...runtime.oom import SMALLER_VISIT, out_of_memory, raise_on_oom
+from ..stacked.equivalence import check_stackable, check_vmap, examples
 from ..stacked.gradient import folded_gradient
 from ..stacked.stacked_params import copy_for_products
-from .block import Inputs, Minibatches, Trained
+from .block import BlockResult, Inputs, Minibatches
 from .block_size import visits_that_fit
 from .captured_training import CapturedTraining
 from .client_state import Placement
 from .flops import operations
-from .local_engine import Simulation
-from .thread_pool import VisitThreads
+from .local_engine import LocalEngine
+from .thread_pool import ThreadedTrainer
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 _GRID = 65_535  # visits that one launch takes on a GPU
@@ -37,7 +37,7 @@ _MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
 
 
 @engines.register("vector")
-class VectorEngine(Simulation):
+class VectorEngine(LocalEngine):
     """Trains blocks of visits together, those with the same number of local steps side by side.
 
     Args:
@@ -67,9 +67,9 @@ class VectorEngine(Simulation):
         inputs, targets = self.data.inputs(self.data.x[few.flatten()], self.learner.dtype), self.data.y[few]
         inputs = inputs.reshape(*few.shape, *inputs.shape[1:])
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        trial = room_for("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT)
-        with trial, inside(cores() if each * few.numel() > _HEAVY else 1):
-            reason, self.fates = can_fold(self.learner, inputs, targets)
+        trial = raise_on_oom("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT)
+        with trial, num_threads(cores() if each * few.numel() > _HEAVY else 1):
+            reason, self.fates = check_stackable(self.learner, inputs, targets)
             if reason is not None:
                 check_vmap(self.learner, inputs, targets, reason)
         self.folded = reason is None
@@ -79,7 +79,7 @@ class VectorEngine(Simulation):
                 self.precision = "tf32"
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
         self.gradient = self.gradient_of(self.learner)
-        self.threads = None if cuda else VisitThreads(self)
+        self.threads = None if cuda else ThreadedTrainer(self)
         self.graphs = cuda if graphs is None else graphs and cuda
         if graphs and not cuda:
             self.notes.append(f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing.")
@@ -93,7 +93,7 @@ class VectorEngine(Simulation):
         super().use(data)
         self._captured.clear()  # graphs read from where the data were
 
-    def gradient_of(self, learner: Learner) -> GradientFn:
+    def gradient_of(self, learner: FunctionalModel) -> GradientFn:
         """The way of batching that was chosen, for a learner's module."""
         if not self.folded:
             return learner.gradient_function(batched=True)
@@ -120,7 +120,7 @@ class VectorEngine(Simulation):
     def order(self, counts: Tensor) -> Tensor:
         return torch.argsort(counts, stable=True, descending=True)
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         with self.settings():
             if self.graphs:
                 return self._train_captured(algorithm, given, ragged)
@@ -150,7 +150,7 @@ class VectorEngine(Simulation):
             return
         self.blocks, self.block = blocks, blocks[-1][1]
 
-    def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> Trained:
+    def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))
         self.most_steps = max(self.most_steps, len(given.place))  # another run's clients may have more than ours
         if key in self._captured and len(self._captured[key].given.place) < len(given.place):

@@ -21,11 +21,11 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
         copy: where the new weights go, too, in another type; see `copy_rows`.
     """
     alike = copy is None or copy.stride(0) == theta.stride(0)
-    if HAS_TRITON and _single(theta) and in_line(theta) and alike:
+    if HAS_TRITON and _single(theta) and is_aligned(theta) and alike:
         from ..kernels.triton.sgd_step import descend as quickly
 
-        if slope.shape != theta.shape or slope.stride() != theta.stride() or not in_line(slope):
-            slope = lined(slope.expand_as(theta))
+        if slope.shape != theta.shape or slope.stride() != theta.stride() or not is_aligned(slope):
+            slope = to_aligned(slope.expand_as(theta))
         quickly(theta, slope, rate.expand(len(theta), 1).contiguous(), decay, copy)
         return theta
     slope = slope + decay * theta if decay > 0 else slope
@@ -51,28 +51,28 @@ def copy_rows(theta: Tensor, out: Tensor) -> Tensor:
     columns = out[:, : theta.shape[1]]
     if not (HAS_TRITON and _single(theta)):
         return columns.copy_(theta)
-    from ..kernels.triton import sgd_step as triton_step
+    from ..kernels.triton import sgd_step
 
-    if in_line(theta) and theta.stride() == out.stride():
-        triton_step.copy_line(theta, out)
+    if is_aligned(theta) and theta.stride() == out.stride():
+        sgd_step.copy_line(theta, out)
     elif _plain(theta):
-        triton_step.copy_rows(theta, out)
+        sgd_step.copy_rows(theta, out)
     else:
         columns.copy_(theta)
     return columns
 
 
-def room_like(theta: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty_aligned(theta: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Room for weights [J, P] in rows whose length is a multiple of 16."""
     return theta.new_empty(len(theta), _wide(theta.shape[1]), dtype=dtype)
 
 
-def lined(theta: Tensor) -> Tensor:
+def to_aligned(theta: Tensor) -> Tensor:
     """A copy of weights [J, P] in such rows."""
-    return copy_rows(theta, room_like(theta))
+    return copy_rows(theta, empty_aligned(theta))
 
 
-def in_line(theta: Tensor) -> bool:
+def is_aligned(theta: Tensor) -> bool:
     """Whether weights [J, P] lie in such rows, each at least as long as a block of the kernel's."""
     wide = theta.stride(0)
     held = theta.untyped_storage().nbytes() // theta.element_size() - theta.storage_offset()

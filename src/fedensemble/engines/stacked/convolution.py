@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..kernels.cpu_conv import Pair, extent
-from ..kernels.cpu_max_pool import PlanePool, convolve_and_pool
-from . import dispatch as kernels
+from ..kernels.cpu_max_pool import MaxPool2d, convolve_and_pool
+from . import dispatch
 from .aligned_rows import HAS_TRITON
-from .fusion import OTHER_WAYS, Fate, Watch
-from .normalization import FoldedNorms, NotFoldable
-from .stacked_params import Piece
+from .fusion import OTHER_WAYS, Fusion, Watch
+from .normalization import FoldedNorms, NotStackable
+from .stacked_params import StackedParam
 
 
 class FoldedConvolutions(FoldedNorms):
@@ -27,7 +27,7 @@ class FoldedConvolutions(FoldedNorms):
     """
 
     def __init__(
-        self, key: Tensor, pieces: Mapping[int, Piece], compute: torch.dtype, fates: Sequence[Fate],
+        self, key: Tensor, pieces: Mapping[int, StackedParam], compute: torch.dtype, fates: Sequence[Fusion],
         watch: Watch | None,
     ) -> None:  # fmt: skip
         super().__init__(key, pieces, fates, watch)
@@ -49,11 +49,11 @@ class FoldedConvolutions(FoldedNorms):
         if self.watch is not None and simple and size == step:
             self.watch.pooled(x)
         if HAS_TRITON and x.is_cuda and simple:
-            from ..kernels.triton.max_pool import SquarePool
+            from ..kernels.triton.max_pool import TritonMaxPool2d
 
-            return SquarePool.apply(x, size, step)  # type: ignore[no-untyped-call]
+            return TritonMaxPool2d.apply(x, size, step)  # type: ignore[no-untyped-call]
         if simple and not x.is_cuda and size == step:
-            return PlanePool.apply(x, size)  # type: ignore[no-untyped-call]
+            return MaxPool2d.apply(x, size)  # type: ignore[no-untyped-call]
         usual: Any = F.max_pool2d
         return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
@@ -63,11 +63,11 @@ class FoldedConvolutions(FoldedNorms):
     ) -> Tensor:  # fmt: skip
         """As F.conv1d with weights [J, O, C / groups, w]: images of one row."""
         if weight.dim() != 4 or x.dim() != 3:
-            raise NotFoldable("a convolution without a batch")
+            raise NotStackable("a convolution without a batch")
         stride, dilation = (1, _last(stride)), (1, _last(dilation))
         padding = padding if isinstance(padding, str) else (0, _last(padding))
         x, weight = x.unsqueeze(2), weight.unsqueeze(3)
-        return kernels.conv2d(*self._to_convolve(x, weight, bias, stride, padding, dilation, groups)).squeeze(2)
+        return dispatch.conv2d(*self._to_convolve(x, weight, bias, stride, padding, dilation, groups)).squeeze(2)
 
     def conv2d(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -75,13 +75,13 @@ class FoldedConvolutions(FoldedNorms):
     ) -> Tensor:  # fmt: skip
         """As F.conv2d with weights [J, O, C / groups, h, w]."""
         if weight.dim() != 5 or x.dim() != 4:
-            raise NotFoldable("a convolution without a batch")
+            raise NotStackable("a convolution without a batch")
         given = self._to_convolve(x, weight, bias, stride, padding, dilation, groups)
         before = _version(given[0])
 
         def done(size: int | None) -> Tensor:
             if size is None:
-                return kernels.conv2d(*given, self.pieces.get(id(weight)))
+                return dispatch.conv2d(*given, self.pieces.get(id(weight)))
             if _version(given[0]) != before:  # written into since
                 raise InputError(OTHER_WAYS)
             return convolve_and_pool(*given, size)

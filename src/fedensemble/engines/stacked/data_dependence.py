@@ -31,7 +31,7 @@ _SIZES = {_SHAPE.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.nume
 _CHECKING = {F.gaussian_nll_loss, F.ctc_loss, torch.ctc_loss, Tensor.__format__}
 
 
-class Looks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, finds numbers of a batch that become Python's, or the size of a tensor.
 
     Tensors that do not come from the given ones are constants, of which a pass may know what it likes. What a mask
@@ -107,10 +107,10 @@ class Looks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return watched
 
 
-class _Calls(TorchFunctionMode):
-    """Tells `Looks` what no operation shows: numbers taken as they lie, and torch's own checks."""
+class _CallTracer(TorchFunctionMode):
+    """Tells `DataDependenceDetector` what no operation shows: numbers taken as they lie, and torch's own checks."""
 
-    def __init__(self, looks: Looks) -> None:
+    def __init__(self, looks: DataDependenceDetector) -> None:
         super().__init__()
         self.looks = looks
 
@@ -139,12 +139,12 @@ def _is_check(func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
 
 
 @contextmanager
-def looking(given: Iterable[Tensor], size: int) -> Iterator[Looks]:
+def looking(given: Iterable[Tensor], size: int) -> Iterator[DataDependenceDetector]:
     """Within it, what is done with the given tensors, of `size` examples, is watched."""
-    looks = Looks(given, size)
+    looks = DataDependenceDetector(given, size)
     with looks.modes:
         looks.modes.enter_context(looks)
-        looks.modes.enter_context(_Calls(looks))
+        looks.modes.enter_context(_CallTracer(looks))
         yield looks
 
 

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ... import prng as draws
+from ... import prng
 from ..kernels.cpu_conv import Pair, grouped, on_cpu, pixels
 from .aligned_rows import HAS_TRITON
-from .stacked_params import Piece
+from .stacked_params import StackedParam
 
 
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-    piece: Piece | None = None,
+    piece: StackedParam | None = None,
 ) -> Tensor:  # fmt: skip
     """Visit j's images with visit j's filters.
 
@@ -35,7 +35,7 @@ def conv2d(
     if not x.is_cuda:
         return on_cpu(x, weight, bias, stride, padding, dilation, groups)
     if plain:
-        out: Tensor = ImagesToColumns.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
+        out: Tensor = Im2ColConv.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
@@ -68,7 +68,7 @@ def fold(keys: Tensor, word: int | Tensor) -> Tensor:
         from ..kernels.triton.dropout import fold as quickly
 
         return quickly(keys, word)
-    return torch.as_tensor(draws.fold(keys, word))
+    return torch.as_tensor(prng.fold(keys, word))
 
 
 def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
@@ -77,7 +77,7 @@ def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
         from ..kernels.triton.dropout import kept as quickly
 
         return quickly(keys, size, threshold)
-    return draws.bits(keys, size) >= threshold
+    return prng.bits(keys, size) >= threshold
 
 
 def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -96,7 +96,7 @@ def _times(patches: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(patches.reshape(visits, -1, patches.shape[-1]), matrix).reshape(*patches.shape[:3], -1)
 
 
-class ImagesToColumns(torch.autograd.Function):
+class Im2ColConv(torch.autograd.Function):
     """Convolution as one batched matrix product over patches, in channels-last memory.
 
     Patches are made again in the backward pass rather than kept: they are h * w times the size of the images.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, first_line
-from ...modeling.factory import Recipe
-from ...modeling.functional_model import Learner
+from ...modeling.factory import ModelSpec
+from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import out_of_memory
 from .data_dependence import looking
 from .forward import DECIDES
-from .fusion import Fate, Watch
+from .fusion import Fusion, Watch
 from .gradient import folded_gradient
-from .normalization import NotFoldable
+from .normalization import NotStackable
 
 _KNOWN: dict[Hashable, Finding] = {}
 # How close folding has to come, and how close where rounding grows, as by a million through BatchNorm of two examples.
@@ -46,54 +46,54 @@ class Finding(NamedTuple):
     """
 
     reason: str | None
-    fates: tuple[Fate, ...] = ()
+    fates: tuple[Fusion, ...] = ()
 
 
-def can_fold(learner: Learner, x: Tensor, y: Tensor) -> Finding:
+def check_stackable(learner: FunctionalModel, x: Tensor, y: Tensor) -> Finding:
     """Whether folding gives the gradients of one visit at a time on a few examples, [J, B, ...].
 
     A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells. What
     was found for a recipe is remembered, for runs of one table have the same model.
     """
-    if not isinstance(learner.factory, Recipe) or not isinstance(learner.loss_given, str):
-        return _tried(learner, x, y)
+    if not isinstance(learner.factory, ModelSpec) or not isinstance(learner.loss_given, str):
+        return _run_check(learner, x, y)
     key = (learner.factory.key, learner.loss_given, x.shape, x.dtype, y.shape[2:], y.dtype, learner.device)
     if key not in _KNOWN:
-        _KNOWN[key] = _tried(learner, x, y)
+        _KNOWN[key] = _run_check(learner, x, y)
     return _KNOWN[key]
 
 
-def _tried(learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Finding:
-    trial = _Trial(learner, x, y, dtype)
+def _run_check(learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Finding:
+    trial = _EquivalenceCheck(learner, x, y, dtype)
     try:
         got = trial.watched(watch := Watch())
         expected = trial.one_by_one()
-    except NotFoldable as reason:
+    except NotStackable as reason:
         return Finding(str(reason))
     except Exception as error:  # whatever a module raises
         if isinstance(error, InputError) or out_of_memory(error):  # no folding helps, or it says nothing of the model
             raise
         if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
-            return _tried(learner, x, y, learner.dtype)
+            return _run_check(learner, x, y, learner.dtype)
         return Finding(first_line(error))
     if not trial.agree(got, expected) or trial.mixes():
         return Finding("its forward pass mixes the examples of a batch")
     found = watch.found()
-    alone: tuple[Fate, ...] = tuple("" if fate == "sum" else fate for fate in found)
+    alone: tuple[Fusion, ...] = tuple("" if fate == "sum" else fate for fate in found)
     for fates in dict.fromkeys((found, alone)):
         try:
             if any(fates) and trial.agree(trial.folded(fates=fates), expected):
                 return Finding(None, fates)
-        except (InputError, NotFoldable):
+        except (InputError, NotStackable):
             continue
     return Finding(None)
 
 
-class _Trial:
+class _EquivalenceCheck:
     """Gradients of a few visits."""
 
-    def __init__(self, learner: Learner, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
-        self.learner = Learner(learner.factory, learner.loss_given, y[0], learner.device, dtype)
+    def __init__(self, learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
+        self.learner = FunctionalModel(learner.factory, learner.loss_given, y[0], learner.device, dtype)
         self.start = self.learner.initial(0, len(x))
         self.x, self.y = (values.to(dtype) if values.is_floating_point() else values for values in (x, y))
 
@@ -116,7 +116,7 @@ class _Trial:
             finally:
                 self.learner.loss = loss
         if looks.reason:
-            raise NotFoldable(looks.reason)
+            raise NotStackable(looks.reason)
         return [slope, *rest]
 
     def folded(self, **options: Any) -> list[Tensor]:
@@ -146,7 +146,7 @@ class _Trial:
 
     def mixes(self) -> bool:
         """Whether folding shows on examples that differ where the given ones may not, some of numbers far from 0."""
-        before, self.x = self.x, _unlike(self.x)
+        before, self.x = self.x, _perturb(self.x)
         try:
             return not self.agree(self.folded(), self.one_by_one())
         except Exception as error:  # the model may well refuse them
@@ -157,7 +157,7 @@ class _Trial:
             self.x = before
 
 
-def _unlike(x: Tensor) -> Tensor:
+def _perturb(x: Tensor) -> Tensor:
     """Examples [J, B, ...] unlike these: others with noise, or with tokens that others have at the same place."""
     generator = torch.Generator().manual_seed(0)
     if x.is_floating_point():
@@ -191,10 +191,10 @@ def _apart(moved: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(map(float, differences), default=0.0)
 
 
-def check_vmap(learner: Learner, x: Tensor, y: Tensor, reason: str) -> None:
+def check_vmap(learner: FunctionalModel, x: Tensor, y: Tensor, reason: str) -> None:
     """Raises if `vmap` cannot batch the model, either; `reason` is why it cannot be folded."""
     try:
-        trial = _Trial(learner, x, y, learner.dtype)
+        trial = _EquivalenceCheck(learner, x, y, learner.dtype)
         trial.learner.gradient_function(batched=True)(*trial.given())
     except Exception as error:  # whatever a module raises
         if isinstance(error, InputError) or out_of_memory(error):

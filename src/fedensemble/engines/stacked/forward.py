@@ -4,7 +4,7 @@ The inputs of all visits are folded into one batch [J * B, ...] and a module's p
 [J, *shape]. Layers that have weights (linear, convolution, norms, embedding, recurrent) are taken over by kernels that
 know the stack; everything between them (activations, pooling, reshapes) never notices. There is no `vmap`: ordinary
 autograd of the sum of the visits' losses gives every visit its own gradient. A module that uses its parameters in any
-other way raises `NotFoldable`, and the engine falls back to `vmap`.
+other way raises `NotStackable`, and the engine falls back to `vmap`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ... import prng as draws
+from ... import prng
 from ...errors import InputError
 from ...modeling.recurrent import RECURRENT
-from . import dispatch as kernels
+from . import dispatch
 from .convolution import FoldedConvolutions
-from .fusion import OTHER_WAYS, RELUS, SUMS, Fate, Watch
-from .normalization import NotFoldable
-from .stacked_params import Piece
+from .fusion import OTHER_WAYS, RELUS, SUMS, Fusion, Watch
+from .normalization import NotStackable
+from .stacked_params import StackedParam
 
 _ASKED = {
     "data_ptr",
@@ -55,7 +55,7 @@ class Folded(FoldedConvolutions):
 
     def __init__(
         self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, Piece] | None = None, fates: Sequence[Fate] = (), watch: Watch | None = None,
+        pieces: Mapping[int, StackedParam] | None = None, fates: Sequence[Fusion] = (), watch: Watch | None = None,
     ) -> None:  # fmt: skip
         super().__init__(key, pieces or {}, compute, fates, watch)
         self.stacks = {id(tensor) for tensor in stacked.values()}
@@ -83,7 +83,7 @@ class Folded(FoldedConvolutions):
         if any(id(value) in self.stacks for value in (*args, *kwargs.values())):
             asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
             if asked not in _ASKED:
-                raise NotFoldable(f"the module uses a parameter in {asked}")
+                raise NotStackable(f"the module uses a parameter in {asked}")
         out = super().__torch_function__(func, types, args, kwargs)
         if self.watch is not None:
             self.watch.gave(func, args, kwargs, out)
@@ -96,27 +96,27 @@ class Folded(FoldedConvolutions):
         if p == 1:
             return x * 0
         size = torch.Size(shape).numel() // self.visits
-        kept = kernels.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(tuple(shape))
+        kept = dispatch.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(tuple(shape))
         return x * (kept.to(x.dtype) / (1 - p))
 
-    def next_key(self) -> draws.Key:
+    def next_key(self) -> prng.Key:
         self.calls += 1
-        return kernels.fold(torch.as_tensor(self.key), self.calls)
+        return dispatch.fold(torch.as_tensor(self.key), self.calls)
 
     def uniform(self, shape: Any, device: torch.device) -> Tensor:
         """Random numbers for folded shapes."""
         if not shape or shape[0] % self.visits:
-            raise NotFoldable("the module draws random numbers that do not go with its batch")
+            raise NotStackable("the module draws random numbers that do not go with its batch")
         size = torch.Size(shape).numel() // self.visits
-        return draws.uniform(self.next_key(), size).reshape(tuple(shape))
+        return prng.uniform(self.next_key(), size).reshape(tuple(shape))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As F.linear with weights [J, out, in]."""
         if weight.dim() != 3:
-            raise NotFoldable("a linear layer's weight is not a stacked parameter")
+            raise NotStackable("a linear layer's weight is not a stacked parameter")
         given = x.reshape(self.visits, -1, x.shape[-1]).to(self.compute)
         piece = self.pieces.get(id(weight))
-        if piece is not None and piece.weight.dtype == self.compute and kernels.quick(given):
+        if piece is not None and piece.weight.dtype == self.compute and dispatch.quick(given):
             from ..kernels.triton.linear import StackedLinear
 
             out = StackedLinear.apply(given, weight, bias, piece)  # type: ignore[no-untyped-call]
@@ -146,7 +146,7 @@ class Folded(FoldedConvolutions):
         given = linear(x, weights[0], bias)
         given = given.flip(1) if backwards else given
         first, cells = (part.contiguous() for part in state)
-        outputs, last = kernels.lstm(given, first, cells, weights[1])
+        outputs, last = dispatch.lstm(given, first, cells, weights[1])
         hidden = outputs[:, -1]
         return outputs.flip(1) if backwards else outputs, [hidden, last]
 
@@ -154,9 +154,9 @@ class Folded(FoldedConvolutions):
         """As F.embedding with weights [J, V, D]."""
         plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
         if others[:1] not in ((), (None,)) or not plain or weight.dim() != 3:
-            raise NotFoldable("an embedding with a norm or sparse gradients")
+            raise NotStackable("an embedding with a norm or sparse gradients")
         if tokens.numel() % self.visits:
-            raise NotFoldable(LOOKUP)
+            raise NotStackable(LOOKUP)
         first = torch.arange(self.visits, device=tokens.device).reshape(-1, 1) * weight.shape[1]
         rows = tokens.reshape(self.visits, -1) + first
         out = F.embedding(rows, weight.flatten(0, 1)).reshape(*tokens.shape, weight.shape[-1])
@@ -168,14 +168,14 @@ class Folded(FoldedConvolutions):
     def prelu(self, x: Tensor, weight: Tensor) -> Tensor:
         """As F.prelu with weights [J, 1] or [J, C]."""
         if weight.dim() != 2 or x.dim() < 2:
-            raise NotFoldable("a PReLU without a batch, or whose weight is not a stacked parameter")
+            raise NotStackable("a PReLU without a batch, or whose weight is not a stacked parameter")
         split = x.reshape(self.visits, -1, *x.shape[1:])
         slope = weight.reshape(self.visits, 1, -1, *(1,) * (x.dim() - 2)).to(x.dtype)
         return torch.where(split > 0, split, slope * split).reshape(x.shape)
 
     def look(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses to show numbers: clients' examples are one batch, so a decision would be made for all at once."""
-        raise NotFoldable(f"its forward pass {DECIDES}, such as `if x.max() > 1` or x.item()")
+        raise NotStackable(f"its forward pass {DECIDES}, such as `if x.max() > 1` or x.item()")
 
 
 _NAMES = {"running_mean": "mean", "running_var": "variance", "num_groups": "groups", "normalized_shape": "shape"}

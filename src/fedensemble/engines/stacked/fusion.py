@@ -22,7 +22,7 @@ SUMS = {torch.add, Tensor.add, Tensor.add_}
 OTHER_WAYS = "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
 # Of an output: anything; of a norm's, one ReLU, or one sum that goes to one ReLU; of a convolution's, one max-pooling,
 # with or without a ReLU before it.
-Fate = Literal["", "relu", "sum", "pool"]
+Fusion = Literal["", "relu", "sum", "pool"]
 
 
 @dataclass
@@ -74,11 +74,11 @@ class Watch:
                 self._watched[id(value)][1][-1] = use
         self._watched[id(out)] = (out, use.then)
 
-    def found(self) -> tuple[Fate, ...]:
+    def found(self) -> tuple[Fusion, ...]:
         """What each layer of the pass was given to, and to nothing else; of two norms in one sum, the first has it."""
         taken: list[_Use] = []
 
-        def fate(layer: str, uses: list[_Use]) -> Fate:
+        def fate(layer: str, uses: list[_Use]) -> Fusion:
             if len(uses) != 1:
                 return ""
             (use,) = uses
@@ -106,7 +106,7 @@ class Fated(KeyedRandomness):
         key, fates, watch: as there.
     """
 
-    def __init__(self, key: Tensor, fates: Sequence[Fate], watch: Watch | None) -> None:
+    def __init__(self, key: Tensor, fates: Sequence[Fusion], watch: Watch | None) -> None:
         super().__init__(key)
         self.fates, self.watch, self.met = fates, watch, 0
         # By the identity of what the module holds, and that itself, so that nothing else gets its identity:
@@ -114,7 +114,7 @@ class Fated(KeyedRandomness):
         self.waiting: dict[int, tuple[Tensor, Callable[[Tensor], Tensor]]] = {}  # norms that wait for their summand
         self.pooling: dict[int, tuple[Tensor, Callable[[int], Tensor]]] = {}  # convolutions, for the squares' size
 
-    def _next_fate(self) -> Fate:
+    def _next_fate(self) -> Fusion:
         self.met += 1
         return self.fates[self.met - 1] if self.met <= len(self.fates) else ""
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...modeling.functional_model import GradientFn, Learner
-from ...modeling.model_checks import one_tensor
-from ...modeling.parameter_swap import filled
+from ...modeling.functional_model import FunctionalModel, GradientFn
+from ...modeling.model_checks import require_tensor
+from ...modeling.parameter_swap import swap_parameters
 from .forward import Folded
-from .fusion import OTHER_WAYS, Fate, Watch
-from .normalization import NotFoldable
-from .stacked_params import Pieces
+from .fusion import OTHER_WAYS, Fusion, Watch
+from .normalization import NotStackable
+from .stacked_params import StackedParams
 
 
 def folded_gradient(
-    learner: Learner, compute: torch.dtype | None = None, fates: Sequence[Fate] = (), watch: Watch | None = None
+    learner: FunctionalModel, compute: torch.dtype | None = None, fates: Sequence[Fusion] = (), watch: Watch | None = None
 ) -> GradientFn:  # fmt: skip
     """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
 
@@ -36,15 +36,15 @@ def folded_gradient(
         visits, batch = weight.shape
         theta = theta.detach()
         with torch.enable_grad():
-            pieces = Pieces(learner, theta, working, precise)
+            pieces = StackedParams(learner, theta, working, precise)
             moving = pieces.leaves
             fixed = learner.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in learner.counters.items()}
             mode = Folded(key, {**moving, **fixed}, working, pieces.of, fates, watch)
-            with mode, filled(learner.training_model, {**moving, **fixed, **counters}):
-                outputs = one_tensor(learner.training_model(x.flatten(0, 1)))
+            with mode, swap_parameters(learner.training_model, {**moving, **fixed, **counters}):
+                outputs = require_tensor(learner.training_model(x.flatten(0, 1)))
             if outputs.shape[:1] != (visits * batch,):
-                raise NotFoldable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
+                raise NotStackable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
             if mode.unmet:
                 raise InputError(OTHER_WAYS)
             if watch is not None:

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
-from . import dispatch as kernels
-from .fusion import Fate, Fated, Watch
-from .stacked_params import Piece
+from . import dispatch
+from .fusion import Fated, Fusion, Watch
+from .stacked_params import StackedParam
 
 _MOST = 4096  # channels of a group that a kernel's program can hold
 
 
-class NotFoldable(Exception):  # noqa: N818 (a finding, not a fault)
+class NotStackable(Exception):  # noqa: N818 (a finding, not a fault)
     """The module does something with its parameters that only `vmap` can batch."""
 
 
@@ -28,7 +28,9 @@ class FoldedNorms(Fated):
         key, pieces, fates, watch: as there.
     """
 
-    def __init__(self, key: Tensor, pieces: Mapping[int, Piece], fates: Sequence[Fate], watch: Watch | None) -> None:
+    def __init__(
+        self, key: Tensor, pieces: Mapping[int, StackedParam], fates: Sequence[Fusion], watch: Watch | None
+    ) -> None:
         super().__init__(key, fates, watch)
         self.visits, self.pieces = len(key), pieces
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by the identity of the old
@@ -52,10 +54,10 @@ class FoldedNorms(Fated):
         if training and count < 2:
             raise InputError("BatchNorm needs more than one value a channel in training; raise the batch size.")
         if not training and (mean is None or variance is None):
-            raise NotFoldable("BatchNorm without statistics in evaluation")
+            raise NotStackable("BatchNorm without statistics in evaluation")
 
         def done(relu: bool, more: Tensor | None) -> Tensor:
-            if training and weight is not None and bias is not None and kernels.quick(x):
+            if training and weight is not None and bias is not None and dispatch.quick(x):
                 return self._quick_batch_norm(x, mean, variance, weight, bias, momentum, eps, relu, more)
             out, centre, var = self._normalised(x, None if training else mean, variance, weight, bias, eps)
             if training and mean is not None and variance is not None:
@@ -73,7 +75,7 @@ class FoldedNorms(Fated):
         """As F.group_norm with weights [J, C]."""
 
         def done(relu: bool, more: Tensor | None) -> Tensor:
-            suited = kernels.quick(x) and x.shape[1] % groups == 0 and x.shape[1] // groups <= _MOST
+            suited = dispatch.quick(x) and x.shape[1] % groups == 0 and x.shape[1] // groups <= _MOST
             if weight is not None and bias is not None and suited:
                 from ..kernels.triton.group_norm import GroupNorm
 
@@ -88,7 +90,7 @@ class FoldedNorms(Fated):
     ) -> Tensor:  # fmt: skip
         """As F.instance_norm with weights [J, C], without running statistics: a GroupNorm of single channels."""
         if mean is not None or variance is not None or not use_input_stats:
-            raise NotFoldable("InstanceNorm with running statistics")
+            raise NotStackable("InstanceNorm with running statistics")
         return self.group_norm(x, x.shape[1], weight, bias, eps)
 
     def _latest(self, kept: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ...flat_params import Layout, Tree
-from ...modeling.functional_model import Learner
-from .aligned_rows import copy_rows, room_like
+from ...modeling.functional_model import FunctionalModel
+from .aligned_rows import copy_rows, empty_aligned
 
 _ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
 
 
-class Piece:
+class StackedParam:
     """One parameter of J visits.
 
     Args:
@@ -39,7 +39,7 @@ class Piece:
         return self._slope
 
 
-class Pieces:
+class StackedParams:
     """All parameters of J visits, and their slope.
 
     Args:
@@ -48,9 +48,9 @@ class Pieces:
         precise: names of parameters that keep their own type.
     """
 
-    def __init__(self, learner: Learner, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
+    def __init__(self, learner: FunctionalModel, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
         layout = learner.theta_layout
-        self.slope = torch.empty_like(theta) if theta.is_contiguous() else room_like(theta)[:, : theta.shape[1]]
+        self.slope = torch.empty_like(theta) if theta.is_contiguous() else empty_aligned(theta)[:, : theta.shape[1]]
         self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
         self._places = layout.unflatten(self.slope)
         direct = theta.is_cuda
@@ -58,7 +58,7 @@ class Pieces:
         self.of = {}
         for name, leaf in self.leaves.items():
             weight = leaf if name in precise else read.get(name, leaf)
-            self.of[id(leaf)] = Piece(weight, self._places[name] if direct else None)
+            self.of[id(leaf)] = StackedParam(weight, self._places[name] if direct else None)
 
     def gather(self, value: Tensor) -> Tensor:
         """The slope of `value` along all weights, [J, P]."""
@@ -91,7 +91,7 @@ def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Te
     """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if there is no such."""
     if _apart(layout, compute) or (compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNED == 0):
         return None
-    copy_rows(theta, wide := room_like(theta, compute))
+    copy_rows(theta, wide := empty_aligned(theta, compute))
     return wide
 
 
@@ -99,7 +99,7 @@ _KEPT: dict[int, Tensor] = {}  # by the address of weights
 
 
 @contextmanager
-def kept_copy(theta: Tensor, copy: Tensor | None) -> Iterator[None]:
+def use_cast_copy(theta: Tensor, copy: Tensor | None) -> Iterator[None]:
     """Within it, products that need these weights read this copy, which the caller keeps up to date."""
     if copy is not None:
         _KEPT[theta.data_ptr()] = copy

@@ -55,7 +55,7 @@ class Node:
             run_config={},
         )  # fmt: skip
         query = message.metadata.message_type == "query"
-        answer = (self.client.introduce if query else self.client.train)(message, context)
+        answer = (self.client.answer_query if query else self.client.train)(message, context)
         return [answer] if query else self.bend(message, answer)
 
 

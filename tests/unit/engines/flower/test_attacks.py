@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.engines.flower.deadline import STRAYS, Patience
+from fedensemble.engines.flower.deadline import STRAYS, RoundTimeout
 from fedensemble.engines.flower.finite_checks import Soundness
 from fedensemble.engines.flower.messages import BUFFERS, MODEL, RESULT, UPLOAD, pack, unpack
 from fedensemble.engines.flower.reply_validation import Limits
@@ -27,7 +27,7 @@ SAFE = Limits(clip_factor=3.0, refuse_factor=15.0, least_loss=0.0, max_weight=3.
 def make_fleet(limits=SAFE, modes=1, algorithm=None, **options):
     federation = small_federation(algorithm or fe.FedAvg(), "loop", modes=modes, strata=1, **options)
     federation.schedule = fe.Stratified(modes=modes, strata=1, clients_per_round=6)
-    return FakeFleet(federation, {"patience": Patience(timeout=20.0), "limits": limits})
+    return FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0), "limits": limits})
 
 
 def poison(make):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 import fedensemble as fe
-from fedensemble.core.round import begin_round, finish_round
+from fedensemble.core.round import finish_round, start_round
 from fedensemble.engines.flower.client import check_visit
-from fedensemble.engines.flower.deadline import Patience
+from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.messages import MODEL, UPLOAD, Visit, unpack
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.engines.flower.suspension import Conduct, too_small
@@ -25,7 +25,7 @@ def make_fleet(algorithm, least, modes=3):
     federation.state = federation.state.__class__(
         0, federation.state.modes, federation.state.buffers, federation.schedule.init(6, federation.seed)
     )
-    return FakeFleet(federation, {"patience": Patience(timeout=5.0), "limits": Limits(min_cohort=least)})
+    return FakeFleet(federation, {"patience": RoundTimeout(timeout=5.0), "limits": Limits(min_cohort=least)})
 
 
 @pytest.mark.parametrize("least", [1, 2])
@@ -66,7 +66,7 @@ def test_small_cohorts_leave_no_trace(name):
         plans.append(report.plan)
     assert {("small", True), ("late", True)} <= seen
     for plan in plans:
-        request = begin_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
+        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
         returned = federation.engine.visit(*request)
         federation.state, _ = finish_round(federation.state, request, returned, federation.schedule)
         federation.engine.commit()

@@ -11,9 +11,9 @@ from flwr.app import Array
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.core.round import begin_round, finish_round
+from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
-from fedensemble.engines.flower.deadline import Patience
+from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.errors import InputError
 from fedensemble.participation.quotas import first_to_finish, quotas
@@ -107,7 +107,7 @@ def test_a_median_outvotes_a_client_that_sends_something_else():
 def test_whoever_is_not_heard_leaves_no_trace(name):
     """A fleet that loses answers is the loop engine with plans without those visits: memory does not run ahead."""
     federation = small_federation(fe.algorithms[name](), "loop", modes=2, strata=2)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=5.0)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=5.0)})
     plans = []
     for round in range(6):
         slow = round % 3
@@ -119,7 +119,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
         assert report.plan.client.tolist() == [client for client in planned if client != slow]
         plans.append(report.plan)
     for plan in plans:
-        request = begin_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
+        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
         federation.state, _ = finish_round(
             federation.state, request, federation.engine.visit(*request), federation.schedule
         )
@@ -130,7 +130,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
 def test_the_first_four_of_six_count_and_the_others_do_not_leak():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
     for client, delay in enumerate((9.0, 0.5, 1.5, 0.5, 12.0, 2.5)):
         fleet.node(client).delay = delay
     fleet.serve()
@@ -147,14 +147,14 @@ def test_the_first_four_of_six_count_and_the_others_do_not_leak():
     plain = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     plain.schedule, plain.state = federation.schedule, copy.copy(federation.state)
     for report in (first, second, third):
-        request = begin_round(plain.state, plain.algorithm, plain.schedule)._replace(plan=report.plan)
+        request = start_round(plain.state, plain.algorithm, plain.schedule)._replace(plan=report.plan)
         plain.state, _ = finish_round(plain.state, request, plain.engine.visit(*request), plain.schedule)
     close(fleet, plain)
 
 
 def test_nobody_answers_and_the_round_changes_nothing():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=3.0)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=3.0)})
     fleet.serve()
     for client in range(6):
         fleet.node(client).delay = 99.0
@@ -232,7 +232,7 @@ def test_messages_are_as_long_for_twenty_modes_as_for_one():
 def test_settings_are_checked():
     for wrong in ({"timeout": 0.0}, {"keep": 0}, {"poll": -1.0}):
         with pytest.raises(InputError, match="timeout > 0"):
-            Patience(**wrong)
+            RoundTimeout(**wrong)
 
 
 def test_answered_plans_are_what_schedules_observe():
@@ -245,7 +245,7 @@ def test_answered_plans_are_what_schedules_observe():
 def test_of_answers_that_come_together_no_more_than_wanted_count():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
     [(report, log)] = fleet.rounds(1)
     assert report.plan.client.tolist() == [0, 1, 3, 4] and log.surplus == ["partition-2", "partition-5"]
     assert report.plan.mode.tolist() == [0, 0, 1, 1]
@@ -256,7 +256,7 @@ def test_places_go_to_whom_they_go_to_in_a_simulation_with_the_same_delays(seed)
     """Each mode has its own, even where all of its clients are slow; what dead ones leave goes to the others."""
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
     fleet.serve()
     delay = torch.randperm(6, generator=torch.Generator().manual_seed(seed)) * 2.0 + 0.5
     dead = torch.tensor([client in (3, 4) and seed % 3 == 0 for client in range(6)])

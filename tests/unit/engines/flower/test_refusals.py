@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 import fedensemble as fe
-from fedensemble.engines.flower.deadline import Patience
+from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.messages import RESULT, UPLOAD, VISIT, pack, unpack
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.testing.toy_problems import small_federation
@@ -145,7 +145,7 @@ CASES = {
 def make_fleet(limits=None):
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=1)
     federation.schedule = fe.Stratified(modes=2, strata=1, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=20.0), "limits": limits})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0), "limits": limits})
     fleet.serve()
     return fleet
 
@@ -235,7 +235,7 @@ def test_answers_to_nothing_are_counted_as_strays():
 
 def test_an_encoding_that_cannot_be_read_is_refused():
     federation = small_federation(fe.QSGD(compressor="rand-k", share=0.03), "loop", modes=1, strata=1)
-    fleet = FakeFleet(federation, {"patience": Patience(timeout=20.0)})
+    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0)})
     fleet.serve()
     client = int(federation.schedule.plan(federation.state.schedule, 0).client[0])
     fleet.node(client).bend = upload(lambda tree: pack({"change": torch.full_like(tree["change"], 255)}))
@@ -280,14 +280,14 @@ def test_who_introduces_itself_badly_is_not_enrolled(bend, reason):
     federation = small_federation(fe.FedAvg(), "loop", modes=1, strata=1)
     fleet = FakeFleet(federation)
     node = fleet.node(BAD)
-    plain = node.client.introduce
+    plain = node.client.answer_query
 
-    def introduce(message, context):
+    def answer_query(message, context):
         answer = plain(message, context)
         answer.content[RESULT] = MetricRecord(bend({**answer.content[RESULT]}))
         return answer
 
-    node.client.introduce = introduce
+    node.client.answer_query = answer_query
     fleet.roster.enrol(5, 30.0)
     assert len(fleet.roster) == 5 and NAME not in [member.name for member in fleet.roster.members]
     assert reason in " ".join(fleet.said)

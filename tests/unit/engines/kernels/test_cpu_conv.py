@@ -7,11 +7,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.engines.kernels import cpu_fft_conv as transforms
-from fedensemble.engines.kernels.cpu_conv import grouped, on_cpu, one_by_one, product, way_for
-from fedensemble.engines.kernels.cpu_fft_conv import Transformed, available
-from fedensemble.engines.stacked import dispatch as kernels
-from fedensemble.runtime.num_threads import inside
+from fedensemble.engines.kernels import cpu_fft_conv
+from fedensemble.engines.kernels.cpu_conv import choose_algorithm, grouped, on_cpu, per_client_conv, product
+from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
+from fedensemble.engines.stacked import dispatch
+from fedensemble.runtime.num_threads import num_threads
 
 TRANSFORMS = "transforms" * available()
 SAME = 1e-11  # float64: other orders of sums
@@ -52,11 +52,11 @@ def test_all_ways_agree(sizes, groups, image, size, stride, padding, dilation, b
     )
     how = (stride, padding, dilation, groups)
     ways = [
-        lambda x, w, b: one_by_one(x, w, b, *how),
+        lambda x, w, b: per_client_conv(x, w, b, *how),
         lambda x, w, b: grouped(x, w, *how, b),
         lambda x, w, b: grouped(x, w, *how, b, channels_last=True),
         lambda x, w, b: on_cpu(x, w, b, *how),
-        lambda x, w, b: kernels.conv2d(x, w, b, *how),
+        lambda x, w, b: dispatch.conv2d(x, w, b, *how),
     ]
     agree(ways, tensors)
 
@@ -71,7 +71,7 @@ def test_a_product_is_a_convolution_of_single_pixels(sizes, image, stride, biase
     bias = numbers(visits, outputs, seed=2) if biased else None
     tensors = (numbers(visits * batch, channels, *image), numbers(visits, outputs, channels, 1, 1, seed=1), bias)
     how = (stride, (0, 0), (1, 1), 1)
-    agree([lambda x, w, b: one_by_one(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)], tensors)
+    agree([lambda x, w, b: per_client_conv(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)], tensors)
 
 
 def way(
@@ -80,7 +80,7 @@ def way(
     x = torch.empty(visits * batch, channels, image, image, dtype=dtype, device="meta")
     weight = torch.empty(visits, outputs, channels // groups, size, size, dtype=dtype, device="meta")
     beside = size // 2 if padding is None else padding
-    return way_for(x, weight, (stride, stride), (beside, beside), (dilation, dilation), groups)
+    return choose_algorithm(x, weight, (stride, stride), (beside, beside), (dilation, dilation), groups)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def way(
 )
 def test_ways_are_chosen_by_shape(shape, other, expected):
     """Visits, batch, channels, outputs, sides of images and of filters."""
-    with inside(1):
+    with num_threads(1):
         assert way(*shape, **other) == expected
 
 
@@ -130,17 +130,17 @@ def test_transforms_are_used_where_torch_has_them():
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
 def test_slopes_along_filters_are_transformed_for_small_outputs(monkeypatch):
     seen = []
-    usual = transforms._convolved
-    monkeypatch.setattr(transforms, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1])
+    usual = cpu_fft_conv._convolved
+    monkeypatch.setattr(cpu_fft_conv, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1])
     for image, expected in ((12, 3), (32, 2)):  # forth, back along images and, if outputs are small, along filters
         seen.clear()
         x, weight = (t.detach().float().requires_grad_() for t in (numbers(4, 5, image, image), numbers(1, 6, 5, 5, 5)))
-        Transformed.apply(x, weight, None, (0, 0)).sum().backward()
+        FFTConv.apply(x, weight, None, (0, 0)).sum().backward()
         assert len(seen) == expected
 
 
 def test_transforms_have_one_core():
-    with inside(2):
+    with num_threads(2):
         assert way(1, 32, 10, 20, 12, 5, padding=0) == "grouped, channels last"
 
 
@@ -149,7 +149,9 @@ def test_transforms_have_one_core():
 def test_outputs_may_be_written_into(channels, visits):
     """As by nn.ReLU(inplace=True)."""
     tensors, how = (numbers(visits * 2, channels, 5, 5), numbers(visits, 4, channels, 3, 3, seed=1)), PLAIN
-    agree([lambda x, w: one_by_one(x, w, None, *how).relu(), lambda x, w: on_cpu(x, w, None, *how).relu_()], tensors)
+    agree(
+        [lambda x, w: per_client_conv(x, w, None, *how).relu(), lambda x, w: on_cpu(x, w, None, *how).relu_()], tensors
+    )
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
@@ -169,8 +171,8 @@ def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, b
     ]
     single = [t if t is None else t.detach().float().requires_grad_() for t in exact]
     how = ((1, 1), padding, (1, 1), 1)
-    expected = outputs_and_slopes(lambda x, w, b: one_by_one(x, w, b, *how), exact)
-    found = outputs_and_slopes(lambda x, w, b: Transformed.apply(x, w, b, padding), single)
+    expected = outputs_and_slopes(lambda x, w, b: per_client_conv(x, w, b, *how), exact)
+    found = outputs_and_slopes(lambda x, w, b: FFTConv.apply(x, w, b, padding), single)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5 * (1 + float(b.detach().abs().max())))
 
@@ -180,10 +182,9 @@ def test_transforms_in_two_threads_do_not_disturb_each_other():
     given = [t.detach().float().requires_grad_() for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))]
 
     def often(number):
-        with inside(1):
+        with num_threads(1):
             return [
-                outputs_and_slopes(lambda x, w: Transformed.apply(x, w * number, None, (0, 0)), given)
-                for _ in range(20)
+                outputs_and_slopes(lambda x, w: FFTConv.apply(x, w * number, None, (0, 0)), given) for _ in range(20)
             ]
 
     with ThreadPoolExecutor(2) as pool:
@@ -196,9 +197,9 @@ def test_transforms_in_two_threads_do_not_disturb_each_other():
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
 def test_one_visit_that_diverged_is_its_own_affair():
     x, weight = numbers(6, 4, 9, 9).detach().float(), numbers(3, 5, 4, 5, 5, seed=1).detach().float()
-    expected = Transformed.apply(x, weight, None, (0, 0))
+    expected = FFTConv.apply(x, weight, None, (0, 0))
     weight[1] = torch.nan
-    found = Transformed.apply(x, weight, None, (0, 0)).reshape(3, -1)
+    found = FFTConv.apply(x, weight, None, (0, 0)).reshape(3, -1)
     assert found[1].isnan().all()
     assert torch.equal(found[[0, 2]], expected.reshape(3, -1)[[0, 2]])
 

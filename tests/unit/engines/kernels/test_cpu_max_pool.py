@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation
-from fedensemble.engines.kernels.cpu_conv import on_cpu, way_for
+from fedensemble.engines.kernels.cpu_conv import choose_algorithm, on_cpu
 from fedensemble.engines.kernels.cpu_fft_conv import available
-from fedensemble.engines.kernels.cpu_max_pool import PlanePool, convolve_and_pool
+from fedensemble.engines.kernels.cpu_max_pool import MaxPool2d, convolve_and_pool
 from fedensemble.engines.local.block_size import activations
-from fedensemble.runtime.num_threads import inside
+from fedensemble.runtime.num_threads import num_threads
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -20,7 +20,7 @@ def test_as_torch(size, shape):
     few = torch.randint(0, 3, shape, generator=generator).double()  # many ties
     for x in (few, torch.randn(shape, generator=generator, dtype=torch.float64)):
         ours, theirs = (x.clone().requires_grad_() for _ in range(2))
-        got, expected = PlanePool.apply(ours, size), F.max_pool2d(theirs, size)
+        got, expected = MaxPool2d.apply(ours, size), F.max_pool2d(theirs, size)
         slope = torch.randn(got.shape, generator=generator, dtype=torch.float64)
         got.backward(slope)
         expected.backward(slope)
@@ -31,18 +31,18 @@ def test_as_torch(size, shape):
 def test_nan_is_passed_on():
     x = torch.zeros(1, 1, 2, 2)
     x[0, 0, 1, 0] = float("nan")
-    assert PlanePool.apply(x, 2).isnan().all()
+    assert MaxPool2d.apply(x, 2).isnan().all()
 
 
 def test_may_be_written_into():
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
-    slopes = [torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0] for pool in (PlanePool.apply, F.max_pool2d)]
+    slopes = [torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0] for pool in (MaxPool2d.apply, F.max_pool2d)]
     assert torch.equal(*slopes)
 
 
 @pytest.fixture
 def one_core():
-    with inside(1):
+    with num_threads(1):
         yield
 
 
@@ -90,7 +90,9 @@ def test_names_say_which_way_is_tried(one_core):
     for layer in LAYERS:
         (x, weight, _), how = given(layer)
         expected = {"one visit": "grouped", "small": "grouped"}.get(layer, layer.partition(",")[0])
-        assert way_for(x, weight, *how).partition(",")[0] == expected or (layer == "transforms" and not available())
+        assert choose_algorithm(x, weight, *how).partition(",")[0] == expected or (
+            layer == "transforms" and not available()
+        )
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["images", "filters", "bias"])

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedensemble import FederatedData
-from fedensemble import prng as draws
+from fedensemble import FederatedData, prng
 from fedensemble.engines.local.block import Minibatches
 
 
@@ -27,4 +26,4 @@ def test_each_step_has_its_own_examples_and_key(visits):
         steps.gradient(step, torch.zeros(1), torch.zeros(0))
         x, key = seen.pop()
         assert torch.equal(x.squeeze(-1).long(), place[step])
-        assert torch.equal(key, torch.as_tensor(draws.fold(noise, step)))
+        assert torch.equal(key, torch.as_tensor(prng.fold(noise, step)))

@@ -9,10 +9,10 @@ import torch
 from fedensemble import EngineWarning, FedAvg, Federation
 from fedensemble.config.schema import resolve
 from fedensemble.engines.distributed.engine import DistributedEngine
-from fedensemble.engines.distributed.process_group import Ranks
-from fedensemble.engines.local import block_size as memory_budget
+from fedensemble.engines.distributed.process_group import ProcessGroup
+from fedensemble.engines.local import block_size
 from fedensemble.engines.local.block_size import visits_that_fit
-from fedensemble.engines.local.local_engine import Simulation
+from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.experiment.run import run
 from fedensemble.testing.toy_problems import classification, small_federation, train
@@ -31,7 +31,7 @@ class FakeGPU:
         }  # fmt: skip
         for name, value in told.items():
             monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-        monkeypatch.setattr(memory_budget, "activations", lambda engine: GIB - 10 * 400)
+        monkeypatch.setattr(block_size, "activations", lambda engine: GIB - 10 * 400)
         layout = SimpleNamespace(total=100)
         learner = SimpleNamespace(device=torch.device("cuda"), theta_layout=layout, dtype=torch.float32)
         self.engine = SimpleNamespace(learner=learner, notes=[])
@@ -60,7 +60,7 @@ def test_a_little_more_or_less_per_visit_changes_no_block(monkeypatch):
     gpu = FakeGPU(monkeypatch)
     found = set()
     for percent in (99, 100, 102, 104):
-        monkeypatch.setattr(memory_budget, "activations", lambda engine, percent=percent: GIB * percent // 100)
+        monkeypatch.setattr(block_size, "activations", lambda engine, percent=percent: GIB * percent // 100)
         found.add(gpu.block())
     assert found == {40}
 
@@ -112,7 +112,7 @@ def test_old_files_and_other_devices_have_no_say(monkeypatch):
 
 def crowded(monkeypatch, most, from_round=0):
     """Blocks of more than `most` visits run out of memory from a round on."""
-    real, rounds = Simulation.prepare, []
+    real, rounds = LocalEngine.prepare, []
 
     def prepare(self, algorithm, sent, mode, buffers, plan, round):
         rounds.append(round)
@@ -120,7 +120,7 @@ def crowded(monkeypatch, most, from_round=0):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, algorithm, sent, mode, buffers, plan, round)
 
-    monkeypatch.setattr(Simulation, "prepare", prepare)
+    monkeypatch.setattr(LocalEngine, "prepare", prepare)
 
 
 def test_a_smaller_block_is_kept_too(monkeypatch, tmp_path):
@@ -166,7 +166,7 @@ def test_a_run_records_its_blocks_and_keeps_them(monkeypatch, tmp_path):
     assert modes[0] == modes[1]
 
 
-class TwoRanks(Ranks):
+class TwoRanks(ProcessGroup):
     """The first of two ranks, without the other."""
 
     def __init__(self, rank):

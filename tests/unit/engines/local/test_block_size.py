@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
-from fedensemble.engines.local import block_size as memory_budget
-from fedensemble.runtime.oom import gib
+from fedensemble.engines.local import block_size
+from fedensemble.runtime.oom import format_gib
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.toy_problems import small_federation, train
 
@@ -62,9 +62,9 @@ def made(model=Wide, batch=BATCH, clients=4, **options):
 def test_what_is_saved_is_counted_once(model):
     federation = made(model)
     assert federation.engine.folded == (model is Wide)
-    needed = memory_budget.activations(federation.engine)
+    needed = block_size.activations(federation.engine)
     # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted already
-    assert 20 * ONE <= needed <= (20 + memory_budget._SLOPES + 1.5) * ONE
+    assert 20 * ONE <= needed <= (20 + block_size._SLOPES + 1.5) * ONE
 
 
 @UNFOLDABLE
@@ -72,8 +72,8 @@ def test_what_is_saved_is_counted_once(model):
 def test_a_few_examples_tell_of_a_batch(model):
     engine = made(model).engine
     gradient = engine.gradient if engine.folded else engine.learner.gradient_function(batched=False)
-    whole = memory_budget._saved(engine, gradient, BATCH)
-    assert memory_budget.activations(engine) == pytest.approx(whole, rel=0.01)
+    whole = block_size._saved(engine, gradient, BATCH)
+    assert block_size.activations(engine) == pytest.approx(whole, rel=0.01)
 
 
 def test_the_budget_bounds_a_block_and_changes_no_number():
@@ -115,19 +115,19 @@ def test_the_budget_is_kept():
 
 
 def test_a_batch_of_one():
-    assert memory_budget.activations(made(batch=1).engine) < 2 * ONE * 20 / BATCH
+    assert block_size.activations(made(batch=1).engine) < 2 * ONE * 20 / BATCH
 
 
 def test_a_model_that_knows_one_batch_size_only(monkeypatch):
-    sizes, real = [], memory_budget._saved
+    sizes, real = [], block_size._saved
 
     def saved(engine, gradient, batch):
         sizes.append(batch)
         return real(engine, gradient, batch)
 
-    monkeypatch.setattr(memory_budget, "_saved", saved)
+    monkeypatch.setattr(block_size, "_saved", saved)
     federation = made(lambda: Wide(fixed=BATCH))
-    assert sizes == [memory_budget._FEW, BATCH]
+    assert sizes == [block_size._FEW, BATCH]
     assert next(federation.rounds(1)).round == 1
 
 
@@ -139,15 +139,15 @@ def test_no_trial_where_it_cannot_matter(monkeypatch):
     def no(engine):
         raise AssertionError("nobody asked")
 
-    monkeypatch.setattr(memory_budget, "activations", no)
+    monkeypatch.setattr(block_size, "activations", no)
     assert made(block=3).engine.block == 3
     with pytest.warns(EngineWarning):
         assert made(memory=1e-6).engine.block == 1  # weights alone take it all
 
 
 def test_a_budget_for_less_than_a_visit_is_mentioned():
-    one = memory_budget._COPIES * made().learner.theta_layout.total * 8 + memory_budget.activations(made().engine)
-    said = rf"One visit needs about {gib(one)}, more than the memory budget of {gib(0.9 * one)}: visits are trained one"
+    one = block_size._COPIES * made().learner.theta_layout.total * 8 + block_size.activations(made().engine)
+    said = rf"One visit needs about {format_gib(one)}, more than the memory budget of {format_gib(0.9 * one)}: visits are trained one"
     with pytest.warns(EngineWarning, match=said):
         assert made(memory=0.9 * one / GIB).engine.block == 1
     federation = made(memory=1.1 * one / GIB)  # one fits, and there is nothing to say
@@ -159,7 +159,7 @@ def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(memory_budget, "_saved", full)
+    monkeypatch.setattr(block_size, "_saved", full)
     message = (
         r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
     )
@@ -177,13 +177,13 @@ def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 100
 
-    monkeypatch.setattr(memory_budget, "_measured", measured)
+    monkeypatch.setattr(block_size, "_measured", measured)
     engine = SimpleNamespace(learner=SimpleNamespace(device=torch.device("cuda")))
     if most:
-        assert memory_budget.activations(engine) == 100
+        assert block_size.activations(engine) == 100
     else:
         with pytest.raises(InputError, match="One visit does not fit into the memory of cuda"):
-            memory_budget.activations(engine)
+            block_size.activations(engine)
     assert tried == [2, 1][: 3 - max(most, 1)]
 
 

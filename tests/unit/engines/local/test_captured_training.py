@@ -9,11 +9,11 @@ from torch import nn
 from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedAvg, FedProx
 from fedensemble.core.optimizer import SGD
-from fedensemble.engines.local import captured_training as capture
+from fedensemble.engines.local import captured_training
 from fedensemble.engines.local.run_visits import Share
 
 
-class Silent(capture.Recorder):
+class Silent(captured_training.Recorder):
     """Lets the work be done once, at once."""
 
     def begin(self, repeated):
@@ -58,12 +58,12 @@ class Directions(FedAvg):
 
 @pytest.mark.parametrize("method", [FedAvg(), Directions(), FedAvg(optimizer=SGD(weight_decay=0.1))])
 def test_whoever_is_done_stands_still(monkeypatch, method):
-    monkeypatch.setattr(capture, "Recorder", Silent)
+    monkeypatch.setattr(captured_training, "Recorder", Silent)
     engine, given = block(method)
     second = given._replace(place=given.place[1:2], weight=given.weight[1:2])
     assert second.weight[0].any(-1).tolist() == [False, True, True]
     expected = engine.train_plainly(method, second, ragged=True)
-    recorded = capture.CapturedTraining(
+    recorded = captured_training.CapturedTraining(
         method, second, 1, lambda one: engine._minibatches(one, True), engine._copied, None
     )
     torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)
@@ -94,10 +94,10 @@ def block(method, **work):
     ],
 )
 def test_one_recorded_step_is_one_step(monkeypatch, method):
-    monkeypatch.setattr(capture, "Recorder", Silent)
+    monkeypatch.setattr(captured_training, "Recorder", Silent)
     engine, given = block(method, steps=1)
     expected = engine.train_plainly(method, given, ragged=False)
-    recorded = capture.CapturedTraining(
+    recorded = captured_training.CapturedTraining(
         method, given, 1, lambda one: engine._minibatches(one, False), engine._copied, None
     )
     torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)

@@ -110,7 +110,7 @@ def test_graphs_without_a_gpu_are_mentioned():
 
 
 def test_vmap_is_mentioned_once(monkeypatch):
-    monkeypatch.setattr(vector, "can_fold", lambda *given: Finding("it is round"))
+    monkeypatch.setattr(vector, "check_stackable", lambda *given: Finding("it is round"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         federation = train(made(), 3)

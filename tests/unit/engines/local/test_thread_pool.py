@@ -10,12 +10,12 @@ from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
-from fedensemble.engines.local import thread_pool as threads
+from fedensemble.engines.local import thread_pool
 from fedensemble.engines.local.block import received
 from fedensemble.engines.local.flops import operations
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.errors import DivergedError
-from fedensemble.modeling.factory import Maker
+from fedensemble.modeling.factory import SeededFactory
 from fedensemble.testing.assertions import AGREEMENT
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.engine import check_case
@@ -40,8 +40,8 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def several_cores(monkeypatch):
     """Three cores, whatever the machine has, and every model worth a thread."""
-    monkeypatch.setattr(threads, "_WORTH", 0)
-    monkeypatch.setattr(threads, "cores", lambda: 3)
+    monkeypatch.setattr(thread_pool, "_WORTH", 0)
+    monkeypatch.setattr(thread_pool, "cores", lambda: 3)
 
 
 def images(sizes=SIZES):
@@ -64,7 +64,7 @@ def used(federation):
 def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm, monkeypatch):
     first, again = (train(federation(algorithm), 4) for _ in range(2))
     assert used(first)
-    monkeypatch.setattr(threads, "cores", lambda: 1)
+    monkeypatch.setattr(thread_pool, "cores", lambda: 1)
     alone = train(federation(algorithm), 4)
     assert not used(alone)
     for name, value in first.tensors().items():
@@ -85,7 +85,7 @@ def test_as_its_shares_one_after_another(monkeypatch):
             return done
 
     side_by_side = train(federation(), 3).tensors()
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", InOrder)
+    monkeypatch.setattr(thread_pool, "ThreadPoolExecutor", InOrder)
     one_by_one = train(federation(), 3).tensors()
     assert all(torch.equal(side_by_side[name], value) for name, value in one_by_one.items())
 
@@ -119,7 +119,7 @@ def test_a_failing_share_is_an_error_and_the_next_round_goes_on():
 
 
 def test_small_models_stay_in_one_thread(monkeypatch):
-    monkeypatch.setattr(threads, "_WORTH", 10_000_000)
+    monkeypatch.setattr(thread_pool, "_WORTH", 10_000_000)
     made = train(small_federation(FedAvg(lr=0.1), "vector", 2, 2), 1)
     assert made.engine.threads.work < 10_000_000
     assert not used(made)
@@ -137,7 +137,7 @@ def test_shares_are_whole(count):
     request = made.ask()
     plan = request.plan
     given = made.engine.prepare(made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0)
-    parts = threads.shares(given, count)
+    parts = thread_pool.shares(given, count)
     assert torch.equal(torch.cat([part.noise for part in parts]), given.noise)
     sent = torch.cat([received(part)["theta"] for part in parts])
     assert torch.equal(sent, request.sent["theta"][plan.mode])
@@ -147,8 +147,8 @@ def test_shares_are_whole(count):
 
 @pytest.mark.parametrize(("enough", "expected"), [(10**9, 1), (1, 3)])
 def test_threads_inside_operations_only_where_there_is_work(enough, expected, monkeypatch):
-    monkeypatch.setattr(threads, "_WORTH", 10**12)
-    monkeypatch.setattr(threads, "_WORTH_INSIDE", enough)
+    monkeypatch.setattr(thread_pool, "_WORTH", 10**12)
+    monkeypatch.setattr(thread_pool, "_WORTH_INSIDE", enough)
     seen = set()
 
     class Spy(nn.Linear):
@@ -191,7 +191,7 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
 
 def test_models_made_in_threads_start_as_alone():
     """Factories draw from torch's generator, of which there is one."""
-    maker = Maker(lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32)
+    maker = SeededFactory(lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32)
 
     def start(seed):
         return torch.cat([p.detach().flatten() for p in maker(seed).parameters()])

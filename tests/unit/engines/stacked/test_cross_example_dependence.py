@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation
-from fedensemble.engines.stacked.equivalence import can_fold
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.engines.stacked.equivalence import check_stackable
+from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.testing.assertions import require_close
 
 WIDTH = 6
@@ -121,7 +121,9 @@ def test_mixing_of_tokens_is_found_where_the_given_do_not_show_it():
     y = torch.arange(12).reshape(6, 2) % 3
 
     def reason(mix):
-        return can_fold(Learner(lambda: Tokens(mix), "cross_entropy", y[0], dtype=torch.float64), x, y).reason
+        return check_stackable(
+            FunctionalModel(lambda: Tokens(mix), "cross_entropy", y[0], dtype=torch.float64), x, y
+        ).reason
 
     assert reason(lambda net, x: net.embedding(1 - x)) is None
     assert "mixes the examples" in reason(lambda net, x: net.embedding(x.amax(0) - x))
@@ -158,7 +160,9 @@ def test_rounding_that_grows_is_no_mixing():
         def normed(net, x):
             return F.batch_norm(net.inside(mix(x)), None, None, training=True, eps=1e-20)
 
-        return can_fold(Learner(lambda: Net(normed), "cross_entropy", y[0], dtype=torch.float64), x, y).reason
+        return check_stackable(
+            FunctionalModel(lambda: Net(normed), "cross_entropy", y[0], dtype=torch.float64), x, y
+        ).reason
 
     # Of examples that are nearly the same the last digits become the first ones: slopes differ by 1e-8.
     assert reason(lambda x: x, 1 + 1e-4 * x) is None

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation
-from fedensemble.engines.stacked import equivalence as fold_check
-from fedensemble.engines.stacked.equivalence import can_fold
+from fedensemble.engines.stacked import equivalence
+from fedensemble.engines.stacked.equivalence import check_stackable
 from fedensemble.engines.stacked.gradient import folded_gradient
 from fedensemble.errors import InputError
-from fedensemble.modeling.factory import Recipe
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.factory import ModelSpec
+from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.toy_problems import CLASSES, FEATURES, classification
 
@@ -132,8 +132,8 @@ def grouped(channels):
 def test_which_are_found(case, norm):
     between, expected = CASES[case]
     data = classification()
-    learner = Learner(lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64)
-    found = can_fold(learner, *pairs(data))
+    learner = FunctionalModel(lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64)
+    found = check_stackable(learner, *pairs(data))
     fates = {True: ("relu", ""), False: (), "sum": ("sum", ""), "two": ("sum", "", "")}
     assert found == (None, fates[expected])
 
@@ -231,9 +231,9 @@ def images():
 def test_which_convolutions_are_found(case):
     between, expected = POOLED[case]
     data = images()
-    learner = Learner(lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64)
     x, y = data.x[:6].double().reshape(3, 2, 1, 8, 8), data.y[:6].reshape(3, 2)
-    assert can_fold(learner, x, y) == (None, expected)
+    assert check_stackable(learner, x, y) == (None, expected)
 
 
 @pytest.mark.parametrize("case", POOLED)
@@ -268,7 +268,7 @@ def test_images_that_are_written_over_before_they_are_pooled():
 )
 def test_a_pooling_that_does_not_come_is_noticed(other):
     data = images()
-    learner = Learner(lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64)
     given = (*learner.initial(0, 1), data.x[:4].double()[None], data.y[:4][None])
     rest = (torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(InputError, match="use engine 'loop'"):
@@ -285,8 +285,8 @@ def test_an_output_is_not_rectified():
             return h
 
     data = classification()
-    learner = Learner(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, *pairs(data)) == (None, ())
+    learner = FunctionalModel(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
+    assert check_stackable(learner, *pairs(data)) == (None, ())
 
 
 class Fickle(Net):
@@ -317,7 +317,7 @@ class Growing(Net):
 @pytest.mark.parametrize("model", [Fickle, Growing])
 def test_other_ways_than_on_trial_are_noticed(model):
     data = classification()
-    learner = Learner(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
     gradient = folded_gradient(learner, fates=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
     given = (*learner.initial(0, 1), x, y, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
@@ -337,21 +337,25 @@ def test_a_recipe_is_tried_once():
     data = classification()
     findings = []
     for hidden in (5, 5, 6):
-        learner = Learner(Recipe(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64)
+        learner = FunctionalModel(
+            ModelSpec(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64
+        )
         built.clear()
-        findings.append((can_fold(learner, *pairs(data)), len(built) > 0))
+        findings.append((check_stackable(learner, *pairs(data)), len(built) > 0))
     assert findings == [((None, ("relu",)), True), ((None, ("relu",)), False), ((None, ("relu",)), True)]
 
 
 def test_too_little_memory_is_no_finding(monkeypatch):
     data = classification()
-    learner = Learner(Recipe(Net, {"between": CASES["F.relu"][0]}), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(
+        ModelSpec(Net, {"between": CASES["F.relu"][0]}), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
 
     def crowded(*given, **named):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fold_check, "folded_gradient", crowded)
+        patched.setattr(equivalence, "folded_gradient", crowded)
         with pytest.raises(torch.OutOfMemoryError):
-            can_fold(learner, *pairs(data))
-    assert can_fold(learner, *pairs(data)) == (None, ("relu", ""))
+            check_stackable(learner, *pairs(data))
+    assert check_stackable(learner, *pairs(data)) == (None, ("relu", ""))

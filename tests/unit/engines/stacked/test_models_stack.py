@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from fedensemble import FedAvg, Federation
-from fedensemble.engines.stacked.equivalence import can_fold
+from fedensemble.engines.stacked.equivalence import check_stackable
 from fedensemble.engines.stacked.forward import Folded
-from fedensemble.modeling.functional_model import Learner
+from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.models import models
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.cases import CASES as BATTERY
@@ -51,8 +51,8 @@ def problem(case, name, options):
 @every_case
 def test_is_batched_layer_by_layer(case, name, options):
     model, data = problem(case, name, options)
-    learner = Learner(model, "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert can_fold(learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))).reason is None
+    learner = FunctionalModel(model, "cross_entropy", data.y[:1], dtype=torch.float64)
+    assert check_stackable(learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))).reason is None
 
 
 @every_case

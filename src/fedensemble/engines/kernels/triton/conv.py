@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...stacked.stacked_params import Piece
+from ...stacked.stacked_params import StackedParam
 from .conv_weight_grad import along_weights
 from .implicit_gemm import Pair, products
 
@@ -21,7 +21,13 @@ class TritonConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, piece: Piece | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Pair,
+        padding: Pair,
+        piece: StackedParam | None,
     ) -> Tensor:
         tall, wide = weight.shape[3:]
         last = x.permute(0, 2, 3, 1).contiguous()

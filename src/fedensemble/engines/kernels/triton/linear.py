@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...stacked.stacked_params import Piece
+from ...stacked.stacked_params import StackedParam
 from .tiling import precision, tile
 
 _MANY = 512  # rows a visit from which torch's own product is the better one
@@ -43,7 +43,7 @@ class StackedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, piece: Piece) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, piece: StackedParam) -> Tensor:
         read = piece.weight
         ctx.save_for_backward(x, read)
         ctx.piece, ctx.bias_type = piece, None if bias is None else bias.dtype

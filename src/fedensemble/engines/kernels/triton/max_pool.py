@@ -63,7 +63,7 @@ def _back(
     tl.store(out + at, tl.load(slope + square, mask=inside & mine, other=0.0), mask=at < TOTAL)
 
 
-class SquarePool(torch.autograd.Function):
+class TritonMaxPool2d(torch.autograd.Function):
     """F.max_pool2d(x, size, step) with step >= size and no padding."""
 
     @staticmethod

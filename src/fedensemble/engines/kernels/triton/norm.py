@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...stacked.stacked_params import Piece
+from ...stacked.stacked_params import StackedParam
 from .batch_norm import BatchNorm
 from .group_norm import GroupNorm
 from .norm_reductions import apply, sums
@@ -95,7 +95,7 @@ class StackedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kind: Kind, relu: bool,
-        pieces: tuple[Piece | None, Piece | None], more: Tensor | None = None,
+        pieces: tuple[StackedParam | None, StackedParam | None], more: Tensor | None = None,
     ) -> Any:  # fmt: skip
         last = _lasting(x)
         flat = last.reshape(kind.sets(len(weight), len(x)), -1, x.shape[1])
