@@ -1,4 +1,6 @@
-"""For pytest: modules that need Triton (machines with a GPU) or Flower (an extra) are not searched without it."""
+"""For pytest: modules that need Triton (machines with a GPU) or Flower (an extra) are not searched
+without it.
+"""
 
 from importlib.util import find_spec
 
@@ -6,15 +8,24 @@ import pytest
 
 _NEEDED = {
     "triton": ["src/fedensemble/engines/kernels/triton/*.py"],
-    "flwr": ["src/fedensemble/engines/flower/*.py", "src/fedensemble/deploy/server.py",
-             "src/fedensemble/deploy/template/*.py", "tests/fleet/*.py", "tests/unit/engines/flower/*.py"],
-}  # fmt: skip
-collect_ignore_glob = [path for package, paths in _NEEDED.items() if not find_spec(package) for path in paths]
+    "flwr": [
+        "src/fedensemble/engines/flower/*.py",
+        "src/fedensemble/deploy/server.py",
+        "src/fedensemble/deploy/template/*.py",
+        "tests/fleet/*.py",
+        "tests/unit/engines/flower/*.py",
+    ],
+}
+collect_ignore_glob = [
+    path for package, paths in _NEEDED.items() if not find_spec(package) for path in paths
+]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With --dist loadgroup, one process for tests/fleet: under pytest 9.2, xdist 3.8 does not see its own marks."""
+    """With --dist loadgroup, one process for tests/fleet: under pytest 9.2, xdist 3.8 does not see
+    its own marks.
+    """
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling

@@ -1,12 +1,15 @@
-"""Ways to convolve on a CPU, where each visit has filters of its own: which is fastest for which shape; one table.
+"""Ways to convolve on a CPU, where each visit has filters of its own: which is fastest for which
+shape; one table.
 
-    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--filters 200] [--quick]
+    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--filters
+    200] [--quick]
 
-Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is the time of the way
-that the engine chooses by shape (`engines/convolutions.py`) over that of the fastest; "one by one / it" what choosing
-gains. Larger models train shares of the visits on one core each, hence one thread. `--random` adds shapes drawn with a
-fixed seed, `--filters` such with large filters for which transforms are chosen. A second table has layers with
-max-pooling of 2 × 2 pixels after them: by torch, by planes, and in one with the convolution (`engines/cpu_pool.py`).
+Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is
+the time of the way that the engine chooses by shape (`engines/convolutions.py`) over that of the
+fastest; "one by one / it" what choosing gains. Larger models train shares of the visits on one core
+each, hence one thread. `--random` adds shapes drawn with a fixed seed, `--filters` such with large
+filters for which transforms are chosen. A second table has layers with max-pooling of 2 × 2 pixels
+after them: by torch, by planes, and in one with the convolution (`engines/cpu_pool.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedensemble.bench.timing import LiveTable, fastest, machine, say, write
-from fedensemble.engines.kernels.cpu_conv import choose_algorithm, grouped, on_cpu, per_client_conv, product
+from fedensemble.engines.kernels.cpu_conv import (
+    choose_algorithm,
+    grouped,
+    on_cpu,
+    per_client_conv,
+    product,
+)
 from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
 from fedensemble.engines.kernels.cpu_max_pool import MaxPool2d, convolve_and_pool
 from fedensemble.engines.stacked.dispatch import Im2ColConv
@@ -48,7 +57,9 @@ class Layer(NamedTuple):
         """In words."""
         step = f", stride {self.stride}" if self.stride > 1 else ""
         parts = f", {self.groups} groups" if self.groups > 1 else ""
-        return f"{self.channels} → {self.outputs}, {self.image}², {self.size}×{self.size}{step}{parts}"
+        return (
+            f"{self.channels} → {self.outputs}, {self.image}², {self.size}×{self.size}{step}{parts}"
+        )
 
 
 LAYERS = [
@@ -104,22 +115,31 @@ def drawn(count: int) -> list[Layer]:
         groups = numbers.choice([1, 1, 1, 2, channels])
         layer = Layer("random", visits, batch, channels, outputs, image, size, stride, groups)
         work = visits * batch * outputs * channels // groups * (size * image // stride) ** 2
-        if outputs % groups == channels % groups == 0 and work < 5e8 and visits * batch * channels * image**2 < 1e7:
+        if (
+            outputs % groups == channels % groups == 0
+            and work < 5e8
+            and visits * batch * channels * image**2 < 1e7
+        ):
             layers.append(layer)
     return layers
 
 
 def with_large_filters(count: int) -> list[Layer]:
-    """Random shapes for which the engine chooses transforms, always the same on a kind of machine."""
+    """Random shapes for which the engine chooses transforms, always the same on a kind of
+    machine.
+    """
     numbers, layers = random.Random(1), list[Layer]()
     while available() and len(layers) < count:
         layer = Layer(
-            "large filters", 5, numbers.choice([8, 16, 32]),
+            "large filters",
+            5,
+            numbers.choice([8, 16, 32]),
             numbers.choice([4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64]),
             numbers.choice([6, 8, 10, 12, 16, 20, 24, 30, 32, 40, 50, 64, 96]),
-            numbers.choice([8, 10, 12, 13, 14, 16, 18, 20, 24, 28, 32]), numbers.choice([4, 5, 5, 5, 5, 6, 7, 9]),
+            numbers.choice([8, 10, 12, 13, 14, 16, 18, 20, 24, 28, 32]),
+            numbers.choice([4, 5, 5, 5, 5, 6, 7, 9]),
             padded=numbers.random() < 0.5,
-        )  # fmt: skip
+        )
         work = layer.batch * layer.channels * layer.outputs * (layer.image * layer.size) ** 2
         if layer.image > layer.size and work < 3e8 and ways(layer)[0] == "transforms":
             layers.append(layer)
@@ -130,7 +150,9 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     """What the engine chooses, and each way's forward and backward pass."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
     x.requires_grad_(layer.channels > 3)  # images themselves have no slope
-    weight = torch.randn(layer.visits, layer.outputs, layer.channels // layer.groups, layer.size, layer.size)
+    weight = torch.randn(
+        layer.visits, layer.outputs, layer.channels // layer.groups, layer.size, layer.size
+    )
     weight.requires_grad_()
     beside = layer.size // 2 if layer.padded else 0
     stride, padding, dilation = (layer.stride,) * 2, (beside, beside), (1, 1)
@@ -148,7 +170,10 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
         known["transforms"] = lambda: FFTConv.apply(x, weight, None, padding)
     if layer.groups == layer.size == 1:
         known["product"] = lambda: product(x, weight, None, stride)
-    calls = {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
+    calls = {
+        name: (lambda way=way: torch.autograd.grad(way(), along, slope))
+        for name, way in known.items()
+    }
     return choose_algorithm(x, weight, *rest), calls
 
 
@@ -156,7 +181,9 @@ def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
     """Ways to convolve and pool, forth and back."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
     x.requires_grad_(layer.channels > 3)
-    weight = torch.randn(layer.visits, layer.outputs, layer.channels, layer.size, layer.size, requires_grad=True)
+    weight = torch.randn(
+        layer.visits, layer.outputs, layer.channels, layer.size, layer.size, requires_grad=True
+    )
     beside = layer.size // 2 if layer.padded else 0
     given = (x, weight, None, (1, 1), (beside, beside), (1, 1), 1)
     along = (x, weight) if x.requires_grad else (weight,)
@@ -166,7 +193,10 @@ def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
         "in one": lambda: convolve_and_pool(*given, 2),
     }
     slope = torch.randn_like(known["in one"]().detach())
-    return {name: (lambda way=way: torch.autograd.grad(way(), along, slope)) for name, way in known.items()}
+    return {
+        name: (lambda way=way: torch.autograd.grad(way(), along, slope))
+        for name, way in known.items()
+    }
 
 
 def main() -> None:
@@ -183,8 +213,17 @@ def main() -> None:
     torch.manual_seed(0)
     keep_freed_memory()
     names = ["one by one", "grouped", "grouped, channels last", "product", "transforms", "patches"]
-    header = ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "chosen", "it / best"]
-    table = LiveTable(f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say)
+    header = [
+        "layer",
+        "visits × batch",
+        "shape",
+        *(f"{name}, ms" for name in names),
+        "chosen",
+        "it / best",
+    ]
+    table = LiveTable(
+        f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say
+    )
     gains, losses = [], []
     filters = with_large_filters(options.filters)
     for layer in (QUICK if options.quick else LAYERS) + drawn(options.random) + filters:
@@ -194,18 +233,30 @@ def main() -> None:
         losses.append(took[choice] / min(took.values()))
         cells = [f"{1e3 * took[name]:.2f}" if name in took else "" for name in names]
         size = f"{layer.visits} × {layer.batch}"
-        table.add(layer.name, size, str(layer), *cells, choice, f"{losses[-1]:.2f}", f"{gains[-1]:.2f}")
+        table.add(
+            layer.name, size, str(layer), *cells, choice, f"{losses[-1]:.2f}", f"{gains[-1]:.2f}"
+        )
     means = [exp(sum(map(log, values)) / len(values)) for values in (losses, gains)]
     table.add("geometric mean", *[""] * (len(header) - 2), *(f"{mean:.2f}" for mean in means))
-    say(f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way.")
+    say(
+        f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way."
+    )
     if filters:
         ahead = gains[-len(filters) :]
         mean, behind = exp(sum(map(log, ahead)) / len(ahead)), sum(gain < 0.95 for gain in ahead)
-        say(f"Of {len(ahead)} by transforms: {mean:.2f} times as fast as one by one, {behind} over 5 % slower.")
+        say(
+            f"Of {len(ahead)} by transforms: {mean:.2f} times as fast as one by one, {behind} over 5 % slower."
+        )
     names = ["by torch", "by planes", "in one"]
     after = LiveTable(
         "Convolutions and pooling, forth and back",
-        ["layer", "visits × batch", "shape", *(f"{name}, ms" for name in names), "by torch / in one"],
+        [
+            "layer",
+            "visits × batch",
+            "shape",
+            *(f"{name}, ms" for name in names),
+            "by torch / in one",
+        ],
         say,
     )
     for layer in POOLED[:1] if options.quick else POOLED:

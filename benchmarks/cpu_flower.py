@@ -2,11 +2,11 @@
 
     python benchmarks/cpu_flower.py [--rounds 5] [--threads 2] [--repeats 3] [--only vector,flower]
 
-100 clients with 600 MNIST-shaped images each, the paper's CNN, 10 clients a round, batch 32, one epoch. Each way runs
-in a process of its own and reads the images from files: "total" is that process from its start to its end, imports and
-all; "steady" the fastest round but the first. With repeats, ways take turns, and the table has each one's median.
-Flower is measured where it is installed with its Ray backend:
-`pip install "flwr[simulation]==1.41.0"`.
+100 clients with 600 MNIST-shaped images each, the paper's CNN, 10 clients a round, batch 32, one
+epoch. Each way runs in a process of its own and reads the images from files: "total" is that
+process from its start to its end, imports and all; "steady" the fastest round but the first. With
+repeats, ways take turns, and the table has each one's median. Flower is measured where it is
+installed with its Ray backend: `pip install "flwr[simulation]==1.41.0"`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,19 @@ def network() -> Any:
     from torch import nn
 
     return nn.Sequential(
-        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(0.5), nn.MaxPool2d(2),
-        nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        nn.Dropout2d(0.5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(50, 10),
+    )
 
 
 def write_data(folder: Path) -> None:
@@ -46,7 +56,9 @@ def write_data(folder: Path) -> None:
     import numpy as np
 
     numbers = np.random.default_rng(0)
-    np.save(folder / "x.npy", numbers.standard_normal((CLIENTS * IMAGES, 1, 28, 28), dtype=np.float32))
+    np.save(
+        folder / "x.npy", numbers.standard_normal((CLIENTS * IMAGES, 1, 28, 28), dtype=np.float32)
+    )
     np.save(folder / "y.npy", numbers.integers(0, 10, CLIENTS * IMAGES))
 
 
@@ -108,7 +120,13 @@ def ours(engine: str, rounds: int) -> list[float]:
 
     data = fe.FederatedData.from_arrays(*stored(), [IMAGES] * CLIENTS)
     federation = fe.Federation(
-        network, data, fe.FedAvg(lr=LR), modes=1, clients_per_round=COHORT, batch_size=BATCH, engine=engine
+        network,
+        data,
+        fe.FedAvg(lr=LR),
+        modes=1,
+        clients_per_round=COHORT,
+        batch_size=BATCH,
+        engine=engine,
     )
     return [time.time(), *(time.time() for _ in federation.rounds(rounds))]
 
@@ -126,7 +144,8 @@ def flower(rounds: int) -> list[float]:
 
         @server_app.main()
         def _main(grid: Grid, context: Context) -> None:
-            context.run_config = {"rounds": rounds, "ends": str(ends)}  # from Python there is no other way to give them
+            # from Python there is no other way to give them
+            context.run_config = {"rounds": rounds, "ends": str(ends)}
             serve(grid, context)
 
         resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -135,22 +154,33 @@ def flower(rounds: int) -> list[float]:
 
 
 def flwr_run(rounds: int) -> list[float]:
-    """Flower's simulation as its users start it, by `flwr run`; the SuperLink that it starts is ended afterwards."""
+    """Flower's simulation as its users start it, by `flwr run`; the SuperLink that it starts is
+    ended afterwards.
+    """
     with tempfile.TemporaryDirectory() as home:
         ends = Path(home) / "ends.json"
         programs = str(Path(sys.executable).parent)
-        settings = {**os.environ, "FLWR_HOME": home, "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+        settings = {
+            **os.environ,
+            "FLWR_HOME": home,
+            "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+        }
         command = ["flwr", "run", str(APP), "--stream", "-c", f"rounds={rounds} ends='{ends}'"]
         command += ["--federation-config", f"num-supernodes={CLIENTS} client-resources-num-cpus=1"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=settings, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=settings, check=False
+            )
             if not ends.exists():
                 sys.exit(f"flwr run failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
             return list(json.loads(ends.read_text()))
         finally:
             for process in Path("/proc").glob("[0-9]*/environ"):
                 with suppress(OSError):
-                    if f"FLWR_HOME={home}".encode() in process.read_bytes() and int(process.parent.name) != os.getpid():
+                    if (
+                        f"FLWR_HOME={home}".encode() in process.read_bytes()
+                        and int(process.parent.name) != os.getpid()
+                    ):
                         os.kill(int(process.parent.name), signal.SIGTERM)
 
 
@@ -165,14 +195,25 @@ PEERS = ("flower", "flwr-run")
 
 
 def measured(way: str, rounds: int, threads: int, folder: str) -> tuple[float, float, float]:
-    """Seconds of the fastest round but the first, before the first round ends, and of the whole process."""
-    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # of no user's
+    """Seconds of the fastest round but the first, before the first round ends, and of the whole
+    process.
+    """
+    # of no user's
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     settings = {
-        **usual, DATA: folder, "OMP_NUM_THREADS": str(threads), "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
+        **usual,
+        DATA: folder,
+        "OMP_NUM_THREADS": str(threads),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_DEDUP_LOGS": "0",
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(APP.parent), str(APP), os.environ.get("PYTHONPATH")])),
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(APP.parent), str(APP), os.environ.get("PYTHONPATH")])
+        ),
+    }
     command = [sys.executable, __file__, "--one", way, "--rounds", str(rounds)]
     started = time.time()
     done = subprocess.run(command, capture_output=True, text=True, env=settings, check=False)
@@ -188,8 +229,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeats", type=int, default=1, help="of each way, of which the median counts")
-    parser.add_argument("--only", default=None, help=f"ways, separated by commas, of {', '.join(WAYS)}")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="of each way, of which the median counts"
+    )
+    parser.add_argument(
+        "--only", default=None, help=f"ways, separated by commas, of {', '.join(WAYS)}"
+    )
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     chosen = parser.parse_args()
@@ -202,23 +247,44 @@ def main() -> None:
     from fedensemble.bench.timing import LiveTable, machine, say, write
 
     known = find_spec("flwr") is not None and find_spec("ray") is not None
-    wanted = chosen.only.split(",") if chosen.only else [way for way in WAYS if way not in PEERS or known]
+    wanted = (
+        chosen.only.split(",")
+        if chosen.only
+        else [way for way in WAYS if way not in PEERS or known]
+    )
     peer = f"flwr {version('flwr')}, ray {version('ray')}" if known else "Flower is not installed"
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder))
         turns = [
-            {way: measured(way, chosen.rounds, chosen.threads, folder) for way in wanted} for _ in range(chosen.repeats)
+            {way: measured(way, chosen.rounds, chosen.threads, folder) for way in wanted}
+            for _ in range(chosen.repeats)
         ]
-    results = {way: [median(values) for values in zip(*(turn[way] for turn in turns), strict=True)] for way in wanted}
+    results = {
+        way: [median(values) for values in zip(*(turn[way] for turn in turns), strict=True)]
+        for way in wanted
+    }
     peers = [way for way in PEERS if way in results]
-    header = ["way", "steady, s a round", "first round done after, s", f"total of {chosen.rounds} rounds, s"]
-    header += [f"Flower / it: {what}" for what in ("steady", "first round", "total")] if peers else []
+    header = [
+        "way",
+        "steady, s a round",
+        "first round done after, s",
+        f"total of {chosen.rounds} rounds, s",
+    ]
+    header += (
+        [f"Flower / it: {what}" for what in ("steady", "first round", "total")] if peers else []
+    )
     title = f"FedAvg, CNN, 10 of 100 clients, on {chosen.threads} cores. {machine('cpu')}; {peer}"
     table = LiveTable(
-        f"{title}; ratios to {' and '.join(WAYS[way][0] for way in peers)}" if peers else title, header, say
+        f"{title}; ratios to {' and '.join(WAYS[way][0] for way in peers)}" if peers else title,
+        header,
+        say,
     )
     for way, values in results.items():
-        ratios = [", ".join(f"{results[p][n] / value:.1f}" for p in peers) for n, value in enumerate(values) if peers]
+        ratios = [
+            ", ".join(f"{results[p][n] / value:.1f}" for p in peers)
+            for n, value in enumerate(values)
+            if peers
+        ]
         table.add(WAYS[way][0], *(f"{value:.2f}" for value in values), *ratios)
     write(chosen.out, "cpu", [table])
 

@@ -1,9 +1,11 @@
-"""Does a simulation of very many clients stay small and quick? Prints one table: seconds a round and peak memory.
+"""Does a simulation of very many clients stay small and quick? Prints one table: seconds a round
+and peak memory.
 
     python benchmarks/million_clients.py [--clients 1000 1000000] [--per-round 1000] [--rounds 5]
 
-A small model on synthetic data, a few examples a client; all clients in one process, with and without device speeds,
-drop-outs and hours of the day. Each line is measured in a process of its own, since peak memory never falls.
+A small model on synthetic data, a few examples a client; all clients in one process, with and
+without device speeds, drop-outs and hours of the day. Each line is measured in a process of its
+own, since peak memory never falls.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ WAYS = {  # name: schedule, algorithm, participation
 
 
 def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, float]:
-    """Seconds to set up, for a round and for a checkpoint, its size, and the peak of memory, of this process."""
+    """Seconds to set up, for a round and for a checkpoint, its size, and the peak of memory, of
+    this process.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(4, 13, (clients,), generator=generator)
     x = torch.randn(int(sizes.sum()), FEATURES, generator=generator)
@@ -45,9 +49,15 @@ def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
     started = time.perf_counter()
     federation = fe.Federation(
         lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES)),
-        fe.FederatedData.from_arrays(x, y, sizes), algorithm, modes=5, strata=min(100, per_round),
-        clients_per_round=per_round, batch_size=4, schedule=schedule, participation=participation,
-    )  # fmt: skip
+        fe.FederatedData.from_arrays(x, y, sizes),
+        algorithm,
+        modes=5,
+        strata=min(100, per_round),
+        clients_per_round=per_round,
+        batch_size=4,
+        schedule=schedule,
+        participation=participation,
+    )
     list(federation.rounds(1))  # libraries set themselves up
     ready = time.perf_counter()
     list(federation.rounds(rounds))
@@ -67,22 +77,37 @@ def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 1_000_000])
     parser.add_argument("--per-round", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # way, clients: a line of the table, as JSON
+    # way, clients: a line of the table, as JSON
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.one[0], int(given.one[1]), given.per_round, given.rounds)))
         return
-    print(f"{given.per_round} clients a round, {given.rounds} rounds, {torch.get_num_threads()} threads\n")
-    print("| what | clients | data, MB | set-up, s | a round, s | checkpoint, s | checkpoint, MB | peak memory, MB |")
+    print(
+        f"{given.per_round} clients a round, {given.rounds} rounds, {torch.get_num_threads()} threads\n"
+    )
+    print(
+        "| what | clients | data, MB | set-up, s | a round, s | checkpoint, s | checkpoint, MB | peak memory, MB |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for way in given.ways:
         for clients in given.clients:
-            command = [sys.executable, __file__, "--one", way, str(clients), "--per-round", str(given.per_round)]
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                way,
+                str(clients),
+                "--per-round",
+                str(given.per_round),
+            ]
             command += ["--rounds", str(given.rounds)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(done.stdout.splitlines()[-1])

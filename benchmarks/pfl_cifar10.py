@@ -1,10 +1,12 @@
-"""The work of pfl-research's CIFAR10 benchmark, here and there: prints one table of seconds an iteration.
+"""The work of pfl-research's CIFAR10 benchmark, here and there: prints one table of seconds an
+iteration.
 
-    python benchmarks/pfl_cifar10.py [--iterations 20] [--device cuda] [--precision tf32 --precision bf16]
+    python benchmarks/pfl_cifar10.py [--iterations 20] [--device cuda] [--precision tf32 --precision
+    bf16]
 
-1,000 clients with 50 CIFAR-shaped images each; two 3x3 convolutions, 12,544 -> 128 -> 10 with dropout; 50 clients an
-iteration, local SGD with lr 0.1, batch 10, one epoch; the server takes the average (server lr 1). pfl is measured where
-it can be imported: `pip install pfl==0.6.0`.
+1,000 clients with 50 CIFAR-shaped images each; two 3x3 convolutions, 12,544 -> 128 -> 10 with
+dropout; 50 clients an iteration, local SGD with lr 0.1, batch 10, one epoch; the server takes the
+average (server lr 1). pfl is measured where it can be imported: `pip install pfl==0.6.0`.
 """
 
 from __future__ import annotations
@@ -41,11 +43,19 @@ def model() -> nn.Module:
 def ours(device: str, iterations: int, modes: int, options: dict[str, object]) -> list[float]:
     """Seconds of each iteration."""
     x, y = clients_data()
-    data = fe.FederatedData.from_arrays(x.flatten(0, 1), y.flatten(), [IMAGES] * CLIENTS, classes=10)
+    data = fe.FederatedData.from_arrays(
+        x.flatten(0, 1), y.flatten(), [IMAGES] * CLIENTS, classes=10
+    )
     federation = fe.Federation(
-        model, data, fe.FedAvg(lr=LR), modes=modes, clients_per_round=COHORT, batch_size=BATCH, device=device,
+        model,
+        data,
+        fe.FedAvg(lr=LR),
+        modes=modes,
+        clients_per_round=COHORT,
+        batch_size=BATCH,
+        device=device,
         engine_options=options,
-    )  # fmt: skip
+    )
     return clocked(lambda: list(federation.rounds(1)), device, iterations)
 
 
@@ -101,21 +111,27 @@ def theirs(device: str, iterations: int) -> list[float]:
 
     x, y = (values.to(device) for values in clients_data())
     users = list(range(CLIENTS))
-    data = FederatedDataset(lambda user: Dataset((x[user], y[user]), user_id=user), get_user_sampler("random", users))
+    data = FederatedDataset(
+        lambda user: Dataset((x[user], y[user]), user_id=user), get_user_sampler("random", users)
+    )
     network = Network().to(device)
     trained = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=iterations, evaluation_frequency=iterations + 1, train_cohort_size=COHORT,
+            central_num_iterations=iterations,
+            evaluation_frequency=iterations + 1,
+            train_cohort_size=COHORT,
             val_cohort_size=1,
         ),
         backend=SimulatedBackend(training_data=data, val_data=data),
         model=trained,
-        model_train_params=NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=1, local_batch_size=BATCH),
+        model_train_params=NNTrainHyperParams(
+            local_learning_rate=LR, local_num_epochs=1, local_batch_size=BATCH
+        ),
         model_eval_params=NNEvalHyperParams(local_batch_size=IMAGES),
         callbacks=[Clock()],
         send_metrics_to_platform=False,
-    )  # fmt: skip
+    )
     return took
 
 
@@ -123,8 +139,12 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--iterations", type=int, default=0, help="by default 20 on a GPU, 3 on a CPU")
-    parser.add_argument("--precision", action="append", help="float32, tf32 or bf16; may be repeated")
+    parser.add_argument(
+        "--iterations", type=int, default=0, help="by default 20 on a GPU, 3 on a CPU"
+    )
+    parser.add_argument(
+        "--precision", action="append", help="float32, tf32 or bf16; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     chosen = parser.parse_args()
     cuda = chosen.device.startswith("cuda")
@@ -140,7 +160,9 @@ def main() -> None:
         base = row(table, peer, theirs(chosen.device, count), None)
     for modes in (1, 5):
         for precision in chosen.precision or (("tf32", "bf16") if cuda else ("auto",)):
-            way = f"fedensemble, {modes} mode{'s' * (modes > 1)}" + (f", {precision}" if cuda else "")
+            way = f"fedensemble, {modes} mode{'s' * (modes > 1)}" + (
+                f", {precision}" if cuda else ""
+            )
             took = ours(chosen.device, count, modes, {"precision": precision})
             median = row(table, way, took, base)
             base = base or median
@@ -151,7 +173,13 @@ def row(table: LiveTable, way: str, took: list[float], base: float | None) -> fl
     """Adds a line; gives the median of all but the first iteration."""
     steady = sorted(took[1:])
     median = steady[len(steady) // 2]
-    table.add(way, f"{median:.4f}", f"{steady[0]:.4f}", f"{took[0]:.2f}", f"{base / median:.1f}" if base else "1")
+    table.add(
+        way,
+        f"{median:.4f}",
+        f"{steady[0]:.4f}",
+        f"{took[0]:.2f}",
+        f"{base / median:.1f}" if base else "1",
+    )
     return median
 
 

@@ -24,7 +24,8 @@ def digits() -> tuple[fe.FederatedData, torch.Tensor, torch.Tensor]:
     """Clients that hold few digits each, and a test set."""
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     x, y = (x / 16).float(), y.long()
-    order = torch.argsort(y[TEST:], stable=True)  # sorted by digit and dealt in runs: a client has one digit or two
+    # sorted by digit and dealt in runs: a client has one digit or two
+    order = torch.argsort(y[TEST:], stable=True)
     clients = zip(x[TEST:][order].chunk(CLIENTS), y[TEST:][order].chunk(CLIENTS), strict=True)
     return fe.FederatedData.from_clients(list(clients)), x[:TEST], y[:TEST]
 
@@ -33,14 +34,26 @@ def main() -> None:
     """Trains, tests, and shows what the ensemble is unsure of."""
     data, x_test, y_test = digits()
     federation = fe.Federation(
-        model=MyNet, data=data, algorithm=fe.FedProx(lr=0.2, mu=0.01), modes=5, strata=10, clients_per_round=20,
-        epochs=5, batch_size=16, loss="cross_entropy", engine="vector", device="cpu", seed=0,
-    )  # fmt: skip
+        model=MyNet,
+        data=data,
+        algorithm=fe.FedProx(lr=0.2, mu=0.01),
+        modes=5,
+        strata=10,
+        clients_per_round=20,
+        epochs=5,
+        batch_size=16,
+        loss="cross_entropy",
+        engine="vector",
+        device="cpu",
+        seed=0,
+    )
     for report in federation.rounds(100):  # the body of your `for` is the callback
         if report.round % 20 == 0:
             prediction = federation.ensemble.predict(x_test)
             accuracy = fe.evaluate(prediction, y_test)["accuracy"]
-            print(f"round {report.round}, age {report.age}: loss {report.loss:.3f}, test accuracy {accuracy:.3f}")
+            print(
+                f"round {report.round}, age {report.age}: loss {report.loss:.3f}, test accuracy {accuracy:.3f}"
+            )
     wrong = prediction.mean.argmax(-1) != y_test
     for name, chosen in (("right", ~wrong), ("wrong", wrong)):
         print(f"mean entropy where it is {name}: {prediction.entropy[chosen].mean():.2f}")

@@ -1,4 +1,6 @@
-"""Flower's client and server of `cpu_flower.py`: Flower's own FedAvg, our network and local training."""
+"""Flower's client and server of `cpu_flower.py`: Flower's own FedAvg, our network and local
+training.
+"""
 
 import json
 import time
@@ -33,8 +35,12 @@ def serve(grid: Grid, context: Context) -> None:
     def note(round: int, arrays: Any) -> None:
         ends.append(time.time())
 
-    strategy = FedAvg(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-    got = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds, evaluate_fn=note)
+    strategy = FedAvg(
+        fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS
+    )
+    got = strategy.start(
+        grid, ArrayRecord(network().state_dict()), num_rounds=rounds, evaluate_fn=note
+    )
     if sum(bool(metrics) for metrics in got.train_metrics_clientapp.values()) < rounds:
         raise SystemExit("Flower's clients failed; see what it printed above.")
     Path(str(context.run_config["ends"])).write_text(json.dumps(ends), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""A whole fleet on this machine, closed to outsiders: one training, and what outsiders get, which is nothing.
+"""A whole fleet on this machine, closed to outsiders: one training, and what outsiders get, which
+is nothing.
 
 python examples/flower_tls/fleet.py FOLDER      # some minutes; FOLDER must be new
 
@@ -42,18 +43,24 @@ device = "cpu"
 
 
 class Fleet:
-    """The processes of a fleet on this machine; all of them, and only they, are stopped at the end."""
+    """The processes of a fleet on this machine; all of them, and only they, are stopped at the
+    end.
+    """
 
     def __init__(self, folder: Path, echo=lambda text: None) -> None:
         self.folder, self.echo = folder.resolve(), echo
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.public = free_port(), free_port()  # of the SuperLink, on loopback, and of the gateway
+        # of the SuperLink, on loopback, and of the gateway
+        self.port, self.public = free_port(), free_port()
         self.started: dict[str, subprocess.Popen] = {}
         bin_folder = str(Path(sys.executable).parent)
         self.environment = {
-            **os.environ, **HERMETIC, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **HERMETIC,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "OMP_NUM_THREADS": "1",
             "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
-        }  # fmt: skip
+        }
         make_certificates(self.folder / "keys", ["localhost", HOST])
         make_operator_key(self.folder / "operator")
         (self.folder / "signatures").mkdir(exist_ok=True)
@@ -69,7 +76,9 @@ class Fleet:
             self.kill(name)
 
     def write_connections(self) -> None:
-        """Tells the `flwr` command of the operator, who is on the server, and of an outsider where the SuperLink is."""
+        """Tells the `flwr` command of the operator, who is on the server, and of an outsider where
+        the SuperLink is.
+        """
         lines = []
         for name, port in (("fleet", self.port), ("outside", self.public)):
             lines += [f"[superlink.{name}]", f'address = "{HOST}:{port}"']
@@ -80,22 +89,52 @@ class Fleet:
     def superlink(self) -> None:
         """Starts the SuperLink on loopback, and waits until it listens."""
         keys = self.folder / "keys"
-        self.start("superlink", [
-            "flower-superlink", "--host", HOST, "--port", self.port, "--database", self.folder / "state.db",
-            "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "superlink.crt",
-            "--ssl-keyfile", keys / "superlink.key", "--enable-supernode-auth",
-        ])  # fmt: skip
-        wait(lambda: listens(self.port), 120, "the SuperLink does not listen", self.log("superlink"))
+        self.start(
+            "superlink",
+            [
+                "flower-superlink",
+                "--host",
+                HOST,
+                "--port",
+                self.port,
+                "--database",
+                self.folder / "state.db",
+                "--ssl-ca-certfile",
+                keys / "ca.crt",
+                "--ssl-certfile",
+                keys / "superlink.crt",
+                "--ssl-keyfile",
+                keys / "superlink.key",
+                "--enable-supernode-auth",
+            ],
+        )
+        wait(
+            lambda: listens(self.port), 120, "the SuperLink does not listen", self.log("superlink")
+        )
 
     def gateway(self) -> None:
         """Starts what clients reach, and waits until it listens."""
         keys = self.folder / "keys"
-        self.start("gateway", [
-            "fedensemble", "fleet", "gateway", "--listen", f"{HOST}:{self.public}",
-            "--superlink", f"{HOST}:{self.port}", "--authority", keys / "ca.crt",
-            "--certificate", keys / "server.crt", "--key", keys / "server.key",
-            "--signatures", self.folder / "signatures",
-        ])  # fmt: skip
+        self.start(
+            "gateway",
+            [
+                "fedensemble",
+                "fleet",
+                "gateway",
+                "--listen",
+                f"{HOST}:{self.public}",
+                "--superlink",
+                f"{HOST}:{self.port}",
+                "--authority",
+                keys / "ca.crt",
+                "--certificate",
+                keys / "server.crt",
+                "--key",
+                keys / "server.key",
+                "--signatures",
+                self.folder / "signatures",
+            ],
+        )
         wait(lambda: listens(self.public), 120, "the gateway does not listen", self.log("gateway"))
 
     def make_node(self, name: str) -> Path:
@@ -109,27 +148,55 @@ class Fleet:
     def register(self, name: str) -> str:
         """Registers a node's public key, under a name for people; gives the node's number."""
         key = self.make_node(name)
-        done = self.flwr("supernode", "register", f"{key}.pub", "fleet", "--name", name, "--format", "json")
+        done = self.flwr(
+            "supernode", "register", f"{key}.pub", "fleet", "--name", name, "--format", "json"
+        )
         return str(read_json(done.stdout)["node-id"])
 
-    def node(self, number: int, authority: str = "keys", name: str = "", data: Path | None = None) -> None:
+    def node(
+        self, number: int, authority: str = "keys", name: str = "", data: Path | None = None
+    ) -> None:
         """Starts a SuperNode; its data, its key and its memory are its own."""
         name = name or f"client-{number}"
         told = f'partition-id={number} memory-dir="{self.folder / "memory" / name}"'
         told += f' data="{data}"' if data else ""
         key = self.folder / "nodes" / name
-        self.start(name, [
-            "fedensemble", "fleet", "supernode", "--certificate", f"{key}.crt",
-            "--superlink", f"{HOST}:{self.public}", "--port", free_port(),
-            "--root-certificates", self.folder / authority / "ca.crt",
-            "--auth-supernode-private-key", key, "--trusted-entities", self.folder / "trusted.yaml",
-            "--node-config", told,
-        ])  # fmt: skip
+        self.start(
+            name,
+            [
+                "fedensemble",
+                "fleet",
+                "supernode",
+                "--certificate",
+                f"{key}.crt",
+                "--superlink",
+                f"{HOST}:{self.public}",
+                "--port",
+                free_port(),
+                "--root-certificates",
+                self.folder / authority / "ca.crt",
+                "--auth-supernode-private-key",
+                key,
+                "--trusted-entities",
+                self.folder / "trusted.yaml",
+                "--node-config",
+                told,
+            ],
+        )
 
     def sign(self, app: Path) -> None:
         """Signs an app as it is now; clients run no other."""
         folder = self.folder / "signatures"
-        self.command("fedensemble", "fleet", "sign", app, "--key", self.folder / "operator", "--signatures", folder)
+        self.command(
+            "fedensemble",
+            "fleet",
+            "sign",
+            app,
+            "--key",
+            self.folder / "operator",
+            "--signatures",
+            folder,
+        )
 
     def flwr(self, *words, check: bool = True) -> subprocess.CompletedProcess:
         """Runs the `flwr` command to its end."""
@@ -140,7 +207,13 @@ class Fleet:
         command = [str(word) for word in words]
         self.echo(shlex.join(command))
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False
+            command,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
         if check and done.returncode:
             raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -148,7 +221,9 @@ class Fleet:
 
     def run(self, app: Path, **settings) -> str:
         """Starts a run of an app; gives its number."""
-        text = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items())
+        text = " ".join(
+            f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items()
+        )
         done = self.flwr("run", app, "fleet", "--format", "json", "-c", text)
         return str(read_json(done.stdout)["run-id"])
 
@@ -157,7 +232,12 @@ class Fleet:
         self.echo(shlex.join(command))
         with open(self.log(name), "ab") as log:
             self.started[name] = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:
@@ -192,7 +272,9 @@ def wait(true, seconds: float, complaint: str, log: Path | None = None) -> None:
     until = time.monotonic() + seconds
     while not true():
         if time.monotonic() > until:
-            raise SystemExit(f"{complaint} after {seconds:g} s.\n{log.read_text()[-3000:] if log else ''}")
+            raise SystemExit(
+                f"{complaint} after {seconds:g} s.\n{log.read_text()[-3000:] if log else ''}"
+            )
         time.sleep(0.2)
 
 
@@ -223,11 +305,18 @@ def main(folder: Path) -> None:
         fleet.make_node("unregistered")
         fleet.node(3, name="unregistered")
 
-        wait((run_dir / "summary.json").exists, 600, "The training is not finished", fleet.log("superlink"))
+        wait(
+            (run_dir / "summary.json").exists,
+            600,
+            "The training is not finished",
+            fleet.log("superlink"),
+        )
         for line in (run_dir / "metrics.jsonl").read_text().splitlines():
             print(line)
         said = fleet.log("unregistered").read_text()
-        print(f"unregistered got no message; it says: {(said.strip().splitlines() or ['nothing'])[-1]}")
+        print(
+            f"unregistered got no message; it says: {(said.strip().splitlines() or ['nothing'])[-1]}"
+        )
         if not refused.returncode or "Receiving" in said:
             raise SystemExit("outsiders must get nothing")
 

@@ -1,7 +1,8 @@
 """Certificates and keys of a fleet, made with the `cryptography` package that Flower brings.
 
-python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses of the gateway
-python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a public key that a client has sent
+python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses of
+the gateway python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a public key
+that a client has sent
 """
 
 import datetime
@@ -22,8 +23,8 @@ LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 def make_certificates(folder: Path, hosts: list[str]) -> None:
     """Writes the authority and the two certificates of the server.
 
-    ca.crt is for everybody, ca.key is to be locked away; server.crt and server.key are the gateway's, superlink.crt and
-    superlink.key the SuperLink's, which is reached on loopback only.
+    ca.crt is for everybody, ca.key is to be locked away; server.crt and server.key are the
+    gateway's, superlink.crt and superlink.key the SuperLink's, which is reached on loopback only.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("fleet authority")
@@ -48,12 +49,18 @@ def certify_node(folder: Path, public: Path, certificate: Path) -> None:
     """Writes a client certificate for a node's public key, signed by the authority in a folder."""
     key = serialization.load_ssh_public_key(public.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise SystemExit(f"{public} is not an ECDSA key, which Flower wants: ssh-keygen -t ecdsa -b 384 -N '' -f node")
-    _write_certificate(certificate, _sign(folder, public.stem, key, ExtendedKeyUsageOID.CLIENT_AUTH))
+        raise SystemExit(
+            f"{public} is not an ECDSA key, which Flower wants: ssh-keygen -t ecdsa -b 384 -N '' -f node"
+        )
+    _write_certificate(
+        certificate, _sign(folder, public.stem, key, ExtendedKeyUsageOID.CLIENT_AUTH)
+    )
 
 
 def make_node_key(path: Path) -> None:
-    """Writes a node's private key, which never leaves its machine, and `path`.pub: ssh-keygen -t ecdsa -b 384."""
+    """Writes a node's private key, which never leaves its machine, and `path`.pub: ssh-keygen -t
+    ecdsa -b 384.
+    """
     _write_pair(path, ec.generate_private_key(ec.SECP384R1()))
 
 
@@ -65,12 +72,18 @@ def make_operator_key(path: Path) -> None:
 def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_secret(path, key, serialization.PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     Path(f"{path}.pub").write_bytes(public + b"\n")
 
 
-def _sign(folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.ObjectIdentifier, *extensions):
-    """A certificate of the authority in a folder; `use` keeps a client from posing as the server."""
+def _sign(
+    folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.ObjectIdentifier, *extensions
+):
+    """A certificate of the authority in a folder; `use` keeps a client from posing as the
+    server.
+    """
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     made = _certificate(_name(name), authority.subject, key)
@@ -78,7 +91,10 @@ def _sign(folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.Obj
         made = made.add_extension(extension, critical=False)
     return (
         made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+            critical=False,
+        )
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([use]), critical=True)
         .sign(secret, hashes.SHA384())
@@ -89,7 +105,9 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _certificate(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(
+    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -104,9 +122,16 @@ def _certificate(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublic
 
 def _usage(signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -122,7 +147,8 @@ def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
 
 def _write_secret(path: Path, key, form: serialization.PrivateFormat) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # for its owner alone
+    # for its owner alone
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
 
 

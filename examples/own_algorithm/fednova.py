@@ -2,8 +2,8 @@
 
 d_i = (w - w_i) / tau_i after tau_i local steps;   w <- w - mean(tau_i) mean(d_i).
 
-Reference: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated
-optimization", NeurIPS 2020.
+Reference: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
+heterogeneous federated optimization", NeurIPS 2020.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ import fedensemble as fe
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(fe.Algorithm):
-    """FedAvg with normalised changes; the same as FedAvg if all clients take the same number of steps."""
+    """FedAvg with normalised changes; the same as FedAvg if all clients take the same number of
+    steps.
+    """
 
     reference = "Wang et al. 2020"
     sends = "change of the model and a count up, model down"

@@ -36,7 +36,15 @@ from .core.schedule import Schedule
 from .core.schedule import schedules as _schedules
 from .core.types import Cohort, EnsembleState, Plan, RoundReport
 from .data import FederatedData
-from .errors import AggregatorWarning, DataError, DivergedError, EngineWarning, FedEnsembleError, InputError, StoreError
+from .errors import (
+    AggregatorWarning,
+    DataError,
+    DivergedError,
+    EngineWarning,
+    FedEnsembleError,
+    InputError,
+    StoreError,
+)
 from .federation.federation import Federation
 from .metrics import evaluate
 from .participation import Devices, Everybody
@@ -48,20 +56,26 @@ from .version import VERSION
 
 __version__ = VERSION
 
-# The registries have the names of the subpackages whose classes they list, and importing a subpackage binds its name
-# here. So they are bound last: `fe.schedules` is the registry, and `from fedensemble.schedules import Stratified` still
+# The registries have the names of the subpackages whose classes they list, and importing a
+# subpackage binds its name
+# here. So they are bound last: `fe.schedules` is the registry, and `from fedensemble.schedules
+# import Stratified` still
 # finds the subpackage.
 algorithms, schedules = _algorithms, _schedules
 _T = _TypeVar("_T", bound=type)
 
 
 def register(name: str) -> _Callable[[_T], _T]:
-    """A decorator that registers an Algorithm, a Schedule or a Participation under a name: `@fe.register("mine")`."""
+    """A decorator that registers an Algorithm, a Schedule or a Participation under a name:
+    `@fe.register("mine")`.
+    """
 
     def add(part: _T) -> _T:
         kinds: list[tuple[type, _Registry[_Any]]] = [
-            (Algorithm, algorithms), (Schedule, schedules), (Participation, _participations),
-        ]  # fmt: skip
+            (Algorithm, algorithms),
+            (Schedule, schedules),
+            (Participation, _participations),
+        ]
         for base, registry in kinds:
             if isinstance(part, type) and issubclass(part, base):
                 registry.register(name)(part)
@@ -77,23 +91,76 @@ def register(name: str) -> _Callable[[_T], _T]:
 def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
     """The ensemble of a finished run of the command line, ready to predict.
 
-    Its model is built from the run's config: a model of your own must be registered before, under the same name.
+    Its model is built from the run's config: a model of your own must be registered before, under
+    the same name.
 
     Args:
         folder: of the run, such as "runs/digits/0123456789ab".
         device: "cpu", "cuda" or "auto".
     """
-    from .experiment.ensemble_file import load_ensemble as load  # here: training in Python needs no config
+    # here: training in Python needs no config
+    from .experiment.ensemble_file import load_ensemble as load
 
     return load(folder, device)
 
 
 __all__ = [
-    "QSGD", "SGD", "Adam", "Aggregator", "AggregatorWarning", "Algorithm", "Attack", "Balanced", "CenteredClipping",
-    "Cohort", "DataError", "Devices", "Diana", "DivergedError", "Dore", "Engine", "EngineWarning", "Ensemble",
-    "EnsembleState", "Everybody", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedDyn", "FedEnsembleError",
-    "FedPD", "FedProx", "FedSplit", "FedYogi", "FederatedData", "Federation", "GeometricMedian", "Independent",
-    "IndependentKFold", "InputError", "Krum", "LocalProblem", "Median", "MultiKrum", "Optimizer", "Participation",
-    "Plan", "Prediction", "RoundReport", "Scaffold", "Schedule", "StoreError", "Stratified", "TrimmedMean",
-    "aggregators", "algorithms", "attacks", "evaluate", "load_ensemble", "register", "schedules",
-]  # fmt: skip
+    "QSGD",
+    "SGD",
+    "Adam",
+    "Aggregator",
+    "AggregatorWarning",
+    "Algorithm",
+    "Attack",
+    "Balanced",
+    "CenteredClipping",
+    "Cohort",
+    "DataError",
+    "Devices",
+    "Diana",
+    "DivergedError",
+    "Dore",
+    "Engine",
+    "EngineWarning",
+    "Ensemble",
+    "EnsembleState",
+    "Everybody",
+    "FedAc",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedEnsembleError",
+    "FedPD",
+    "FedProx",
+    "FedSplit",
+    "FedYogi",
+    "FederatedData",
+    "Federation",
+    "GeometricMedian",
+    "Independent",
+    "IndependentKFold",
+    "InputError",
+    "Krum",
+    "LocalProblem",
+    "Median",
+    "MultiKrum",
+    "Optimizer",
+    "Participation",
+    "Plan",
+    "Prediction",
+    "RoundReport",
+    "Scaffold",
+    "Schedule",
+    "StoreError",
+    "Stratified",
+    "TrimmedMean",
+    "aggregators",
+    "algorithms",
+    "attacks",
+    "evaluate",
+    "load_ensemble",
+    "register",
+    "schedules",
+]

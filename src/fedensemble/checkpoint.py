@@ -1,6 +1,7 @@
 """Tensors and facts in one safetensors file with a checksum, written atomically.
 
-The checksum has no key: it shows damage, not forgery. Whoever can write the file can compute another one.
+The checksum has no key: it shows damage, not forgery. Whoever can write the file can compute
+another one.
 """
 
 from __future__ import annotations
@@ -20,14 +21,29 @@ from torch import Tensor
 from .durable import write_bytes, write_json, write_pieces
 from .errors import StoreError
 
-__all__ = ["check_start", "read_checkpoint", "write_bytes", "write_checkpoint", "write_json", "write_pieces"]
+__all__ = [
+    "check_start",
+    "read_checkpoint",
+    "write_bytes",
+    "write_checkpoint",
+    "write_json",
+    "write_pieces",
+]
 
 _ENTRY = "fedensemble"  # in the file's metadata
 _PIECE = 1 << 24  # bytes
 _TYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def write_checkpoint(
@@ -35,7 +51,8 @@ def write_checkpoint(
 ) -> None:
     """Writes tensors and JSON-able facts to one file that can be checked.
 
-    Tensors on the CPU are written as they lie there, without a copy: a memory-mapped one may exceed memory.
+    Tensors on the CPU are written as they lie there, without a copy: a memory-mapped one may exceed
+    memory.
 
     Args:
         private: only this user may read the file and the folders that are made for it.
@@ -50,16 +67,22 @@ def write_checkpoint(
     for name in names:
         start, end = end, end + held[name].numel() * held[name].element_size()
         described[name] = {
-            "dtype": _TYPES[held[name].dtype], "shape": list(held[name].shape), "data_offsets": [start, end]
-        }  # fmt: skip
+            "dtype": _TYPES[held[name].dtype],
+            "shape": list(held[name].shape),
+            "data_offsets": [start, end],
+        }
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     start_of_file = struct.pack("<Q", len(header)) + header
-    write_pieces(path, chain([start_of_file], *(_pieces(held[name]) for name in names)), private=private)
+    write_pieces(
+        path, chain([start_of_file], *(_pieces(held[name]) for name in names)), private=private
+    )
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a checkpoint; raises StoreError if the file is missing, cut short or changed."""
+    """Tensors and facts of a checkpoint; raises StoreError if the file is missing, cut short or
+    changed.
+    """
     try:
         if not path.is_file():
             raise StoreError(f"There is no checkpoint at {path}.")
@@ -68,7 +91,15 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except StoreError:
         raise
-    except (SafetensorError, OSError, struct.error, RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        struct.error,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as error:
         raise _damaged(path, error) from None
     if _ENTRY not in metadata:
         raise StoreError(f"{path} is a safetensors file, but not one of fedensemble's checkpoints.")
@@ -90,7 +121,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_start(path: Path) -> None:
-    """Raises StoreError if a file that is there was cut short or is of another kind; does not read its tensors."""
+    """Raises StoreError if a file that is there was cut short or is of another kind; does not read
+    its tensors.
+    """
     if path.is_file():
         try:
             with safe_open(path, framework="pt"):

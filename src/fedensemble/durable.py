@@ -1,7 +1,8 @@
 """Changes to files that survive a kill or a power cut: a file is replaced as a whole or not at all.
 
-All files of a run are written through the functions of this module, and those through the steps of a `Disk`. Tests put
-another `Disk` in its place, which stops a run at any step or loses what was not yet synced.
+All files of a run are written through the functions of this module, and those through the steps of
+a `Disk`. Tests put another `Disk` in its place, which stops a run at any step or loses what was not
+yet synced.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .errors import StoreError
 # Windows has no fcntl, and there a file that is open cannot be deleted: no lock is needed.
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{8})?\.part")
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a folder
+# file systems that cannot sync a folder
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 class Disk:
@@ -34,11 +36,15 @@ class Disk:
 
     def create(self, path: Path, mode: int = 0o666) -> int:
         """A descriptor for writing a new file."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        return os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
+        )
 
     def open_end(self, path: Path) -> int:
         """A descriptor for writing at the end of a file, which is made if it is missing."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        return os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
+        )
 
     def write(self, descriptor: int, content: bytes | memoryview) -> None:
         """Writes all of the content."""
@@ -76,7 +82,8 @@ disk = Disk()
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part; also across a power cut.
+    """Writes a file so that a reader sees the old content or the new, never a part; also across a
+    power cut.
 
     Args:
         private: only this user may read the file and the folders that are made for it.
@@ -84,11 +91,13 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
     write_pieces(path, [content], private=private)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, private: bool = False) -> None:
+def write_pieces(
+    path: Path, pieces: Iterable[bytes | memoryview], *, private: bool = False
+) -> None:
     """As `write_bytes`, piece by piece, so that the whole content need not fit into memory.
 
-    The content is synced before the rename and the folder after it. Without the first, a power cut can leave an empty
-    file under the final name; without the second, it can take the rename back.
+    The content is synced before the rename and the folder after it. Without the first, a power cut
+    can leave an empty file under the final name; without the second, it can take the rename back.
     """
     spare = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
@@ -107,7 +116,8 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, private: b
             disk.rename(spare, path)
         disk.sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # a read-only file system refuses this, too, and its first error is the one to report
+        # a read-only file system refuses this, too, and its first error is the one to report
+        with suppress(OSError):
             disk.remove(spare)
         raise StoreError(f"Could not write {path}: {reason(error)}") from None
 
@@ -188,10 +198,12 @@ def is_leftover(name: str, of: str | None = None) -> bool:
 
 
 def clean_leftovers(folder: Path, of: str | None = None) -> None:
-    """Deletes what killed processes have left half-written in a folder; never a file that a live process writes.
+    """Deletes what killed processes have left half-written in a folder; never a file that a live
+    process writes.
 
-    A writer holds a lock on its file, which the operating system releases when the process ends, however it ends.
-    Process numbers could not tell: another process may have the number by now, or the writer is on another machine.
+    A writer holds a lock on its file, which the operating system releases when the process ends,
+    however it ends. Process numbers could not tell: another process may have the number by now, or
+    the writer is on another machine.
     """
     with os.scandir(folder) as entries:
         found = [Path(entry.path) for entry in entries if is_leftover(entry.name, of)]
@@ -202,7 +214,8 @@ def clean_leftovers(folder: Path, of: str | None = None) -> None:
                 continue
             descriptor = os.open(path, os.O_RDWR)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where a writer holds it
+                # raises where a writer holds it
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 disk.remove(path)
             finally:
                 os.close(descriptor)
@@ -211,7 +224,8 @@ def clean_leftovers(folder: Path, of: str | None = None) -> None:
 def _create_locked(path: Path, mode: int) -> int:
     """A descriptor of a new file that holds its lock, so that nobody takes it for a leftover.
 
-    Another process may delete the file between its creation and the lock; it then has no name, and is made again.
+    Another process may delete the file between its creation and the lock; it then has no name, and
+    is made again.
     """
     for _ in range(10):
         descriptor = disk.create(path, mode)

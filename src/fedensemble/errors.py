@@ -5,7 +5,9 @@ from difflib import get_close_matches
 
 
 class FedEnsembleError(Exception):
-    """Any error this package raises on purpose; the CLI prints it as one line, without a traceback."""
+    """Any error this package raises on purpose; the CLI prints it as one line, without a
+    traceback.
+    """
 
 
 class InputError(FedEnsembleError, ValueError):

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Tree = dict[str, Tensor]  # named tensors of shape [..., P]; in an algorithm, "theta" is always the model
+# named tensors of shape [..., P]; in an algorithm, "theta" is always the model
+Tree = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where each named tensor lies in a vector of length `total`.
 
-    Tensors lie there one after another, filters [O, C, h, w] as [h, w, C, O]: the matrix that a convolution multiplies
-    patches with.
+    Tensors lie there one after another, filters [O, C, h, w] as [h, w, C, O]: the matrix that a
+    convolution multiplies patches with.
 
     >>> layout = Layout.of({"w": torch.ones(2, 3), "b": torch.zeros(2)})
     >>> vector = layout.flatten({"w": torch.ones(2, 3), "b": torch.zeros(2)})
@@ -44,21 +45,34 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One vector [..., P] from named tensors [..., *shape]."""
-        lead = [tensors[n].shape[: tensors[n].dim() - len(s)] for n, s in zip(self.names, self.shapes, strict=True)]
+        lead = [
+            tensors[n].shape[: tensors[n].dim() - len(s)]
+            for n, s in zip(self.names, self.shapes, strict=True)
+        ]
         if not lead:
             return torch.empty(0)
-        pieces = (stored(tensors[n], s).reshape(*d, -1) for n, s, d in zip(self.names, self.shapes, lead, strict=True))
+        pieces = (
+            stored(tensors[n], s).reshape(*d, -1)
+            for n, s, d in zip(self.names, self.shapes, lead, strict=True)
+        )
         return torch.cat(list(pieces), dim=-1)
 
     def unflatten(self, vector: Tensor) -> Tree:
-        """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is one concatenation."""
+        """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is
+        one concatenation.
+        """
         pieces = torch.split(vector, self.sizes, dim=-1)
         lead = vector.shape[:-1]
-        return {n: _shaped(p, (*lead, *s), s) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
+        return {
+            n: _shaped(p, (*lead, *s), s)
+            for n, s, p in zip(self.names, self.shapes, pieces, strict=True)
+        }
 
 
 def stored(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor [..., *shape] with its last dimensions in the order in which they lie in the vector."""
+    """A tensor [..., *shape] with its last dimensions in the order in which they lie in the
+    vector.
+    """
     return tensor.movedim((-2, -1, -3, -4), (-4, -3, -2, -1)) if len(shape) == 4 else tensor
 
 
@@ -72,12 +86,15 @@ def _shaped(piece: Tensor, whole: tuple[int, ...], shape: torch.Size) -> Tensor:
 
 
 def payload_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of one row of a tree of [..., P] tensors: what one client sends or receives, uncompressed."""
+    """Bytes of one row of a tree of [..., P] tensors: what one client sends or receives,
+    uncompressed.
+    """
     return sum(t.shape[-1] * t.element_size() for t in tree.values())
 
 
 def rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
     """The rows of every tensor at `index`."""
     if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1:
-        return {name: t.index_select(0, index) for name, t in tree.items()}  # on a GPU half the time of t[index]
+        # on a GPU half the time of t[index]
+        return {name: t.index_select(0, index) for name, t in tree.items()}
     return {name: t[index] for name, t in tree.items()}

@@ -13,12 +13,23 @@ from .errors import DataError, InputError
 from .predict import Prediction
 
 CLASSIFICATION = (
-    "accuracy", "mode_accuracy_mean", "mode_accuracy_min", "mode_accuracy_max", "nll", "brier", "ece", "entropy",
-    "mode_entropy", "mutual_information", "disagreement",
-)  # fmt: skip
+    "accuracy",
+    "mode_accuracy_mean",
+    "mode_accuracy_min",
+    "mode_accuracy_max",
+    "nll",
+    "brier",
+    "ece",
+    "entropy",
+    "mode_entropy",
+    "mutual_information",
+    "disagreement",
+)
 REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance")
 _BINS = 15  # of the calibration error, as Guo et al. 2017
-_SMALLEST = 1e-12  # probabilities below this count as this, or one confident mistake would make the likelihood infinite
+# probabilities below this count as this, or one confident mistake would make the likelihood
+# infinite
+_SMALLEST = 1e-12
 
 
 def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
@@ -30,7 +41,9 @@ def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
 
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
-    """Metrics of each mode alone (of all its members together), by name: accuracy and NLL, or MSE."""
+    """Metrics of each mode alone (of all its members together), by name: accuracy and NLL, or
+    MSE.
+    """
     targets = _targets(prediction, targets)
     modes = prediction.modes
     if prediction.task == "regression":
@@ -49,7 +62,9 @@ def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float
 def _targets(prediction: Prediction, given: Any) -> Tensor:
     """The targets as a tensor beside the prediction; raises unless there is one for each."""
     if not isinstance(prediction, Prediction):
-        raise InputError(f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}.")
+        raise InputError(
+            f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}."
+        )
     targets, mean = as_targets(given), prediction.mean
     expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
     if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
@@ -77,7 +92,9 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     if classes < 2:
         raise InputError("These metrics need two classes or more, and the prediction has one.")
     if int(targets.max()) >= classes:
-        raise DataError(f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs.")
+        raise DataError(
+            f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs."
+        )
     mean = prediction.mean.reshape(-1, classes).double()
     modes = prediction.modes.reshape(len(prediction.modes), -1, classes).double()
     target = targets.reshape(-1).long()
@@ -100,7 +117,8 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
 
 
 def disagreement(modes: Tensor) -> float:
-    """Share of inputs on which two different modes choose different classes, the mean over pairs; 0 for one mode.
+    """Share of inputs on which two different modes choose different classes, the mean over pairs; 0
+    for one mode.
 
     >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]))
     1.0

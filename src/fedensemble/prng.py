@@ -1,9 +1,11 @@
-"""Randomness as a function: the same words give the same numbers on every engine, device, order and process.
+"""Randomness as a function: the same words give the same numbers on every engine, device, order and
+process.
 
-A key is a 64-bit integer made from a seed, a purpose and the words that say what the numbers are for (round, client,
-mode, step). Numbers are splitmix64 (Steele, Lea and Flood 2014) at the key: `mix(key + (i + 1) * GOLDEN)` for position
-i. There is no state, so nothing has to be saved to resume. Keys and positions may be tensors of any shape, also under
-`torch.func.vmap`; int64 arithmetic wraps alike on every device.
+A key is a 64-bit integer made from a seed, a purpose and the words that say what the numbers are
+for (round, client, mode, step). Numbers are splitmix64 (Steele, Lea and Flood 2014) at the key:
+`mix(key + (i + 1) * GOLDEN)` for position i. There is no state, so nothing has to be saved to
+resume. Keys and positions may be tensors of any shape, also under `torch.func.vmap`; int64
+arithmetic wraps alike on every device.
 """
 
 from hashlib import blake2b
@@ -35,7 +37,11 @@ def fold(parent: Key, *words: Key) -> Key:
     for word in words:
         if isinstance(child, Tensor) or isinstance(word, Tensor):
             place = (word + 1) * _GOLDEN
-            base = _mix(child ^ _FOLD) if isinstance(child, Tensor) else _signed(_mix_int(child ^ _FOLD))
+            base = (
+                _mix(child ^ _FOLD)
+                if isinstance(child, Tensor)
+                else _signed(_mix_int(child ^ _FOLD))
+            )
             mixed = base + (place if isinstance(place, Tensor) else _signed(place))
             child = _mix(torch.as_tensor(mixed))
         else:
@@ -70,8 +76,8 @@ def normal(at: Key, count: int, device: torch.device | str | None = None) -> Ten
 def permutation(at: Key, count: int, sizes: Tensor | None = None) -> Tensor:
     """A random order of 0 .. count-1 at each key, [..., count].
 
-    With `sizes` [...], the first `sizes` entries of a row are a random order of 0 .. size-1, the same as
-    `permutation(key, size)` gives; the rest of the row is filler.
+    With `sizes` [...], the first `sizes` entries of a row are a random order of 0 .. size-1, the
+    same as `permutation(key, size)` gives; the rest of the row is filler.
     """
     drawn = bits(at, count)
     if sizes is not None:
@@ -81,7 +87,9 @@ def permutation(at: Key, count: int, sizes: Tensor | None = None) -> Tensor:
 
 
 def torch_seed(at: Key) -> int:
-    """A key as a seed for torch's own generator, for code that knows no other (weight initialisation)."""
+    """A key as a seed for torch's own generator, for code that knows no other (weight
+    initialisation).
+    """
     return int(at) % (1 << 63)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 _USER = re.compile(r"(?<=://)[^/\s?#]+@")  # greedy: a password may hold an unescaped @
-_SECRET = re.compile(r"(?i)([?&;](?:[\w.-]*(?:token|password|passwd|secret|signature|key|sig))=)[^&;#\s'\"]+")
+_SECRET = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:token|password|passwd|secret|signature|key|sig))=)[^&;#\s'\"]+"
+)
 
 
 def redact(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Names for what can be plugged in: algorithms, schedules, engines, models, data sources, partitions."""
+"""Names for what can be plugged in: algorithms, schedules, engines, models, data sources,
+partitions.
+"""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -12,13 +14,14 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A table from names to things of one kind, open to other packages.
 
-    A package outside adds its own by the entry-point group `fedensemble.<kind>s`; it is loaded when first asked for.
-    A registered class is also an attribute under its own name: `fe.algorithms.FedBE` is `fe.algorithms["fedbe"]`.
+    A package outside adds its own by the entry-point group `fedensemble.<kind>s`; it is loaded when
+    first asked for. A registered class is also an attribute under its own name:
+    `fe.algorithms.FedBE` is `fe.algorithms["fedbe"]`.
 
     Args:
         kind: what is registered, for messages and for the entry-point group.
-        base: returns the class that items must be subclasses of; a function, since that class is usually defined after
-            its registry. None accepts anything.
+        base: returns the class that items must be subclasses of; a function, since that class is
+            usually defined after its registry. None accepts anything.
 
     >>> colours: Registry[int] = Registry("colour")
     >>> _ = colours.register("red")(0xFF0000)
@@ -37,7 +40,9 @@ class Registry(Generic[T]):
         def add(item: T) -> T:
             self._check(item, name)
             if name in self._items and self._items[name] is not item:
-                raise InputError(f"The {self.kind} name '{name}' is taken by {self._items[name]!r}; choose another.")
+                raise InputError(
+                    f"The {self.kind} name '{name}' is taken by {self._items[name]!r}; choose another."
+                )
             self._items[name] = item
             return item
 
@@ -45,7 +50,9 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if not isinstance(name, str):
-            raise InputError(f"The name of {self.kind}s is text, such as '{next(iter(self))}'; got {name!r}.")
+            raise InputError(
+                f"The name of {self.kind}s is text, such as '{next(iter(self))}'; got {name!r}."
+            )
         if name not in self._items and name in self._entry_points():
             self._items[name] = self._load(name)
         if name not in self._items:
@@ -84,7 +91,9 @@ class Registry(Generic[T]):
         return None
 
     def _load(self, name: str) -> T:
-        """What another package registers under `name`; a package that fails says so, and stops nothing else."""
+        """What another package registers under `name`; a package that fails says so, and stops
+        nothing else.
+        """
         point = self._entry_points()[name]
         try:
             return point.load()  # type: ignore[no-any-return]
@@ -99,9 +108,13 @@ class Registry(Generic[T]):
         """Raises unless `item` is of the registry's kind."""
         base = None if self._base is None else self._base()
         if base is not None and not (isinstance(item, type) and issubclass(item, base)):
-            raise InputError(f"The {self.kind} '{name}' must be a subclass of {base.__name__}; got {item!r}.")
+            raise InputError(
+                f"The {self.kind} '{name}' must be a subclass of {base.__name__}; got {item!r}."
+            )
 
     def _entry_points(self) -> dict[str, Any]:
         if self._outside is None:
-            self._outside = {point.name: point for point in entry_points(group=f"fedensemble.{self.kind}s")}
+            self._outside = {
+                point.name: point for point in entry_points(group=f"fedensemble.{self.kind}s")
+            }
         return self._outside

@@ -1,4 +1,6 @@
-"""Aggregators and attacks in training: equal on every engine, modes apart from each other, exact on resume."""
+"""Aggregators and attacks in training: equal on every engine, modes apart from each other, exact on
+resume.
+"""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -14,7 +16,13 @@ from fedensemble.errors import AggregatorWarning, InputError
 from fedensemble.experiment.run_groups import Groups
 from fedensemble.federation import serialization
 from fedensemble.robust import LabelFlip, Mean, Median, SignFlip
-from fedensemble.testing.toy_problems import SIZES, classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import (
+    SIZES,
+    classification,
+    small_federation,
+    small_model,
+    train,
+)
 
 CLOSE = 1e-10
 RULES = [name for name in fe.aggregators if name != "mean"]
@@ -23,9 +31,17 @@ RULES = [name for name in fe.aggregators if name != "mean"]
 def crowded(algorithm="fedavg", engine="vector", modes=2, model=small_model, data=None, **options):
     """All six clients in every round, three to a mode."""
     return fe.Federation(
-        model, data or classification(), algorithm, engine=engine, batch_size=3, dtype=torch.float64, seed=5, epochs=2,
-        schedule=fe.Stratified(modes=modes, strata=modes, clients_per_round=6), **options,
-    )  # fmt: skip
+        model,
+        data or classification(),
+        algorithm,
+        engine=engine,
+        batch_size=3,
+        dtype=torch.float64,
+        seed=5,
+        epochs=2,
+        schedule=fe.Stratified(modes=modes, strata=modes, clients_per_round=6),
+        **options,
+    )
 
 
 def normed():
@@ -42,17 +58,27 @@ def equal(one, other, close=CLOSE):
 @pytest.mark.parametrize("aggregator", list(fe.aggregators))
 def test_both_engines_agree(aggregator, attack):
     chosen = attack and fe.attacks[attack](share=0.34)
-    loop, vector = (crowded("fedavg", engine, aggregator=aggregator, attack=chosen) for engine in ("loop", "vector"))
+    loop, vector = (
+        crowded("fedavg", engine, aggregator=aggregator, attack=chosen)
+        for engine in ("loop", "vector")
+    )
     equal(train(loop, 3), train(vector, 3))
 
 
 @pytest.mark.parametrize("aggregator", RULES)
 def test_both_engines_agree_on_running_statistics_and_in_small_blocks(aggregator):
     one, other = (
-        crowded("fedadam", engine, model=normed, last_batch="wrap", aggregator=aggregator, attack=SignFlip(share=0.2),
-                **options)
+        crowded(
+            "fedadam",
+            engine,
+            model=normed,
+            last_batch="wrap",
+            aggregator=aggregator,
+            attack=SignFlip(share=0.2),
+            **options,
+        )
         for engine, options in (("loop", {}), ("vector", {"engine_options": {"block": 2}}))
-    )  # fmt: skip
+    )
     before = one.state.buffers
     equal(train(one, 3), train(other, 3))
     assert not torch.equal(one.state.buffers, before)
@@ -63,7 +89,9 @@ def test_the_mean_gathers_nothing_and_is_what_it_was():
     assert not named.algorithm.gathers
     assert named.engine.visit(*named.ask()).cohort.members is None
     train(plain, 2), train(named, 2)
-    assert all(torch.equal(plain.state.modes[name], named.state.modes[name]) for name in plain.state.modes)
+    assert all(
+        torch.equal(plain.state.modes[name], named.state.modes[name]) for name in plain.state.modes
+    )
 
 
 def test_the_mean_of_gathered_uploads_is_the_mean():
@@ -77,7 +105,9 @@ def test_the_mean_of_gathered_uploads_is_the_mean():
 
 
 @pytest.mark.parametrize("aggregator", RULES)
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedac"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedac"]
+)
 def test_one_mode_does_not_see_the_other(aggregator, method):
     """Whatever mode 1's clients send, mode 0 stays the same to the bit."""
     results = []
@@ -86,7 +116,10 @@ def test_one_mode_does_not_see_the_other(aggregator, method):
         request = federation.ask()
         returned = federation.engine.visit(*request)
         members = returned.cohort.members
-        bent = {name: value + lie * (members.mode == 1).unsqueeze(1) for name, value in members.uploads.items()}
+        bent = {
+            name: value + lie * (members.mode == 1).unsqueeze(1)
+            for name, value in members.uploads.items()
+        }
         federation.conclude(request, with_members(returned, members._replace(uploads=bent)))
         results.append(federation.state.modes["theta"])
     assert torch.equal(results[0][0], results[1][0])
@@ -99,7 +132,9 @@ def with_members(returned, members: Members):
 
 @pytest.mark.parametrize("aggregator", RULES)
 def test_one_liar_of_three_does_not_take_a_mode_away(aggregator):
-    """The mean follows a liar by a million; no robust aggregator leaves what honest clients reach."""
+    """The mean follows a liar by a million; no robust aggregator leaves what honest clients
+    reach.
+    """
     moved = {}
     for rule in ("mean", aggregator):
         federation = crowded("fedavg", aggregator=rule, attack=SignFlip(share=1 / 6, factor=1e6))
@@ -114,7 +149,10 @@ def test_malicious_clients_alone_are_changed_and_labels_are_flipped():
     bad = flipped.malicious
     assert int(bad.sum()) == 2 and not flipped.algorithm.gathers
     for client in range(len(SIZES)):
-        expected, found = honest.engine.data.client(client)[1], flipped.engine.data.client(client)[1]
+        expected, found = (
+            honest.engine.data.client(client)[1],
+            flipped.engine.data.client(client)[1],
+        )
         assert torch.equal(found, 2 - expected if bad[client] else expected)
     assert torch.equal(flipped.data.y, honest.data.y)  # whose data it is has not changed
     for name in ("sign-flip", "noise", "alie"):
@@ -157,7 +195,9 @@ def test_runs_together_are_what_they_are_apart():
         equal(train(one, 3), other)
 
 
-@pytest.mark.parametrize("aggregator", [Median(), fe.Krum(malicious=0.3), fe.CenteredClipping(tau=0.5)])
+@pytest.mark.parametrize(
+    "aggregator", [Median(), fe.Krum(malicious=0.3), fe.CenteredClipping(tau=0.5)]
+)
 @pytest.mark.parametrize("attack", [None, fe.attacks["noise"](share=0.34), LabelFlip(share=0.34)])
 def test_a_saved_federation_goes_on_to_the_bit(tmp_path, aggregator, attack):
     whole, first = (crowded("fedavg", aggregator=aggregator, attack=attack) for _ in range(2))
@@ -170,9 +210,15 @@ def test_a_saved_federation_goes_on_to_the_bit(tmp_path, aggregator, attack):
 
 
 def test_a_federation_saved_before_there_were_aggregators_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(serialization, "settings_of", lambda *a, original=serialization.settings_of, **k: {
-        name: value for name, value in original(*a, **k).items() if name not in ("aggregator", "attack")
-    })  # fmt: skip
+    monkeypatch.setattr(
+        serialization,
+        "settings_of",
+        lambda *a, original=serialization.settings_of, **k: {
+            name: value
+            for name, value in original(*a, **k).items()
+            if name not in ("aggregator", "attack")
+        },
+    )
     crowded("fedavg").save(tmp_path)
     again = fe.Federation.load(tmp_path, model=small_model, data=classification())
     assert (again.aggregator, again.attack) == (Mean(), None)
@@ -180,7 +226,9 @@ def test_a_federation_saved_before_there_were_aggregators_loads(tmp_path, monkey
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "diana", "dore", "fedsplit", "fedpd"])
 def test_methods_that_track_a_mean_take_no_other_aggregator(method):
-    with pytest.raises(InputError, match=f"'median' cannot serve algorithm '{method}'.*Use aggregator 'mean'"):
+    with pytest.raises(
+        InputError, match=f"'median' cannot serve algorithm '{method}'.*Use aggregator 'mean'"
+    ):
         crowded(method, aggregator="median")
     train(crowded(method, aggregator="mean", attack="ipm"), 1)
 
@@ -198,7 +246,9 @@ def test_a_median_of_sparse_uploads_is_refused():
 
 
 def test_too_few_clients_in_a_mode_are_said():
-    with pytest.warns(AggregatorWarning, match="About 2 clients train a mode per round.*'krum' protects little"):
+    with pytest.warns(
+        AggregatorWarning, match="About 2 clients train a mode per round.*'krum' protects little"
+    ):
         small_federation(fe.FedAvg(), "loop", 2, 2, aggregator="krum")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -210,9 +260,16 @@ def test_too_few_clients_in_a_mode_are_said():
 @pytest.mark.parametrize("aggregator", RULES)
 def test_modes_with_one_or_two_clients_and_with_none_train(aggregator):
     federation = fe.Federation(
-        small_model, classification(), "fedavg", modes=3, strata=2, clients_per_round=3, batch_size=3,
-        dtype=torch.float64, aggregator=aggregator,
-    )  # fmt: skip
+        small_model,
+        classification(),
+        "fedavg",
+        modes=3,
+        strata=2,
+        clients_per_round=3,
+        batch_size=3,
+        dtype=torch.float64,
+        aggregator=aggregator,
+    )
     train(federation, 6)
     assert bool(torch.isfinite(federation.state.modes["theta"]).all())
 

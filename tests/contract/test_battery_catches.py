@@ -1,4 +1,6 @@
-"""The battery catches what it is there for: deliberately broken algorithms, schedules and engines."""
+"""The battery catches what it is there for: deliberately broken algorithms, schedules and
+engines.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -24,7 +26,10 @@ class ReducesOverTheBatch(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class MixesModesOnTheServer(FedAvg):
     def server_update(self, mode, uploads, cohort):
-        return {"theta": 0.9 * uploads["theta"] + 0.1 * uploads["theta"].mean(0, keepdim=uploads["theta"].dim() > 1)}
+        return {
+            "theta": 0.9 * uploads["theta"]
+            + 0.1 * uploads["theta"].mean(0, keepdim=uploads["theta"].dim() > 1)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,9 @@ class MutatesMemory(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class RemembersOutsideMemory(FedAvg):
-    """Keeps state in the algorithm: it is shared by clients and modes, and no checkpoint holds it."""
+    """Keeps state in the algorithm: it is shared by clients and modes, and no checkpoint holds
+    it.
+    """
 
     calls: list = field(default_factory=list)
 
@@ -63,7 +70,9 @@ class RemembersOutsideMemory(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStateOutsideModes(FedAvg):
-    """Momentum held by the object, per call: wrong after a checkpoint, and it reaches idle modes."""
+    """Momentum held by the object, per call: wrong after a checkpoint, and it reaches idle
+    modes.
+    """
 
     held: dict = field(default_factory=dict)
 
@@ -150,7 +159,9 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "says"), ALGORITHMS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "says"), ALGORITHMS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_algorithm(broken, says):
     with pytest.raises(AssertionError, match=says):
         check_algorithm(broken, "vector")
@@ -158,7 +169,9 @@ def test_algorithm(broken, says):
 
 @dataclass(frozen=True, kw_only=True)
 class Late(Algorithm):
-    """Right on the first calls and wrong later, so that the cheap checks pass and those on whole runs must catch it."""
+    """Right on the first calls and wrong later, so that the cheap checks pass and those on whole
+    runs must catch it.
+    """
 
     wrong: str = ""
     seen: dict = field(default_factory=dict)
@@ -171,7 +184,8 @@ class Late(Algorithm):
 
     def server_update(self, mode, uploads, cohort):
         new = {"theta": uploads["theta"], "v": mode["v"] + 1}
-        if len(mode["theta"]) == 4 and self.wrong == "leak":  # K = 4 in the runs, never in the check of arithmetic
+        # K = 4 in the runs, never in the check of arithmetic
+        if len(mode["theta"]) == 4 and self.wrong == "leak":
             new["theta"] = new["theta"] + 0.1 * mode["theta"].flip(0)
         if len(mode["theta"]) == 4 and self.wrong == "idle":
             mode["v"].add_(1.0)
@@ -207,7 +221,10 @@ class TwoModesAClient(Stratified):
         plan = super().plan(state, round)
         client = plan.client.clone()
         client[1] = client[0]
-        return Plan(client, torch.where(torch.arange(len(client)) == 1, (plan.mode[0] + 1) % self.modes, plan.mode))
+        return Plan(
+            client,
+            torch.where(torch.arange(len(client)) == 1, (plan.mode[0] + 1) % self.modes, plan.mode),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,15 +262,21 @@ class AlwaysTheFirstClients(Stratified):
 
 @dataclass(frozen=True, kw_only=True)
 class AsManyFromEveryStratum(Stratified):
-    """Strata differ by one client, which is enough: clients of a stratum of one are asked twice as often."""
+    """Strata differ by one client, which is enough: clients of a stratum of one are asked twice as
+    often.
+    """
 
     def plan(self, state, round):
         mode = self.permutations(state, round // self.modes)[:, round % self.modes]
         drawn = prng.bits(prng.key(int(state["seed"]), "clients", round), len(state["stratum"]))
         each, rest = divmod(self.clients_per_round, self.strata)
         room = torch.bincount(state["stratum"]) > each
-        extra = torch.argsort(prng.bits(prng.key(0, "extra", round), self.strata).masked_fill(~room, (1 << 63) - 1))
-        share = torch.full((self.strata,), each).index_add(0, extra[:rest], torch.ones(rest, dtype=torch.int64))
+        extra = torch.argsort(
+            prng.bits(prng.key(0, "extra", round), self.strata).masked_fill(~room, (1 << 63) - 1)
+        )
+        share = torch.full((self.strata,), each).index_add(
+            0, extra[:rest], torch.ones(rest, dtype=torch.int64)
+        )
         client = torch.sort(sample_without_replacement(state["stratum"], drawn, share)).values
         return Plan(client, mode[state["stratum"][client]])
 
@@ -265,7 +288,9 @@ class PrefersSomeAndSaysSo(AsManyFromEveryStratum):
 
 @dataclass(frozen=True, kw_only=True)
 class EvenClientsLikeModeZero(Stratified):
-    """Everybody is asked equally often, and all modes are trained alike, but not by the same clients."""
+    """Everybody is asked equally often, and all modes are trained alike, but not by the same
+    clients.
+    """
 
     def plan(self, state, round):
         plan = super().plan(state, round)
@@ -314,7 +339,10 @@ SCHEDULES = [
     (CountsFromOne, "a mode is outside"),
     (ForgetsTheLastMode, "must be treated alike"),
     (AlwaysTheFirstClients, "different seeds|must be treated alike"),
-    (AsManyFromEveryStratum, r"is asked in .* % of \d+ rounds where the mean is .* must be treated alike"),
+    (
+        AsManyFromEveryStratum,
+        r"is asked in .* % of \d+ rounds where the mean is .* must be treated alike",
+    ),
     (EvenClientsLikeModeZero, r"trains mode \d in .* must be treated alike"),
     (IgnoresTheSeed, "different seeds"),
     (DrawsPlansFromTorch, "function of state and round alone"),
@@ -324,7 +352,9 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "says"), SCHEDULES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "says"), SCHEDULES, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_schedule(broken, says):
     assert issubclass(broken, Schedule)
     with pytest.raises(AssertionError, match=says):
@@ -350,7 +380,9 @@ class OneRowAClient(ClientMemory):
         return super().read(Plan(plan.client, torch.zeros_like(plan.mode)), fresh)
 
     def write_all(self, kept):
-        super().write_all([(Plan(plan.client, torch.zeros_like(plan.mode)), rows) for plan, rows in kept])
+        super().write_all(
+            [(Plan(plan.client, torch.zeros_like(plan.mode)), rows) for plan, rows in kept]
+        )
 
 
 class SharesMemoryBetweenModes(LoopEngine):
@@ -366,7 +398,12 @@ class AnotherOrderOfBatches(LoopEngine):
 
 class SkipsTheLastStep(LoopEngine):
     def __init__(self, learner, data, work, seed):
-        super().__init__(learner, data, replace(work, last_batch="drop") if work.last_batch == "keep" else work, seed)
+        super().__init__(
+            learner,
+            data,
+            replace(work, last_batch="drop") if work.last_batch == "keep" else work,
+            seed,
+        )
 
 
 class WritesIntoSent(LoopEngine):
@@ -393,7 +430,9 @@ ENGINES = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "says"), ENGINES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "says"), ENGINES, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_engine(broken, says, monkeypatch):
     monkeypatch.setitem(engines._items, "broken", broken)
     with pytest.raises(AssertionError, match=says):

@@ -1,4 +1,6 @@
-"""What each client sent reaches the server alike on every engine, and the battery notices who misuses it."""
+"""What each client sent reaches the server alike on every engine, and the battery notices who
+misuses it.
+"""
 
 from dataclasses import dataclass
 
@@ -48,9 +50,14 @@ def test_members_are_the_same_in_any_block(options):
     other = small_federation(Gathers(), "vector", modes=3, strata=3, engine_options=options)
     got = other.engine.visit(*other.ask())
     for name in ("client", "mode", "weight", "buffers"):
-        assert torch.equal(getattr(got.cohort.members, name), getattr(expected.cohort.members, name))
+        assert torch.equal(
+            getattr(got.cohort.members, name), getattr(expected.cohort.members, name)
+        )
     torch.testing.assert_close(
-        got.cohort.members.uploads["theta"], expected.cohort.members.uploads["theta"], rtol=0, atol=CLOSE
+        got.cohort.members.uploads["theta"],
+        expected.cohort.members.uploads["theta"],
+        rtol=0,
+        atol=CLOSE,
     )
     assert got.cohort.members.client.tolist() == sorted(got.cohort.members.client.tolist())
     mean = got.cohort.members.shares(3) @ got.cohort.members.uploads["theta"]

@@ -1,8 +1,21 @@
-"""Methods keep their contract with settings that take other ways through the code than the defaults do."""
+"""Methods keep their contract with settings that take other ways through the code than the defaults
+do.
+"""
 
 import pytest
 
-from fedensemble import QSGD, Diana, Dore, FedAc, FedAvgM, FedDyn, FedPD, FedProx, FedSplit, Scaffold
+from fedensemble import (
+    QSGD,
+    Diana,
+    Dore,
+    FedAc,
+    FedAvgM,
+    FedDyn,
+    FedPD,
+    FedProx,
+    FedSplit,
+    Scaffold,
+)
 from fedensemble.testing import check_algorithm
 
 ALGORITHMS = [

@@ -1,4 +1,6 @@
-"""A method with client memory and server state runs on every engine: SCAFFOLD (Karimireddy et al. 2020)."""
+"""A method with client memory and server state runs on every engine: SCAFFOLD (Karimireddy et al.
+2020).
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +15,9 @@ from fedensemble.testing.toy_problems import classification, small_federation, s
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Algorithm):
-    """Steps with g - c_i + c;  c_i+ = c_i - c + (w - w_i) / (tau lr);  c <- c + share mean(c_i+ - c_i)."""
+    """Steps with g - c_i + c;  c_i+ = c_i - c + (w - w_i) / (tau lr);  c <- c + share mean(c_i+ -
+    c_i).
+    """
 
     global_lr: float = 1.0
 
@@ -71,4 +75,5 @@ def test_checkpoint_moves_between_engines(tmp_path):
     assert isinstance(second.schedule, Stratified)
     train(first, 2)
     train(second, 2)
-    torch.testing.assert_close(second.state.modes, first.state.modes, rtol=0, atol=1e-10)  # engines' agreement
+    # engines' agreement
+    torch.testing.assert_close(second.state.modes, first.state.modes, rtol=0, atol=1e-10)

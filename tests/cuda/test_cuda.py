@@ -1,4 +1,6 @@
-"""The GPU path: CUDA graphs and batched kernels give what the loop on the CPU gives. Skipped where there is no GPU."""
+"""The GPU path: CUDA graphs and batched kernels give what the loop on the CPU gives. Skipped where
+there is no GPU.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from fedensemble.testing.assertions import remembered
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.toy_problems import small_federation, train
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 SAME = 1e-9  # float64 on two machines: other kernels, other order of sums
 ROUNDS = 4
@@ -17,9 +22,13 @@ ROUNDS = 4
 
 def states(federation):
     named = {
-        name: tensor for name, tensor in federation.tensors().items() if not name.startswith(("memory", "schedule"))
+        name: tensor
+        for name, tensor in federation.tensors().items()
+        if not name.startswith(("memory", "schedule"))
     }
-    return {name: tensor.cpu() for name, tensor in {**named, **remembered(federation.engine)}.items()}
+    return {
+        name: tensor.cpu() for name, tensor in {**named, **remembered(federation.engine)}.items()
+    }
 
 
 def assert_close(a, b, tolerance=SAME):
@@ -31,12 +40,22 @@ def assert_close(a, b, tolerance=SAME):
 
 def of_case(case, engine, device, **options):
     return Federation(
-        case.model, case.data(), FedAvg(lr=0.1, optimizer=case.optimizer), modes=2, strata=2, clients_per_round=4,
-        engine=engine, device=device, dtype=torch.float64, engine_options=options, **{"batch_size": 4, **case.settings},
-    )  # fmt: skip
+        case.model,
+        case.data(),
+        FedAvg(lr=0.1, optimizer=case.optimizer),
+        modes=2,
+        strata=2,
+        clients_per_round=4,
+        engine=engine,
+        device=device,
+        dtype=torch.float64,
+        engine_options=options,
+        **{"batch_size": 4, **case.settings},
+    )
 
 
-@pytest.mark.filterwarnings("ignore:The model cannot be batched layer by layer")  # attention uses vmap
+# attention uses vmap
+@pytest.mark.filterwarnings("ignore:The model cannot be batched layer by layer")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_models(case):
     reference = train(of_case(case, "loop", "cpu"), ROUNDS)
@@ -55,15 +74,24 @@ def test_algorithms(name):
     assert_close(states(captured), states(reference))
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "float32"}, {"deterministic": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"precision": "bf16"}, {"precision": "float32"}, {"deterministic": True}]
+)
 def test_the_same_seed_gives_the_same_bytes(options):
     from fedensemble.models import CNN
     from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     def trained():
         data = ragged(numbers(60, 1, 28, 28).float(), labels(60, classes=10), (20, 7, 33))
-        made = Federation(lambda: CNN((1, 28, 28), 10), data, FedAvg(lr=0.1), modes=2, device="cuda", batch_size=8,
-                          engine_options=options)  # fmt: skip
+        made = Federation(
+            lambda: CNN((1, 28, 28), 10),
+            data,
+            FedAvg(lr=0.1),
+            modes=2,
+            device="cuda",
+            batch_size=8,
+            engine_options=options,
+        )
         return states(train(made, 5))
 
     first, second = trained(), trained()
@@ -78,8 +106,15 @@ def test_norms_give_the_same_bytes(norm, precision):
 
     def trained():
         data = ragged(numbers(60, 3, 16, 16).float(), labels(60, classes=10), (20, 7, 33))
-        made = Federation(lambda: ResNet20((3, 16, 16), 10, norm=norm), data, FedAvg(lr=0.1), modes=2, device="cuda",
-                          batch_size=7, engine_options={"precision": precision})  # fmt: skip
+        made = Federation(
+            lambda: ResNet20((3, 16, 16), 10, norm=norm),
+            data,
+            FedAvg(lr=0.1),
+            modes=2,
+            device="cuda",
+            batch_size=7,
+            engine_options={"precision": precision},
+        )
         return states(train(made, 3))
 
     first, second = trained(), trained()
@@ -90,18 +125,30 @@ FLOAT32 = 2e-3  # two rounds of small steps in float32
 
 
 def test_group_norms_have_kernels(monkeypatch):
-    """Residual blocks as the loop trains them, every norm by kernels, all but the shortcuts' with what follows them."""
+    """Residual blocks as the loop trains them, every norm by kernels, all but the shortcuts' with
+    what follows them.
+    """
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.models import ResNet18
     from fedensemble.testing.toy_problems import labels, numbers, ragged
 
     used, known = [], GroupNorm.known
-    monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
+    monkeypatch.setattr(
+        GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given)
+    )
     data = ragged(numbers(24, 3, 16, 16).float(), labels(24, classes=4), (8, 5, 11))
 
     def made(engine, device, **options):
-        return Federation(lambda: ResNet18((3, 16, 16), 4, norm="group", width=16), data, FedAvg(lr=0.02), modes=2,
-                          engine=engine, device=device, batch_size=4, engine_options=options)  # fmt: skip
+        return Federation(
+            lambda: ResNet18((3, 16, 16), 4, norm="group", width=16),
+            data,
+            FedAvg(lr=0.02),
+            modes=2,
+            engine=engine,
+            device=device,
+            batch_size=4,
+            engine_options=options,
+        )
 
     captured = made("vector", "cuda", precision="float32")
     assert captured.engine.fates.count("sum") == 8
@@ -112,7 +159,9 @@ def test_group_norms_have_kernels(monkeypatch):
     assert_close(states(captured), states(train(made("loop", "cpu"), 2)), FLOAT32)
 
 
-@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d, lambda channels: torch.nn.GroupNorm(2, channels)])
+@pytest.mark.parametrize(
+    "norm", [torch.nn.BatchNorm1d, lambda channels: torch.nn.GroupNorm(2, channels)]
+)
 def test_a_view_that_kernels_do_not_allow_is_found_on_trial(norm):
     from fedensemble import FederatedData
 
@@ -124,7 +173,9 @@ def test_a_view_that_kernels_do_not_allow_is_found_on_trial(norm):
         def forward(self, x):
             return self.out(self.norm(x).view(len(x), 24))
 
-    data = FederatedData.from_arrays(torch.randn(20, 4, 6), torch.arange(20) % 3, [8, 12], classes=3)
+    data = FederatedData.from_arrays(
+        torch.randn(20, 4, 6), torch.arange(20) % 3, [8, 12], classes=3
+    )
     with pytest.warns(EngineWarning, match="using vmap"):
         made = Federation(Viewed, data, FedAvg(lr=0.1), batch_size=4, device="cuda")
     train(made, 1)
@@ -141,8 +192,17 @@ def test_bf16_and_tf32_converge_as_float32():
     data = FederatedData.from_clients([(x[i::20], y[i::20]) for i in range(20)])
     accuracy = {}
     for precision in ("float32", "tf32", "bf16"):
-        made = Federation(lambda: MLP((64,), 10), data, FedAvg(lr=0.3), modes=2, clients_per_round=10, device="cuda",
-                          batch_size=16, epochs=2, engine_options={"precision": precision})  # fmt: skip
+        made = Federation(
+            lambda: MLP((64,), 10),
+            data,
+            FedAvg(lr=0.3),
+            modes=2,
+            clients_per_round=10,
+            device="cuda",
+            batch_size=16,
+            epochs=2,
+            engine_options={"precision": precision},
+        )
         train(made, 60)
         accuracy[precision] = evaluate(made.ensemble.predict(x), y)["accuracy"]
     assert min(accuracy.values()) > 0.95
@@ -175,14 +235,21 @@ def test_too_little_memory_halves_the_block(monkeypatch):
     assert_close(states(made), states(reference))
 
 
-TOLERANCES = {"float32": 1e-2, "tf32": 1e-1, "bf16": 0.25}  # of a slope: units near 0 fall on the ReLU's other side
-MOBILENET = 5e-2  # its slope moves by 0.8 % in float64, too, if weights move by as much as float32 rounds
+# of a slope: units near 0 fall on the ReLU's other side
+TOLERANCES = {"float32": 1e-2, "tf32": 1e-1, "bf16": 0.25}
+# its slope moves by 0.8 % in float64, too, if weights move by as much as float32 rounds
+MOBILENET = 5e-2
 
 
-# MobileNet ends with BatchNorm over single pixels of a batch, which blows up rounding: only float32 tells anything.
+# MobileNet ends with BatchNorm over single pixels of a batch, which blows up rounding: only float32
+# tells anything.
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [(name, each) for name in ("cnn", "cnn-pfl", "resnet20", "resnet20 group", "lstm") for each in TOLERANCES]
+    [
+        (name, each)
+        for name in ("cnn", "cnn-pfl", "resnet20", "resnet20 group", "lstm")
+        for each in TOLERANCES
+    ]
     + [("mobilenet", "float32")],
 )
 def test_gradients_in_every_precision(name, precision):
@@ -197,16 +264,31 @@ def test_gradients_in_every_precision(name, precision):
     torch.manual_seed(0)
     x = torch.randint(0, 9, (visits * batch, 6)) if text else torch.randn(visits * batch, 3, 32, 32)
     y = torch.randint(0, 9, (visits * batch, 6) if text else (visits * batch,))
-    given = {"outputs": 9} if text else {"outputs": 9, "shape": (3, 32, 32), **({"norm": norm} if norm else {})}
+    given = (
+        {"outputs": 9}
+        if text
+        else {"outputs": 9, "shape": (3, 32, 32), **({"norm": norm} if norm else {})}
+    )
     data = FederatedData.from_arrays(x, y, [batch] * visits, classes=9)
-    made = Federation(lambda: models[name](**given), data, FedAvg(), batch_size=batch, device="cuda",
-                      engine_options={"precision": precision})  # fmt: skip
+    made = Federation(
+        lambda: models[name](**given),
+        data,
+        FedAvg(),
+        batch_size=batch,
+        device="cuda",
+        engine_options={"precision": precision},
+    )
     theta, buffers = (tensor.cuda() for tensor in made.learner.initial(0, visits))
     x, y = (tensor.reshape(visits, batch, *tensor.shape[1:]).cuda() for tensor in (x, y))
-    more = torch.ones(visits, batch, dtype=torch.bool, device="cuda"), torch.arange(visits, device="cuda")
+    more = (
+        torch.ones(visits, batch, dtype=torch.bool, device="cuda"),
+        torch.arange(visits, device="cuda"),
+    )
     with made.engine.settings():
         slope, (loss, new) = made.engine.gradient(theta, buffers, x, y, *more)
-    exact = FunctionalModel(lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64)
+    exact = FunctionalModel(
+        lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64
+    )
     wide = x if text else x.double()
     expected = folded_gradient(exact)(theta.double(), buffers.double(), wide, y, *more)
     for a, b in ((slope, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
@@ -226,7 +308,9 @@ def test_models_are_folded_in_float32(name):
     y = torch.randint(0, 9, (40, 6) if text else (40,))
     data = FederatedData.from_arrays(x, y, [10] * 4, classes=9)
     given = {"outputs": 9} if text else {"outputs": 9, "shape": (3, 32, 32)}
-    made = Federation(lambda: models[name](**given), data, FedAvg(lr=0.01), modes=2, batch_size=5, device="cuda")
+    made = Federation(
+        lambda: models[name](**given), data, FedAvg(lr=0.01), modes=2, batch_size=5, device="cuda"
+    )
     assert not made.engine.notes
     next(made.rounds(1))
 
@@ -237,16 +321,26 @@ def test_images_kept_as_bytes(name):
     from fedensemble.data import Standardise
     from fedensemble.models import models
 
-    x = torch.randint(0, 256, (40, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    x = torch.randint(0, 256, (40, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(
+        torch.uint8
+    )
     look = Standardise(mean=(120.0, 110.0, 100.0), std=(60.0, 61.0, 62.0))
-    data = FederatedData.from_arrays(x, torch.arange(40) % 4, [16, 8, 12, 4], standardise=look, classes=4)
+    data = FederatedData.from_arrays(
+        x, torch.arange(40) % 4, [16, 8, 12, 4], standardise=look, classes=4
+    )
     options = {"augment": True} if name == "resnet20" else {}
 
     def made(engine, device):
         return Federation(
-            lambda: models[name](shape=(3, 16, 16), outputs=4, **options), data, FedAvg(lr=0.1), modes=2, engine=engine,
-            device=device, dtype=torch.float64, batch_size=4,
-        )  # fmt: skip
+            lambda: models[name](shape=(3, 16, 16), outputs=4, **options),
+            data,
+            FedAvg(lr=0.1),
+            modes=2,
+            engine=engine,
+            device=device,
+            dtype=torch.float64,
+            batch_size=4,
+        )
 
     captured = train(made("vector", "cuda"), 3)
     assert captured.engine.graphs, captured.engine.notes
@@ -261,11 +355,22 @@ def test_runs_side_by_side():
         from fedensemble.models import CNN
 
         data = ragged(numbers(sum(sizes), 1, 28, 28).float(), labels(sum(sizes), classes=10), sizes)
-        return Federation(lambda: CNN((1, 28, 28), 10), data, FedAvg(lr=lr), modes=2, device="cuda", batch_size=8,
-                          dtype=torch.float64, seed=seed)  # fmt: skip
+        return Federation(
+            lambda: CNN((1, 28, 28), 10),
+            data,
+            FedAvg(lr=lr),
+            modes=2,
+            device="cuda",
+            batch_size=8,
+            dtype=torch.float64,
+            seed=seed,
+        )
 
     settings = [((20, 7, 33), 0, 0.1), ((50, 9), 1, 0.05), ((20, 7, 33), 2, 0.2)]
-    joined, apart = [made(*setting) for setting in settings], [made(*setting) for setting in settings]
+    joined, apart = (
+        [made(*setting) for setting in settings],
+        [made(*setting) for setting in settings],
+    )
     concatenate_data([federation.engine for federation in joined])
     for _ in range(ROUNDS):
         requests = [federation.ask() for federation in joined]
@@ -282,6 +387,8 @@ def test_runs_side_by_side():
 def test_client_memory_off_the_card(place):
     from fedensemble.algorithms import Scaffold
 
-    made = small_federation(Scaffold(), "vector", 3, 2, device="cuda", engine_options={"client_memory": place})
+    made = small_federation(
+        Scaffold(), "vector", 3, 2, device="cuda", engine_options={"client_memory": place}
+    )
     reference = small_federation(Scaffold(), "loop", 3, 2)
     assert_close(states(train(made, ROUNDS)), states(train(reference, ROUNDS)))

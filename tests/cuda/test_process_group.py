@@ -8,7 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 SAME = 1e-9  # float64: sums over ranks come in another order
 CONFIG = """
@@ -40,7 +43,9 @@ def test_two_ranks_do_what_one_does(tmp_path):
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     for before, out in (([], "one"), (ranks, "two")):
         command = [sys.executable, *before, "-m", "fedensemble", "run", "config.toml", "--out", out]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
     assert ("share a GPU" in done.stdout) == (torch.cuda.device_count() < 2)
     one, two = (load_file(tmp_path / out / "modes.safetensors") for out in ("one", "two"))
@@ -49,7 +54,9 @@ def test_two_ranks_do_what_one_does(tmp_path):
 
 
 def test_sums_through_nccl():
-    """In a job of one process, as nccl refuses two on one GPU: what is added up comes back, and signals are heard."""
+    """In a job of one process, as nccl refuses two on one GPU: what is added up comes back, and
+    signals are heard.
+    """
     code = """
 import torch, torch.distributed as dist
 from fedensemble.engines.distributed.process_group import Ranks

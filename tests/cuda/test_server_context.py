@@ -11,7 +11,10 @@ from fedensemble.modeling.server_context import ServerContext
 from fedensemble.models import CNN
 from fedensemble.testing.toy_problems import labels, numbers, small_federation, train
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 SAME = 1e-9  # float64: other kernels may be chosen
 ROUNDS = 4
@@ -23,10 +26,19 @@ def small(method):
 
 def images(method):
     data = FederatedData.from_arrays(
-        numbers(60, 1, 28, 28), labels(60, classes=10), [20, 7, 33], x_server=numbers(50, 1, 28, 28, word=1)
+        numbers(60, 1, 28, 28),
+        labels(60, classes=10),
+        [20, 7, 33],
+        x_server=numbers(50, 1, 28, 28, word=1),
     )
     return Federation(
-        lambda: CNN((1, 28, 28), 10), data, method, modes=2, device="cuda", batch_size=8, dtype=torch.float64
+        lambda: CNN((1, 28, 28), 10),
+        data,
+        method,
+        modes=2,
+        device="cuda",
+        batch_size=8,
+        dtype=torch.float64,
     )
 
 
@@ -56,7 +68,9 @@ def inputs_of(shop, word):
 
 @pytest.mark.parametrize("made", [small, images])
 def test_graphs_read_what_they_are_given(made):
-    """Other numbers each time, several shapes in turn: a stale buffer or memory that is shared wrongly would show."""
+    """Other numbers each time, several shapes in turn: a stale buffer or memory that is shared
+    wrongly would show.
+    """
     shop = made(FedBE()).algorithm.workshop
     kept = []
     for word in range(0, 15, 3):
@@ -94,14 +108,19 @@ def test_what_cannot_be_recorded_runs_as_it_is():
 
 
 def test_memory_of_graphs_is_given_back():
-    function, x = GraphedFunction(lambda x: (x @ x).sum(0), capture_graph, most=2), torch.ones(300, 300, device="cuda")
+    function, x = (
+        GraphedFunction(lambda x: (x @ x).sum(0), capture_graph, most=2),
+        torch.ones(300, 300, device="cuda"),
+    )
     for size in (300, 290):
         for _ in range(3):
             function(x[:size, :size])
     before = torch.cuda.memory_allocated()
     for size in range(100, 290, 10):
         for _ in range(3):
-            assert torch.equal(function(x[:size, :size]), torch.full((size,), size * size, device="cuda").float())
+            assert torch.equal(
+                function(x[:size, :size]), torch.full((size,), size * size, device="cuda").float()
+            )
     assert torch.cuda.memory_allocated() <= before
     assert len(function.known) == 2
 
@@ -123,7 +142,9 @@ def test_too_little_memory_halves_what_is_tried(monkeypatch):
 
 @pytest.mark.parametrize("made", [small, images])
 def test_fedbe_continues_to_the_same_bytes(made):
-    """A run that goes on meets every shape for the first time again, and then runs it without a graph."""
+    """A run that goes on meets every shape for the first time again, and then runs it without a
+    graph.
+    """
     method = FedBE(samples=3, server_epochs=2, server_batch=12 if made is images else 3, cycle=3)
     whole, first, second = made(method), made(method), made(method)
     train(whole, ROUNDS)

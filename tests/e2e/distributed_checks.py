@@ -27,7 +27,9 @@ ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Middle(Algorithm):
-    """A made-up method whose server looks at every upload: the middle one of a mode's clients, and a digest of all."""
+    """A made-up method whose server looks at every upload: the middle one of a mode's clients, and
+    a digest of all.
+    """
 
     gathers = True
 
@@ -53,21 +55,29 @@ def shared_out(federation, ranks):
 
 
 def agree_with_one_process(make, ranks, rounds=ROUNDS):
-    """Trains twice, and compares plans, losses, bytes, modes, running statistics and client memory."""
+    """Trains twice, and compares plans, losses, bytes, modes, running statistics and client
+    memory.
+    """
     alone, many = make(), shared_out(make(), ranks)
     for mine, theirs in zip(many.rounds(rounds), alone.rounds(rounds), strict=True):
         require_equal(mine.plan._asdict(), theirs.plan._asdict(), "the plan")
-        require_close({"losses": mine.losses}, {"losses": theirs.losses}, f"losses of round {mine.round}")
+        require_close(
+            {"losses": mine.losses}, {"losses": theirs.losses}, f"losses of round {mine.round}"
+        )
         require((mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down), "bytes")
     require_close(many.state.modes, alone.state.modes, "modes")
-    require_close({"buffers": many.state.buffers}, {"buffers": alone.state.buffers}, "running statistics")
+    require_close(
+        {"buffers": many.state.buffers}, {"buffers": alone.state.buffers}, "running statistics"
+    )
     memory = remembered(many.engine)
     require_close(memory, remembered(alone.engine) if ranks.rank == 0 else {}, "client memory")
 
 
 def methods(engine):
     return {
-        f"{algorithm} on {engine}": lambda algorithm=algorithm: small_federation(algorithm, engine, modes=2, strata=2)
+        f"{algorithm} on {engine}": lambda algorithm=algorithm: small_federation(
+            algorithm, engine, modes=2, strata=2
+        )
         for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
     }
 
@@ -75,42 +85,78 @@ def methods(engine):
 def robust(engine):
     """Aggregators and attacks see every rank's uploads; two of six clients are malicious."""
     return {
-        f"{aggregator} against {attack} on {engine}": lambda aggregator=aggregator, attack=attack: Federation(
-            small_model, classification(), FedAvg(), dtype=torch.float64, batch_size=3, engine=engine,
-            schedule=Stratified(modes=2, strata=2, clients_per_round=6), aggregator=aggregator,
-            attack=attacks[attack](share=0.34),
+        f"{aggregator} against {attack} on {engine}": lambda aggregator=aggregator, attack=attack: (
+            Federation(
+                small_model,
+                classification(),
+                FedAvg(),
+                dtype=torch.float64,
+                batch_size=3,
+                engine=engine,
+                schedule=Stratified(modes=2, strata=2, clients_per_round=6),
+                aggregator=aggregator,
+                attack=attacks[attack](share=0.34),
+            )
         )
-        for aggregator, attack in (("median", "noise"), ("krum", "alie"), ("mean", "ipm"), ("multi-krum", "label-flip"))
-    }  # fmt: skip
+        for aggregator, attack in (
+            ("median", "noise"),
+            ("krum", "alie"),
+            ("mean", "ipm"),
+            ("multi-krum", "label-flip"),
+        )
+    }
 
 
 def models():
     return {
         case.name: lambda case=case: Federation(
-            case.model, case.data(), FedAvg(optimizer=case.optimizer), dtype=torch.float64, batch_size=3,
-            schedule=Stratified(modes=2, strata=2, clients_per_round=5), **case.settings,
+            case.model,
+            case.data(),
+            FedAvg(optimizer=case.optimizer),
+            dtype=torch.float64,
+            batch_size=3,
+            schedule=Stratified(modes=2, strata=2, clients_per_round=5),
+            **case.settings,
         )
-        for case in CASES if case.name in ("CNN with Dropout and Dropout2d", "BatchNorm", "frozen parameters")
-    }  # fmt: skip
+        for case in CASES
+        if case.name in ("CNN with Dropout and Dropout2d", "BatchNorm", "frozen parameters")
+    }
 
 
 def one_client_a_round(ranks):
     """So that in every round a rank has nothing to do, and in some only the second one has."""
     agree_with_one_process(
-        lambda: Federation(small_model, classification(), Scaffold(), dtype=torch.float64, batch_size=3,
-                           modes=2, clients_per_round=1, strata=1), ranks, rounds=6,
-    )  # fmt: skip
+        lambda: Federation(
+            small_model,
+            classification(),
+            Scaffold(),
+            dtype=torch.float64,
+            batch_size=3,
+            modes=2,
+            clients_per_round=1,
+            strata=1,
+        ),
+        ranks,
+        rounds=6,
+    )
 
 
 def bytes_on_a_simulated_clock(ranks):
-    """What a visit downloads depends on its client's memory, which one rank has and all ranks must know."""
-    for algorithm in (Dore(block=8, lr_decay=0.5, lr_decay_every=2), FedPD(p=0.5), FedSplit(average="all")):
+    """What a visit downloads depends on its client's memory, which one rank has and all ranks must
+    know.
+    """
+    for algorithm in (
+        Dore(block=8, lr_decay=0.5, lr_decay_every=2),
+        FedPD(p=0.5),
+        FedSplit(average="all"),
+    ):
         agree_with_one_process(
             lambda algorithm=algorithm: small_federation(
                 algorithm, "vector", modes=2, strata=2, participation=Devices(ask=5)
             ),
-            ranks, rounds=8,
-        )  # fmt: skip
+            ranks,
+            rounds=8,
+        )
 
 
 def a_rank_that_fails(ranks):
@@ -135,7 +181,9 @@ def a_rank_that_fails(ranks):
         raise AssertionError("memory of half a round was given out")
     except RankError:
         pass
-    federation.restore(ranks.share({n: t for n, t in saved.items() if "memory" not in n}) | saved, 1)
+    federation.restore(
+        ranks.share({n: t for n, t in saved.items() if "memory" not in n}) | saved, 1
+    )
     other = small_federation(Scaffold(), "vector", 2, 2)
     for _ in other.rounds(2):
         pass
@@ -175,7 +223,9 @@ def a_saved_federation(ranks, folder):
 
 
 def servers_that_round_differently(ranks):
-    """A server's step may come out otherwise on another device; the ranks go on with that of rank 0."""
+    """A server's step may come out otherwise on another device; the ranks go on with that of rank
+    0.
+    """
     exact = Middle.server_update
 
     def rounded(self, mode, uploads, cohort):
@@ -201,7 +251,10 @@ def ranks_that_differ(ranks):
     """Another seed on one rank is noticed by all, before anything is trained."""
     for seed, words in ((3, None), (3 + ranks.rank, "Ranks differ in config")):
         try:
-            require(not meet(resolve({"seed": seed, "data": {"clients": 5}}), ranks), "the run is not done")
+            require(
+                not meet(resolve({"seed": seed, "data": {"clients": 5}}), ranks),
+                "the run is not done",
+            )
             require(words is None, "ranks with different seeds met")
         except InputError as error:
             require(words is not None and words in str(error), f"the message is: {error}")
@@ -211,7 +264,12 @@ def main(folder):
     with job(timeout=60) as ranks:
         require(ranks.size > 1, "torchrun started one process only")
         passed = []
-        for name, make in {**methods("loop"), **methods("vector"), **robust("vector"), **models()}.items():
+        for name, make in {
+            **methods("loop"),
+            **methods("vector"),
+            **robust("vector"),
+            **models(),
+        }.items():
             agree_with_one_process(make, ranks)
             passed.append(name)
         one_client_a_round(ranks)

@@ -31,10 +31,22 @@ BAD_SETTINGS = [
     (["ensemble.schedule=stratfied"], "did you mean 'stratified'?"),
     (["engine.name=vectr"], "did you mean 'vector'?"),
     (["engine.options.blok=3"], "unknown option of engine 'vector' 'blok': did you mean 'block'?"),
-    (["engine.options.block=1.5"], "Engine 'vector' needs block to be a whole number >= 1; got block=1.5."),
-    (["engine.options.block=x"], "Engine 'vector' needs block to be a whole number >= 1; got block='x'."),
-    (["engine.options.memory=-1"], "Engine 'vector' needs memory to be a finite number above 0; got memory=-1."),
-    (["engine.options.deterministic=maybe"], "needs deterministic to be true or false; got deterministic='maybe'."),
+    (
+        ["engine.options.block=1.5"],
+        "Engine 'vector' needs block to be a whole number >= 1; got block=1.5.",
+    ),
+    (
+        ["engine.options.block=x"],
+        "Engine 'vector' needs block to be a whole number >= 1; got block='x'.",
+    ),
+    (
+        ["engine.options.memory=-1"],
+        "Engine 'vector' needs memory to be a finite number above 0; got memory=-1.",
+    ),
+    (
+        ["engine.options.deterministic=maybe"],
+        "needs deterministic to be true or false; got deterministic='maybe'.",
+    ),
     (["engine.device=gpu"], "device is 'cpu', 'cuda'"),
     (["data.source=mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
     (["data.partition=classses"], "unknown partition 'classses': did you mean 'classes'?"),
@@ -47,7 +59,9 @@ BAD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=[" ".join(s) for s, _ in BAD_SETTINGS])
+@pytest.mark.parametrize(
+    ("settings", "message"), BAD_SETTINGS, ids=[" ".join(s) for s, _ in BAD_SETTINGS]
+)
 def test_bad_settings(folder: Path, settings: list[str], message: str) -> None:
     sets = [part for setting in settings for part in ("--set", setting)]
     code, _, errors = run("run", "small.toml", *sets, cwd=folder)
@@ -58,7 +72,16 @@ def test_bad_settings(folder: Path, settings: list[str], message: str) -> None:
 
 
 def test_all_problems_at_once(folder: Path) -> None:
-    sets = ["--set", "ensemble.mode=3", "--set", "rounds=0", "--set", "algorithm.lrr=1", "--set", "data.cliens=3"]
+    sets = [
+        "--set",
+        "ensemble.mode=3",
+        "--set",
+        "rounds=0",
+        "--set",
+        "algorithm.lrr=1",
+        "--set",
+        "data.cliens=3",
+    ]
     code, _, errors = run("run", "small.toml", *sets, cwd=folder)
     assert code == 2
     assert "4 problems" in errors
@@ -70,10 +93,14 @@ def test_a_shown_config_can_be_compared_with_other_algorithms(folder: Path) -> N
     code, shown, _ = run("show", "small.toml", "--set", "algorithm.name=fedprox", cwd=folder)
     assert code == 0 and "mu = " in shown and "engine.options" not in shown
     (folder / "prox.toml").write_text(shown)
-    code, _, errors = run("compare", "prox.toml", "--algorithms", "fedavg,fedprox,fedprxo", cwd=folder)
+    code, _, errors = run(
+        "compare", "prox.toml", "--algorithms", "fedavg,fedprox,fedprxo", cwd=folder
+    )
     assert code == 2 and errors.startswith("error: row 'fedprxo' has 1 problem:")
     assert "did you mean 'fedprox'?" in errors
-    code, output, errors = run("compare", "prox.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0", cwd=folder)
+    code, output, errors = run(
+        "compare", "prox.toml", "--algorithms", "fedavg,fedprox", "--seeds", "0", cwd=folder
+    )
     assert code == 0 and "| fedavg |" in output and "| fedprox |" in output, errors
 
 
@@ -93,12 +120,19 @@ def test_files_that_are_no_configs(folder: Path) -> None:
 
 
 def test_divergence_names_the_visit_and_keeps_the_run(folder: Path) -> None:
-    code, _, errors = run("run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder)
+    code, _, errors = run(
+        "run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder
+    )
     assert code == 1
     assert "round 1, client" in errors and "mode" in errors and "Lower algorithm.lr" in errors
     assert (folder / "a" / "config.toml").exists() and not (folder / "a" / "summary.json").exists()
-    assert json.loads(run("ls", "runs", "--runs", ".", "--json", cwd=folder)[1])[0]["state"] == "diverged"
-    code, _, again = run("run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder)
+    assert (
+        json.loads(run("ls", "runs", "--runs", ".", "--json", cwd=folder)[1])[0]["state"]
+        == "diverged"
+    )
+    code, _, again = run(
+        "run", "small.toml", "--set", "algorithm.lr=1e30", "--out", "a", cwd=folder
+    )
     assert code == 1 and again == errors
 
 
@@ -136,7 +170,8 @@ def test_full_disk_and_missing_permission(folder: Path, monkeypatch: pytest.Monk
         patched.setattr(os, "fsync", full)
         code, _, errors = run("run", "small.toml", "--out", "a", cwd=folder)
     assert code == 2 and "disk is full" in errors
-    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0  # nothing was lost: it goes on
+    # nothing was lost: it goes on
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
 
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -148,7 +183,11 @@ def test_full_disk_and_missing_permission(folder: Path, monkeypatch: pytest.Monk
 
 
 def npz(path: Path, **arrays: object) -> None:
-    base = {"x": np.zeros((40, 3), np.float32), "y": np.arange(40) % 2, "x_test": np.zeros((4, 3), np.float32)}
+    base = {
+        "x": np.zeros((40, 3), np.float32),
+        "y": np.arange(40) % 2,
+        "x_test": np.zeros((4, 3), np.float32),
+    }
     np.savez(path, **{**base, "y_test": np.arange(4) % 2, **arrays})
 
 
@@ -182,11 +221,15 @@ def test_missing_data_says_where_and_how(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_clients_with_one_class_are_fine(folder: Path) -> None:
-    code, _, errors = run("run", "small.toml", "--set", "data.classes_per_client=1", "--out", "a", cwd=folder)
+    code, _, errors = run(
+        "run", "small.toml", "--set", "data.classes_per_client=1", "--out", "a", cwd=folder
+    )
     assert code == 0, errors
 
 
-def test_a_run_that_diverged_is_unfinished_once_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverged_is_unfinished_once_it_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as changed:
         changed.setattr(Federation, "rounds", lambda self, count: iter(bursting()))
         assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 1
@@ -211,7 +254,9 @@ def test_a_shown_config_is_for_any_machine(folder: Path) -> None:
     assert code == 0 and 'device = "cuda"' in shown
 
 
-@pytest.mark.parametrize("arguments", [["frobnicate"], ["run", "--frob"], ["ls"], ["ls", "things"], ["predict", "a"]])
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["run", "--frob"], ["ls"], ["ls", "things"], ["predict", "a"]]
+)
 def test_usage_errors(folder: Path, arguments: list[str]) -> None:
     code, _, errors = run(*arguments, cwd=folder)
     assert code == 2 and "Traceback" not in errors
@@ -228,7 +273,9 @@ def test_a_scale_that_does_not_exist(folder: Path) -> None:
     assert code == 2 and errors == "error: table1.toml: unknown scale 'big': Known: full, smoke.\n"
 
 
-def test_a_table_whose_data_are_missing_says_so_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_whose_data_are_missing_says_so_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDENSEMBLE_DATA", str(folder))
     code, output, errors = run("reproduce", "table2-mnist", cwd=folder)
     assert code == 2 and "Left out" not in output and "fedensemble data get mnist" in errors
@@ -237,8 +284,11 @@ def test_a_table_whose_data_are_missing_says_so_once(folder: Path, monkeypatch: 
 def test_a_real_process_prints_no_traceback(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedensemble", "run", "small.toml", "--set", "ensemble.mode=3"],
-        cwd=folder, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 2
     assert (
         done.stderr.startswith("error: small.toml with --set ensemble.mode=3 has 1 problem")
@@ -264,7 +314,9 @@ def test_a_finished_run_notices_that_its_file_has_changed(folder: Path) -> None:
 
 def test_without_a_test_set(folder: Path) -> None:
     np.savez(folder / "own.npz", x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2)
-    write_own_config = "rounds=2\n[data]\nsource='npz'\npath='own.npz'\nclients=4\n[ensemble]\nclients_per_round=2"
+    write_own_config = (
+        "rounds=2\n[data]\nsource='npz'\npath='own.npz'\nclients=4\n[ensemble]\nclients_per_round=2"
+    )
     (folder / "own.toml").write_text(write_own_config)
     code, output, errors = run("run", "own.toml", "--out", "a", cwd=folder)
     assert code == 0, errors

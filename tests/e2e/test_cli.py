@@ -34,12 +34,19 @@ every = 5
 """
 
 
-def fedensemble(*arguments: object, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+def fedensemble(
+    *arguments: object, cwd: Path, **options: object
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(
         [sys.executable, "-m", "fedensemble", *map(str, arguments)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, **options,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
 
 
 @pytest.fixture
@@ -58,15 +65,25 @@ def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout and "\x1b" not in done.stdout
     assert {p.name for p in (tmp_path / "a").iterdir()} >= {
-        "config.toml", "env.json", "metrics.jsonl", "modes.safetensors", "checkpoint", "summary.json", "curves.png",
-        "report.md", "report.html", "clients.json", "predictions.json",
-    }  # fmt: skip
+        "config.toml",
+        "env.json",
+        "metrics.jsonl",
+        "modes.safetensors",
+        "checkpoint",
+        "summary.json",
+        "curves.png",
+        "report.md",
+        "report.html",
+        "clients.json",
+        "predictions.json",
+    }
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 20
 
     summary = (tmp_path / "a" / "summary.json").read_bytes()
     again = fedensemble("run", config, "--out", "a", cwd=tmp_path)
     assert again.returncode == 0
-    assert (tmp_path / "a" / "summary.json").read_bytes() == summary  # its seconds would differ had it trained
+    # its seconds would differ had it trained
+    assert (tmp_path / "a" / "summary.json").read_bytes() == summary
 
     np.savez(tmp_path / "in.npz", x=np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32))
     features = json.loads(summary)  # the run says what it is
@@ -74,19 +91,26 @@ def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
     listed = fedensemble("ls", "runs", "--runs", ".", "--json", cwd=tmp_path)
     assert json.loads(listed.stdout)[0]["state"] == "done"
     shown = fedensemble("report", "a", "--out", "page.html", cwd=tmp_path)
-    assert shown.returncode == 0 and "accuracy" in shown.stdout and "Report: page.html" in shown.stdout
+    assert (
+        shown.returncode == 0 and "accuracy" in shown.stdout and "Report: page.html" in shown.stdout
+    )
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "a" / "report.html").read_bytes()
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_same_seed_same_bytes(config: Path, tmp_path: Path, engine: str) -> None:
     for folder in ("a", "b"):
-        done = fedensemble("run", config, "--set", f"engine.name={engine}", "--out", folder, cwd=tmp_path)
+        done = fedensemble(
+            "run", config, "--set", f"engine.name={engine}", "--out", folder, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     assert trained_bytes(tmp_path / "a") == trained_bytes(tmp_path / "b")
     other = fedensemble("run", config, "--set", "seed=1", "--out", "c", cwd=tmp_path)
     assert other.returncode == 0
-    assert trained_bytes(tmp_path / "c")["modes.safetensors"] != trained_bytes(tmp_path / "a")["modes.safetensors"]
+    assert (
+        trained_bytes(tmp_path / "c")["modes.safetensors"]
+        != trained_bytes(tmp_path / "a")["modes.safetensors"]
+    )
 
 
 def test_killed_at_any_moment_it_continues_bit_for_bit(tmp_path: Path) -> None:
@@ -99,10 +123,13 @@ def test_killed_at_any_moment_it_continues_bit_for_bit(tmp_path: Path) -> None:
     for attempt in range(40):
         process = subprocess.Popen(
             [sys.executable, "-m", "fedensemble", *command, "--out", "killed"],
-            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+        )
         metrics = tmp_path / "killed" / "metrics.jsonl"
-        target = 25 * (attempt + 1)  # some rounds further each time, then a moment that no round knows of
+        # some rounds further each time, then a moment that no round knows of
+        target = 25 * (attempt + 1)
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             if metrics.exists() and metrics.read_bytes().count(b"\n") >= target:
@@ -122,13 +149,19 @@ def test_interrupt_is_said_and_costs_nothing(tmp_path: Path, presses: int) -> No
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=100_000))
     process = subprocess.Popen(
         [sys.executable, "-c", _HEARS_INTERRUPTS, "run", "small.toml", "--out", "a"],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     try:
         metrics = tmp_path / "a" / "metrics.jsonl"
         deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
+        while (
+            not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         for _ in range(presses):
             process.send_signal(signal.SIGINT)
@@ -155,7 +188,9 @@ main()
 
 def test_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=12))
-    whole = fedensemble("run", "small.toml", "--checkpoint-seconds", "0", "--out", "whole", cwd=tmp_path)
+    whole = fedensemble(
+        "run", "small.toml", "--checkpoint-seconds", "0", "--out", "whole", cwd=tmp_path
+    )
     assert whole.returncode == 0, whole.stderr
     expected = trained_bytes(tmp_path / "whole")
     (tmp_path / "whole" / "summary.json").unlink()  # as if it had been killed before the end
@@ -173,7 +208,13 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     done = fedensemble("compare", config, "--modes", "1,3", "--seeds", "0,1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs" / "small").glob("compare-*")
-    assert {p.name for p in folder.iterdir()} == {"report.md", "table.csv", "curves.png", "runs.json", "report.html"}
+    assert {p.name for p in folder.iterdir()} == {
+        "report.md",
+        "table.csv",
+        "curves.png",
+        "runs.json",
+        "report.html",
+    }
     assert f"Picture: {(folder / 'curves.png').relative_to(tmp_path)}" in done.stdout
     rows = (folder / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]

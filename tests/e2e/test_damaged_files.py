@@ -24,10 +24,18 @@ def test_damaged_modes_and_summary_say_what_to_do(folder: Path) -> None:
     modes, summary = folder / "a" / "modes.safetensors", folder / "a" / "summary.json"
     whole = modes.read_bytes()
     advice = "Delete a/summary.json and start the run's command again"
-    for file, content in ((modes, whole[:-20]), (modes, b"garbage!" * 9), (summary, b"{"), (summary, b"[]")):
+    for file, content in (
+        (modes, whole[:-20]),
+        (modes, b"garbage!" * 9),
+        (summary, b"{"),
+        (summary, b"[]"),
+    ):
         before = file.read_bytes()
         file.write_bytes(content)
-        for command in (("predict", "a", "in.npz", "-o", "out.npz"), ("run", "small.toml", "--out", "a")):
+        for command in (
+            ("predict", "a", "in.npz", "-o", "out.npz"),
+            ("run", "small.toml", "--out", "a"),
+        ):
             code, _, errors = run(*command, cwd=folder)
             assert code == 2 and file.name in errors and advice in errors, errors
             assert ".." not in errors and "Traceback" not in errors
@@ -44,9 +52,13 @@ def test_damaged_checkpoints_say_where_training_goes_on(folder: Path) -> None:
     older, newer = sorted((folder / "a" / "checkpoint").iterdir())
     (folder / "a" / "summary.json").unlink()
     newer.write_bytes(newer.read_bytes()[:100])
-    code, out, errors = run("run", "small.toml", "--out", "a", "--checkpoint-seconds", 0, cwd=folder)
+    code, out, errors = run(
+        "run", "small.toml", "--out", "a", "--checkpoint-seconds", 0, cwd=folder
+    )
     assert code == 0, errors
-    assert "Going back to the one before." in out and "after round 2" in out and "round 0" not in out
+    assert (
+        "Going back to the one before." in out and "after round 2" in out and "round 0" not in out
+    )
     older, newer = sorted((folder / "a" / "checkpoint").iterdir())
     (folder / "a" / "summary.json").unlink()
     for file in (older, newer):
@@ -71,7 +83,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, as a version without checksums left it: its text files are believed."""
+    """A copy of the finished run, as a version without checksums left it: its text files are
+    believed.
+    """
     shutil.copytree(finished, tmp_path / "copy")
     (tmp_path / "copy" / "a" / "checksums.json").unlink()
     return tmp_path / "copy"
@@ -101,7 +115,9 @@ def changed(text: str, path: tuple[str | int, ...], value: object = None) -> str
     return json.dumps(held)
 
 
-@pytest.mark.parametrize("name", ["summary.json", "clients.json", "predictions.json", "env.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["summary.json", "clients.json", "predictions.json", "env.json", "metrics.jsonl"]
+)
 def test_json_that_lacks_a_key_or_has_another_type_is_no_traceback(copied: Path, name: str) -> None:
     file = copied / "a" / name
     whole = file.read_text()
@@ -124,12 +140,22 @@ def test_missing_keys_are_named(copied: Path) -> None:
     first, rest = metrics.split("\n", 1)
     (folder / "metrics.jsonl").write_text(changed(first, ("bytes_up",)) + "\n" + rest)
     code, _, errors = run("report", "a", cwd=copied)
-    assert code == 2 and "a/metrics.jsonl is damaged: the record of round 1 lacks 'bytes_up'" in errors
+    assert (
+        code == 2 and "a/metrics.jsonl is damaged: the record of round 1 lacks 'bytes_up'" in errors
+    )
     (folder / "metrics.jsonl").write_text(metrics)
     (folder / "summary.json").write_text(changed((folder / "summary.json").read_text(), ("modes",)))
-    for command in (("report", "a"), ("predict", "a", "in.npz", "-o", "out.npz"), ("run", "small.toml", "--out", "a")):
+    for command in (
+        ("report", "a"),
+        ("predict", "a", "in.npz", "-o", "out.npz"),
+        ("run", "small.toml", "--out", "a"),
+    ):
         code, _, errors = run(*command, cwd=copied)
-        assert code == 2 and "a/summary.json is damaged: it lacks 'modes'" in errors and "Delete" in errors
+        assert (
+            code == 2
+            and "a/summary.json is damaged: it lacks 'modes'" in errors
+            and "Delete" in errors
+        )
     code, output, _ = run("ls", "runs", "--runs", ".", cwd=copied)
     assert code == 0 and "damaged" in output and "lacks 'modes'" in output
 
@@ -141,9 +167,16 @@ def test_a_config_that_was_cut_short(copied: Path) -> None:
     last = max(at for at, line in enumerate(lines) if line.startswith("dtype"))
     for end in range(last + 1):
         file.write_text("".join(lines[:end]))
-        for command in (("report", "a", "--out", "p.html"), ("predict", "a", "in.npz", "-o", "out.npz")):
+        for command in (
+            ("report", "a", "--out", "p.html"),
+            ("predict", "a", "in.npz", "-o", "out.npz"),
+        ):
             code, _, errors = run(*command, cwd=copied)
-            assert code == 2 and "error: a/config.toml " in errors and ("lacks" in errors or "cannot be read" in errors)
+            assert (
+                code == 2
+                and "error: a/config.toml " in errors
+                and ("lacks" in errors or "cannot be read" in errors)
+            )
     assert not (copied / "out.npz").exists() and not (copied / "p.html").exists()
 
 
@@ -152,15 +185,23 @@ def test_changed_text_files_are_told(finished: Path, tmp_path: Path) -> None:
     cwd, predict = tmp_path / "copy", ("predict", "a", "in.npz", "-o", "out.npz")
     assert run("report", "a", cwd=cwd)[2] == "" and run(*predict, cwd=cwd)[0] == 0
     metrics, config = cwd / "a" / "metrics.jsonl", cwd / "a" / "config.toml"
-    metrics.write_text(metrics.read_text().replace('"loss": 1', '"loss": 2').replace('"loss": 0', '"loss": 1'))
+    metrics.write_text(
+        metrics.read_text().replace('"loss": 1', '"loss": 2').replace('"loss": 0', '"loss": 1')
+    )
     code, _, errors = run("report", "a", cwd=cwd)
     assert code == 0 and errors.startswith("warning: a/metrics.jsonl does not match its checksum")
     assert "does not match its checksum" in (cwd / "a" / "report.html").read_text()
     assert "done, changed since" in run("ls", "runs", "--runs", ".", cwd=cwd)[1]
     assert run(*predict, cwd=cwd)[0] == 0  # records have no part in predictions
-    config.write_text(config.read_text().replace("probabilities", "logits").replace("hidden = [", "hidden = [ "))
+    config.write_text(
+        config.read_text().replace("probabilities", "logits").replace("hidden = [", "hidden = [ ")
+    )
     code, _, errors = run(*predict, cwd=cwd)
-    assert code == 2 and "config.toml does not match its checksum" in errors and "Traceback" not in errors
+    assert (
+        code == 2
+        and "config.toml does not match its checksum" in errors
+        and "Traceback" not in errors
+    )
     (cwd / "a" / "checksums.json").unlink()  # as the message says
     assert run(*predict, cwd=cwd)[0] == 0 and run("report", "a", cwd=cwd)[2] == ""
 
@@ -182,7 +223,9 @@ def test_a_report_elsewhere_leaves_the_run_as_it_is(finished: Path, tmp_path: Pa
     assert (cwd / "a" / "report.md").exists() and (cwd / "a" / "curves.png").exists()
 
 
-def test_an_operating_system_error_names_the_file(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operating_system_error_names_the_file(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Path.exists
 
     def refuse(path: Path, **options: bool) -> bool:

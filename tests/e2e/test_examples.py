@@ -23,11 +23,19 @@ EXAMPLES = ROOT / "examples"
 
 
 def python(*arguments: object, cwd: Path, paths: tuple[Path, ...] = ()) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }
     done = subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -48,7 +56,9 @@ def test_regression_uncertainty(tmp_path: Path) -> None:
 
 
 def own_algorithm() -> type:
-    spec = importlib.util.spec_from_file_location("fednova", EXAMPLES / "own_algorithm" / "fednova.py")
+    spec = importlib.util.spec_from_file_location(
+        "fednova", EXAMPLES / "own_algorithm" / "fednova.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -65,31 +75,51 @@ def test_own_algorithm_is_short() -> None:
 
 
 def test_own_algorithm_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    """What `pip install` would leave behind: the module and a dist-info folder with the entry points."""
+    """What `pip install` would leave behind: the module and a dist-info folder with the entry
+    points.
+    """
     project = tomllib.loads((EXAMPLES / "own_algorithm" / "pyproject.toml").read_text())["project"]
     installed = tmp_path / f"fedensemble_fednova-{project['version']}.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
-    lines = [f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
-             for group, points in project["entry-points"].items()]  # fmt: skip
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
+        for group, points in project["entry-points"].items()
+    ]
     (installed / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=5))
     paths = (tmp_path, EXAMPLES / "own_algorithm")
 
-    listed = json.loads(python("-m", "fedensemble", "ls", "algorithms", "--json", cwd=tmp_path, paths=paths))
+    listed = json.loads(
+        python("-m", "fedensemble", "ls", "algorithms", "--json", cwd=tmp_path, paths=paths)
+    )
     record = next(record for record in listed if record["name"] == "fednova")
-    assert record["reference"] == "Wang et al. 2020" and record["models_up"] == record["models_down"] == 1
+    assert (
+        record["reference"] == "Wang et al. 2020"
+        and record["models_up"] == record["models_down"] == 1
+    )
     for engine in ("loop", "vector"):
-        sets = ("--set", "algorithm.name=fednova", "--set", f"engine.name={engine}", "--out", engine)
+        sets = (
+            "--set",
+            "algorithm.name=fednova",
+            "--set",
+            f"engine.name={engine}",
+            "--out",
+            engine,
+        )
         python("-m", "fedensemble", "run", "small.toml", *sets, cwd=tmp_path, paths=paths)
         summary = json.loads((tmp_path / engine / "summary.json").read_text())
         assert summary["rounds"] == 5
 
 
 def test_experiments_name_every_algorithm() -> None:
-    """Files under experiments/ are valid, and none of the methods is missing from the comparison of all."""
+    """Files under experiments/ are valid, and none of the methods is missing from the comparison of
+    all.
+    """
     comparison = read_comparison(ROOT / "experiments" / "algorithms.toml")
-    rows = [(row.configs[0].algorithm["name"], row.configs[0].ensemble.modes) for row in comparison.rows]
+    rows = [
+        (row.configs[0].algorithm["name"], row.configs[0].ensemble.modes) for row in comparison.rows
+    ]
     assert sorted(rows) == sorted((name, modes) for name in algorithms for modes in (1, 5))

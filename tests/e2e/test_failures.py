@@ -54,7 +54,9 @@ def test_a_row_that_diverges_leaves_the_others_their_table(folder: Path) -> None
     code, output, errors = run("compare", "rows.toml", cwd=folder)
     assert code == 1
     assert "FedProx, seed 0: loss became" in output and "FedProx, seed 1: loss became" in output
-    assert errors.strip() == "error: diverged, and without numbers: FedProx, seed 0; FedProx, seed 1."
+    assert (
+        errors.strip() == "error: diverged, and without numbers: FedProx, seed 0; FedProx, seed 1."
+    )
     (made,) = (folder / "runs" / "compare").glob("compare-*")
     assert {path.name for path in made.iterdir()} == {
         "report.md",
@@ -66,21 +68,29 @@ def test_a_row_that_diverges_leaves_the_others_their_table(folder: Path) -> None
     header, prox, average, ensemble = csv.reader((made / "table.csv").read_text().splitlines())
     assert set(prox[1:]) == {"–"} and len(prox) == len(header)
     assert float(average[1].split(" ")[0]) > 0 and float(ensemble[1].split(" ")[0]) > 0
-    assert [len(runs) for runs in json.loads((made / "runs.json").read_text()).values()] == [0, 2, 2]
+    assert [len(runs) for runs in json.loads((made / "runs.json").read_text()).values()] == [
+        0,
+        2,
+        2,
+    ]
     assert "- FedProx, seed 1: loss became" in (made / "report.md").read_text()
     assert "seed 1: loss became" in (made / "report.html").read_text()
     assert "not found" not in (made / "report.html").read_text()
 
 
 def test_rows_that_all_diverge(folder: Path) -> None:
-    code, output, errors = run("compare", "small.toml", "--modes", "1,2", "--seeds", "4", *DIVERGING, cwd=folder)
+    code, output, errors = run(
+        "compare", "small.toml", "--modes", "1,2", "--seeds", "4", *DIVERGING, cwd=folder
+    )
     assert code == 1 and "K = 2, seed 4: loss became" in output
     assert "K = 1, seed 4; K = 2, seed 4." in errors
 
 
 @pytest.mark.parametrize("file", ["own/mine.toml", "figure-toy"])
 def test_a_table_whose_cells_all_diverge(folder: Path, file: str) -> None:
-    code, _, errors = run("reproduce", file, "--scale", "smoke", "--device", "cpu", *DIVERGING, cwd=folder)
+    code, _, errors = run(
+        "reproduce", file, "--scale", "smoke", "--device", "cpu", *DIVERGING, cwd=folder
+    )
     assert code == 1 and "diverged, and without numbers:" in errors
     tables = list((folder / "reproduced" / "smoke").glob("*/table.md"))
     if file == "own/mine.toml":
@@ -89,7 +99,10 @@ def test_a_table_whose_cells_all_diverge(folder: Path, file: str) -> None:
 
 
 def test_a_table_says_what_made_it(folder: Path) -> None:
-    plain, changed = ["reproduce", "own/mine.toml", "--device", "cpu"], ["--set", "rounds=2", "--seeds", "1,2"]
+    plain, changed = (
+        ["reproduce", "own/mine.toml", "--device", "cpu"],
+        ["--set", "rounds=2", "--seeds", "1,2"],
+    )
     assert run(*plain, "--runs", "r", cwd=folder)[0] == 0
     first = folder / "reproduced" / "full" / "mine" / "table.md"
     before = first.read_bytes()
@@ -103,7 +116,10 @@ def test_a_table_says_what_made_it(folder: Path) -> None:
     assert made[-1] == "`fedensemble reproduce own/mine.toml --set rounds=2 --seeds 1,2`"
     assert run(*plain, *changed, "--scale", "smoke", cwd=folder)[0] == 0
     small = (folder / "reproduced" / "smoke" / other.name / "table.md").read_text()
-    assert small.splitlines()[-1] == "`fedensemble reproduce own/mine.toml --scale smoke --set rounds=2 --seeds 1,2`"
+    assert (
+        small.splitlines()[-1]
+        == "`fedensemble reproduce own/mine.toml --scale smoke --set rounds=2 --seeds 1,2`"
+    )
 
 
 def test_a_page_of_another_scale_is_refused_before_training(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Settings, files and names that are odd, huge or made to mislead: one clear message, exit code 2, no traceback."""
+"""Settings, files and names that are odd, huge or made to mislead: one clear message, exit code 2,
+no traceback.
+"""
 
 import functools
 import io
@@ -40,7 +42,9 @@ BAD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "message"), BAD_SETTINGS, ids=[repr(s[:40]) for s, _ in BAD_SETTINGS])
+@pytest.mark.parametrize(
+    ("setting", "message"), BAD_SETTINGS, ids=[repr(s[:40]) for s, _ in BAD_SETTINGS]
+)
 def test_settings_beyond_limits(folder: Path, setting: str, message: str) -> None:
     code, _, errors = run("run", "small.toml", "--set", setting, cwd=folder)
     assert code == 2 and message in errors, errors
@@ -106,12 +110,19 @@ def bad_archives() -> dict[str, bytes]:
     at = lzma.getvalue().index(b"x.npy") + 5
     return {
         "without magic": member(b"no array at all"),
-        "encrypted": member(good, changes=[(local, b"PK\x03\x04" + method), (central, b"PK\x01\x02\x14\x03" + method)]),
-        "unknown compression": member(good, changes=[(part, part[:-2] + b"\x63\x00") for part in (local, central)]),
+        "encrypted": member(
+            good,
+            changes=[(local, b"PK\x03\x04" + method), (central, b"PK\x01\x02\x14\x03" + method)],
+        ),
+        "unknown compression": member(
+            good, changes=[(part, part[:-2] + b"\x63\x00") for part in (local, central)]
+        ),
         "broken LZMA": lzma.getvalue()[:at] + b"\xff" * 20 + lzma.getvalue()[at + 20 :],
         "unclosed header": member(good.replace(b"}", b" ")),
         "huge claim": member(
-            good.replace(b"(4, 8)", b"(4, 8" + b"0" * 1 + b")").replace(b"(4, 80)", b"(999999999999,)")
+            good.replace(b"(4, 8)", b"(4, 8" + b"0" * 1 + b")").replace(
+                b"(4, 80)", b"(999999999999,)"
+            )
         ),
         "nested header": member(b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10000),
         "header of version 3": member(good.replace(b"NUMPY\x01", b"NUMPY\x03")),
@@ -136,13 +147,19 @@ def test_damaged_archives(folder: Path, kind: str) -> None:
     assert code == 2 and "is damaged or of another kind: array 'x' cannot be read" in errors, errors
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = folder / "bomb.npz"
     np.savez_compressed(file, x=np.zeros((2_000_000, 10), np.float32), y=np.zeros(2_000_000, int))
     sets = ("--set", "data.source=npz", "--set", f"data.path={file}", "--set", "data.partition=iid")
     monkeypatch.setenv("FEDENSEMBLE_MAX_GB", "0.01")
     code, _, errors = run("run", "small.toml", *sets, cwd=folder)
-    assert code == 2 and "unpacks to 0.08 GB, more than the 0.01 GB" in errors and "FEDENSEMBLE_MAX_GB" in errors
+    assert (
+        code == 2
+        and "unpacks to 0.08 GB, more than the 0.01 GB" in errors
+        and "FEDENSEMBLE_MAX_GB" in errors
+    )
     monkeypatch.setenv("FEDENSEMBLE_MAX_GB", "0.09")  # enough for x, not for y as well
     code, _, errors = run("run", "small.toml", *sets, cwd=folder)
     assert code == 2 and "Array 'y'" in errors, errors
@@ -168,22 +185,32 @@ def test_memory_that_runs_out_while_reading_does_not_blame_the_modes(
 @pytest.mark.parametrize("name", ["x[/b]y", "x[red]y", ":smile:"])
 def test_brackets_in_a_folder_are_printed(folder: Path, name: str) -> None:
     code, output, errors = run("run", "small.toml", "--set", "rounds=1", "--out", name, cwd=folder)
-    assert code == 0 and f"Run: {name}\n" in output and f"Report: {name}/report.html" in output, errors
+    assert code == 0 and f"Run: {name}\n" in output and f"Report: {name}/report.html" in output, (
+        errors
+    )
 
 
 def test_control_characters_in_a_folder_are_escaped(folder: Path) -> None:
-    code, output, _ = run("run", "small.toml", "--set", "rounds=1", "--out", "x\x1b[31m\ny\udcff", cwd=folder)
+    code, output, _ = run(
+        "run", "small.toml", "--set", "rounds=1", "--out", "x\x1b[31m\ny\udcff", cwd=folder
+    )
     assert code == 0 and "\x1b" not in output and r"Run: x\x1b[31m\ny\udcff" in output
 
 
 def test_labels_of_rows_are_shown_as_they_are(folder: Path) -> None:
     labels = ["plain [lr=0.1]", "[/x]", r"\u001b[31m a|b \n", r"$\\frac$ $"]
-    rows = "".join(f'[[row]]\nlabel = "{label}"\nset = {{seed = 0, "algorithm.lr" = 0.{at}}}\n'
-                   for at, label in enumerate(labels, 1))  # fmt: skip
+    rows = "".join(
+        f'[[row]]\nlabel = "{label}"\nset = {{seed = 0, "algorithm.lr" = 0.{at}}}\n'
+        for at, label in enumerate(labels, 1)
+    )
     (folder / "c.toml").write_text(f'base = "small.toml"\nseeds = [0]\n{rows}')
     code, output, errors = run("compare", "c.toml", "--set", "rounds=1", cwd=folder)
     assert code == 0, errors
-    assert "| plain [lr=0.1] |" in output and "| [/x] |" in output and r"| \x1b[31m a\|b \n |" in output
+    assert (
+        "| plain [lr=0.1] |" in output
+        and "| [/x] |" in output
+        and r"| \x1b[31m a\|b \n |" in output
+    )
     assert "[/x], seed 0: round 1/1" in output and "\x1b" not in output
 
 
@@ -197,26 +224,53 @@ def test_files_and_folders_that_cannot_be(folder: Path) -> None:
 def test_a_broken_plug_in_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
     installed = tmp_path / "broken_models-1.0.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-models\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[fedensemble.models]\nbroken = broken_models:Net\n")
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: broken-models\nVersion: 1.0\n"
+    )
+    (installed / "entry_points.txt").write_text(
+        "[fedensemble.models]\nbroken = broken_models:Net\n"
+    )
     (tmp_path / "broken_models.py").write_text("import a_package_that_is_not_there\n")
     found = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
     command = [sys.executable, "-m", "fedensemble", "ls", "models"]
-    listed = subprocess.run(command, env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True)
+    listed = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True
+    )
     assert listed.returncode == 0 and "| mlp |" in listed.stdout, listed.stderr
-    assert "The model 'broken' of package 'broken-models' cannot be loaded: ModuleNotFoundError" in listed.stdout
-    one = subprocess.run([*command, "broken"], env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True)
-    assert one.returncode == 2 and "Traceback" not in one.stderr and "uninstall that package" in one.stderr
+    assert (
+        "The model 'broken' of package 'broken-models' cannot be loaded: ModuleNotFoundError"
+        in listed.stdout
+    )
+    one = subprocess.run(
+        [*command, "broken"],
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        one.returncode == 2
+        and "Traceback" not in one.stderr
+        and "uninstall that package" in one.stderr
+    )
 
 
 def test_an_interrupt_while_importing_has_no_traceback(tmp_path: Path) -> None:
     # A module that is imported early, and meets the interrupt.
-    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    )
     found = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
     begun = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "fedensemble", "--help"], env={**os.environ, "PYTHONPATH": found},
-        capture_output=True, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    assert ended.returncode == 130 and "Traceback" not in ended.stderr and "interrupted" in ended.stderr, ended.stderr
+        [sys.executable, "-m", "fedensemble", "--help"],
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (
+        ended.returncode == 130
+        and "Traceback" not in ended.stderr
+        and "interrupted" in ended.stderr
+    ), ended.stderr
     assert time.monotonic() - begun < 60

@@ -1,4 +1,6 @@
-"""Running out of memory on the command line: one message, never a traceback, and what was trained is kept."""
+"""Running out of memory on the command line: one message, never a traceback, and what was trained
+is kept.
+"""
 
 import json
 import platform
@@ -15,8 +17,12 @@ from fedensemble.runtime import hardware
 
 from .command_line import run
 
-ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ...")
-ON_CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ...")
+ON_CUDA = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."
+)
+ON_CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ..."
+)
 
 
 def failing(error: Exception):
@@ -38,7 +44,13 @@ def failing(error: Exception):
     ],
 )
 def test_no_traceback(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, code: int, message: str, error: Exception
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    code: int,
+    message: str,
+    error: Exception,
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, failing(error))
@@ -62,7 +74,9 @@ def test_the_processors_name_is_kept_with_a_run(folder: Path) -> None:
 
 def test_the_processors_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "cpuinfo"
-    told.write_text("processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\nprocessor\t: 1\nmodel name\t: Abacus 3000\n")
+    told.write_text(
+        "processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\nprocessor\t: 1\nmodel name\t: Abacus 3000\n"
+    )
     monkeypatch.setattr(hardware, "Path", lambda name: told)
     assert hardware.processor() == "Abacus 3000 @ 1 Hz"
     told.write_text("Hardware\t: none\n")

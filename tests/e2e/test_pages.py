@@ -1,4 +1,6 @@
-"""Pages for users that are programs, too: the method, a comparison from nothing, the file of a trace."""
+"""Pages for users that are programs, too: the method, a comparison from nothing, the file of a
+trace.
+"""
 
 import doctest
 import os
@@ -32,7 +34,9 @@ def test_examples_of_the_method_page() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page on comparisons, the package as `pip install -e` leaves it, and the data."""
+    """The files of the page on comparisons, the package as `pip install -e` leaves it, and the
+    data.
+    """
     folder = tmp_path_factory.mktemp("mine")
     python, toml = blocks("how-to-compare.md", "python"), blocks("how-to-compare.md", "toml")
     names = ("my_models.py", "make_data.py", "pyproject.toml", "base.toml", "mine.toml")
@@ -53,13 +57,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(command: str, folder: Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
     words = [sys.executable, "-m", "fedensemble", *shlex.split(command)[1:]]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
     return done.stdout + done.stderr
 
 
 def answered() -> list[tuple[str, str]]:
     """The commands of the page, and what it prints below each."""
-    parts = [part for block in blocks("how-to-compare.md", "console") for part in block.split("$ ")[1:]]
+    parts = [
+        part for block in blocks("how-to-compare.md", "console") for part in block.split("$ ")[1:]
+    ]
     lines = [part.partition("\n") for part in parts if part.startswith("fedensemble ")]
     return [(line.split("  #")[0], answer.strip()) for line, _, answer in lines]
 
@@ -71,7 +79,9 @@ def test_commands_say_what_the_page_says(command: str, answer: str, folder: Path
 
 def test_the_comparison_of_the_page(folder: Path) -> None:
     assert "fedensemble compare mine.toml" in [command for command, _ in answered()]
-    (printed,) = (block for block in blocks("how-to-compare.md", "") if block.startswith("Test set"))
+    (printed,) = (
+        block for block in blocks("how-to-compare.md", "") if block.startswith("Test set")
+    )
     out = said("fedensemble compare mine.toml --seeds 0,1", folder)
 
     def first_cells(text: str) -> list[str]:
@@ -80,13 +90,18 @@ def test_the_comparison_of_the_page(folder: Path) -> None:
     assert first_cells(out) == first_cells(printed) and len(first_cells(out)) == 6
     assert next(line for line in printed.splitlines() if line.startswith("| method")) in out
     report = re.findall(r"Report: (.+)/report.html", out)[0]
-    assert {"table.csv", "runs.json", "curves.png"} <= {file.name for file in (folder / report).iterdir()}
+    assert {"table.csv", "runs.json", "curves.png"} <= {
+        file.name for file in (folder / report).iterdir()
+    }
 
 
 def test_one_option_for_one_of_two_algorithms(folder: Path) -> None:
     command, _ = answered()[-1]
     assert "| fedprox |" in said(f"{command} --seeds 0 --runs other", folder)
-    algorithms = [tomllib.loads(file.read_text())["algorithm"] for file in (folder / "other").rglob("config.toml")]
+    algorithms = [
+        tomllib.loads(file.read_text())["algorithm"]
+        for file in (folder / "other").rglob("config.toml")
+    ]
     assert {each["name"]: each.get("mu") for each in algorithms} == {"fedavg": None, "fedprox": 1.0}
 
 
@@ -94,7 +109,10 @@ def test_the_file_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     (example,) = blocks("how-to-stragglers.md", "csv")
     Path("example.csv").write_text(example)
-    devices = {1: {"computation": 153, "communication": 2209.616}, 2: {"computation": 39, "communication": 18437.312}}
+    devices = {
+        1: {"computation": 153, "communication": 2209.616},
+        2: {"computation": 39, "communication": 18437.312},
+    }
     Path("client_device_capacity").write_bytes(pickle.dumps(devices))
     exec(blocks("how-to-stragglers.md", "python")[1], {})
     assert read_trace("device_capacity.csv").tolist() == [[153, 2209.616], [39, 18437.312]]

@@ -1,4 +1,6 @@
-"""Stragglers on the command line: records, reports, a run that is cut off, and settings that cannot be."""
+"""Stragglers on the command line: records, reports, a run that is cut off, and settings that cannot
+be.
+"""
 
 import json
 from pathlib import Path
@@ -51,7 +53,9 @@ def test_records_and_report(folder: Path) -> None:
 
 
 def test_every_round_without_an_answer(folder: Path) -> None:
-    code, output, errors = fedensemble("run", "devices.toml", "--out", "a", "--set", "participation.drop=1", cwd=folder)
+    code, output, errors = fedensemble(
+        "run", "devices.toml", "--out", "a", "--set", "participation.drop=1", cwd=folder
+    )
     assert code == 0, errors
     assert "nobody answered" in output and "rounds nobody answered" in output
     assert all(record["loss"] is None and record["visits"] == 0 for record in records(folder / "a"))
@@ -93,14 +97,32 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bytes(folder: Path, trace: str
 def test_engines_write_the_same_clock(folder: Path) -> None:
     clocks = []
     for engine in ("loop", "vector"):
-        assert fedensemble("run", "devices.toml", "--out", engine, "--set", f"engine.name={engine}", cwd=folder)[0] == 0
-        clocks.append([(r["clock"], r["asked"], r["late"], r["dropped"]) for r in records(folder / engine)])
+        assert (
+            fedensemble(
+                "run", "devices.toml", "--out", engine, "--set", f"engine.name={engine}", cwd=folder
+            )[0]
+            == 0
+        )
+        clocks.append(
+            [(r["clock"], r["asked"], r["late"], r["dropped"]) for r in records(folder / engine)]
+        )
     assert clocks[0] == clocks[1]
 
 
 def test_compare_has_a_column_and_a_picture_of_time(folder: Path) -> None:
-    code, output, errors = fedensemble("compare", "devices.toml", "--modes", "1,2", "--seeds", "0,1",
-                                       "--set", "rounds=6", "--set", "ensemble.strata=3", cwd=folder)  # fmt: skip
+    code, output, errors = fedensemble(
+        "compare",
+        "devices.toml",
+        "--modes",
+        "1,2",
+        "--seeds",
+        "0,1",
+        "--set",
+        "rounds=6",
+        "--set",
+        "ensemble.strata=3",
+        cwd=folder,
+    )
     assert code == 0, errors
     assert "simulated time, h" in output and "%, h" in output
     (table,) = (folder / "runs").glob("*/compare-*/report.md")
@@ -120,10 +142,19 @@ BAD = [
     (["participation.drop=2"], "needs 0 <= drop <= 1; got 2"),
     (["participation.drop=often"], "participation.drop: input should be a valid number"),
     (["participation.trace=none.csv"], "Cannot read participation.trace none.csv"),
-    (["participation.trace=small.toml"], "small.toml needs the columns compute_ms_per_sample and bandwidth_kbps"),
-    (["participation.least_hours=9", "participation.most_hours=8"], "0 < least_hours <= most_hours <= 24; got 9.0 and"),
+    (
+        ["participation.trace=small.toml"],
+        "small.toml needs the columns compute_ms_per_sample and bandwidth_kbps",
+    ),
+    (
+        ["participation.least_hours=9", "participation.most_hours=8"],
+        "0 < least_hours <= most_hours <= 24; got 9.0 and",
+    ),
     (["participation=devices"], "participation: must be a table of settings; got 'devices'"),
-    (["participation.name=everybody", "participation.ask=9"], "participation.ask: unknown key 'ask'"),
+    (
+        ["participation.name=everybody", "participation.ask=9"],
+        "participation.ask: unknown key 'ask'",
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""A finished run predicts, on the command line and in Python, and says what is wrong with its inputs."""
+"""A finished run predicts, on the command line and in Python, and says what is wrong with its
+inputs.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,10 @@ def test_predict_checks_its_input(folder: Path) -> None:
     assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
     (folder / "no.npz").write_text("not a zip")
     np.savez(folder / "shape.npz", x=np.zeros((2, 99), np.float32))
-    np.savez(folder / "nan.npz", inputs=np.stack([np.zeros(FEATURES, np.float32), np.full(FEATURES, np.nan)]))
+    np.savez(
+        folder / "nan.npz",
+        inputs=np.stack([np.zeros(FEATURES, np.float32), np.full(FEATURES, np.nan)]),
+    )
     np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
     np.savez(folder / "pickle.npz", x=np.array([object()]))
     for name, message in (
@@ -37,8 +42,11 @@ def test_predict_checks_its_input(folder: Path) -> None:
     assert code == 2 and "is not a run" in errors
     np.savez(folder / "one.npz", inputs=np.zeros((2, FEATURES), np.float32))
     code, _, errors = run("predict", "a", "one.npz", "-o", "nowhere/out.npz", cwd=folder)
-    assert code == 2 and "There is no folder nowhere" in errors and not (folder / "nowhere").exists()
-    assert run("predict", "a", "one.npz", "-o", "out.npz", cwd=folder)[0] == 0  # the only array needs no name
+    assert (
+        code == 2 and "There is no folder nowhere" in errors and not (folder / "nowhere").exists()
+    )
+    # the only array needs no name
+    assert run("predict", "a", "one.npz", "-o", "out.npz", cwd=folder)[0] == 0
 
 
 def test_predict_takes_whole_numbers_for_a_model_of_numbers(folder: Path) -> None:
@@ -58,7 +66,8 @@ def test_a_finished_run_is_served_in_python(folder: Path) -> None:
     (folder / "b" / "config.toml").write_text(run("show", "small.toml", cwd=folder)[1])
     with pytest.raises(InputError, match="is not finished"):
         fe.load_ensemble(folder / "b")
-    settings = ["--set", "data.source=digits", "--set", "ensemble.combine=logits"]  # digits are standardised
+    # digits are standardised
+    settings = ["--set", "data.source=digits", "--set", "ensemble.combine=logits"]
     code, _, errors = run("run", "small.toml", *settings, "--out", "a", cwd=folder)
     assert code == 0, errors
     x = np.random.default_rng(0).integers(0, 17, size=(5, 1, 8, 8)).astype(np.uint8)
@@ -66,7 +75,9 @@ def test_a_finished_run_is_served_in_python(folder: Path) -> None:
     assert run("predict", "a", "in.npz", "-o", "out.npz", "--device", "cpu", cwd=folder)[0] == 0
     ensemble = fe.load_ensemble(str(folder / "a"))
     assert ensemble.standardise is not None and ensemble.combine == "logits" and len(ensemble) == 3
-    np.testing.assert_array_equal(ensemble.predict(x).mean.numpy(), np.load(folder / "out.npz")["mean"])
+    np.testing.assert_array_equal(
+        ensemble.predict(x).mean.numpy(), np.load(folder / "out.npz")["mean"]
+    )
     with pytest.raises(InputError, match="trained on"):
         ensemble.predict(x[:, 0])
     (folder / "a" / "modes.safetensors").write_bytes(b"gone")
@@ -83,12 +94,21 @@ def test_predict_writes_uncertainty(folder: Path) -> None:
     code, _, errors = run("predict", "a", "in.npz", "-o", "out.npz", "--members", cwd=folder)
     assert code == 0, errors
     with np.load(folder / "out.npz") as out:
-        assert set(out.files) == {"mean", "label", "entropy", "mutual_information", "members", "mode_index"}
+        assert set(out.files) == {
+            "mean",
+            "label",
+            "entropy",
+            "mutual_information",
+            "members",
+            "mode_index",
+        }
         assert out["mode_index"].tolist() == [0, 1, 2]
         assert out["members"].shape == (3, len(x), 4)
         np.testing.assert_allclose(out["mean"], out["members"].mean(0), atol=1e-6)
         np.testing.assert_array_equal(out["label"], out["mean"].argmax(1))
-        assert (out["mutual_information"] >= 0).all() and (out["entropy"] >= out["mutual_information"] - 1e-6).all()
+        assert (out["mutual_information"] >= 0).all() and (
+            out["entropy"] >= out["mutual_information"] - 1e-6
+        ).all()
 
 
 def test_predictions_go_to_npz(folder: Path) -> None:

@@ -18,9 +18,13 @@ from fedensemble.federation.federation import Federation
 from fedensemble.report.profile_tables import profile_tables
 
 SMALL = {
-    "rounds": 4, "data": {"source": "digits", "clients": 10}, "model": {"name": "mlp", "hidden": [4]},
-    "ensemble": {"modes": 2, "clients_per_round": 2}, "evaluation": {"every": 2}, "engine": {"device": "cpu"},
-}  # fmt: skip
+    "rounds": 4,
+    "data": {"source": "digits", "clients": 10},
+    "model": {"name": "mlp", "hidden": [4]},
+    "ensemble": {"modes": 2, "clients_per_round": 2},
+    "evaluation": {"every": 2},
+    "engine": {"device": "cpu"},
+}
 
 
 @pytest.mark.parametrize("engine", ["vector", "loop"])
@@ -64,9 +68,17 @@ def test_torchs_profiler_keeps_quiet(tmp_path):
 
 def methods():
     return [
-        *(vars(kind).get(name) for kind in (LocalEngine, LoopEngine) for name in ("visit", "prepare", "train")),
-        Federation.ask, Federation.conclude, running.test, RunFolder.save, RunFolder.append_metrics,
-    ]  # fmt: skip
+        *(
+            vars(kind).get(name)
+            for kind in (LocalEngine, LoopEngine)
+            for name in ("visit", "prepare", "train")
+        ),
+        Federation.ask,
+        Federation.conclude,
+        running.test,
+        RunFolder.save,
+        RunFolder.append_metrics,
+    ]
 
 
 def test_functions_are_as_before_even_after_a_failure(tmp_path):
@@ -100,11 +112,20 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
         "--set",
         "ensemble.strata=2",
     ]
-    app(["run", *settings, "--out", str(tmp_path / "run"), "--device", "cpu", "--profile"], standalone_mode=False)
+    app(
+        ["run", *settings, "--out", str(tmp_path / "run"), "--device", "cpu", "--profile"],
+        standalone_mode=False,
+    )
     said = capsys.readouterr().out
     assert "| local training |" in said
     assert (tmp_path / "run" / FILE).exists()
-    app(["run", *settings, "--out", str(tmp_path / "run"), "--device", "cpu", "--profile"], standalone_mode=False)
+    app(
+        ["run", *settings, "--out", str(tmp_path / "run"), "--device", "cpu", "--profile"],
+        standalone_mode=False,
+    )
     said = capsys.readouterr().out
     assert "| local training |" not in said  # a finished run has no rounds to look at
-    assert "There was nothing to profile: this run is finished. To train it anew, give another --out." in said
+    assert (
+        "There was nothing to profile: this run is finished. To train it anew, give another --out."
+        in said
+    )

@@ -32,20 +32,45 @@ def test_partial_participation_where_the_method_assumes_all(folder: Path) -> Non
     assert lines(out).count(WARNING) == 1
     everybody = ["ensemble.clients_per_round=12", "ensemble.strata=3"]
     for said, settings in [
-        (1, ["algorithm.name=fedsplit", *everybody]),  # a client trains one of three modes: none has them all
-        (0, ["algorithm.name=fedsplit", "ensemble.clients_per_round=12", "ensemble.modes=1", "ensemble.strata=1"]),
+        # a client trains one of three modes: none has them all
+        (1, ["algorithm.name=fedsplit", *everybody]),
+        (
+            0,
+            [
+                "algorithm.name=fedsplit",
+                "ensemble.clients_per_round=12",
+                "ensemble.modes=1",
+                "ensemble.strata=1",
+            ],
+        ),
         (0, ["algorithm.name=fedsplit", "algorithm.average=all"]),
         (0, ["algorithm.name=fedpd", "algorithm.average=all", *everybody]),
         (0, ["algorithm.name=fedavg"]),
     ]:
-        code, out, errors = run("run", "small.toml", *(p for s in settings for p in ("--set", s)), cwd=folder)
+        code, out, errors = run(
+            "run", "small.toml", *(p for s in settings for p in ("--set", s)), cwd=folder
+        )
         assert code == 0, errors
-        assert lines(out).count("take part in every round: with 3 modes, of which a client trains one,") == said
+        assert (
+            lines(out).count(
+                "take part in every round: with 3 modes, of which a client trains one,"
+            )
+            == said
+        )
         assert out.count("take part") == said, settings
 
 
 def test_a_comparison_says_it_once_a_method(folder: Path) -> None:
-    command = ["compare", "small.toml", "--algorithms", "fedavg,fedsplit,diana", "--seeds", "0,1", "--modes", "1,3"]
+    command = [
+        "compare",
+        "small.toml",
+        "--algorithms",
+        "fedavg,fedsplit,diana",
+        "--seeds",
+        "0,1",
+        "--modes",
+        "1,3",
+    ]
     code, out, errors = run(*command, "--set", "ensemble.strata=1", cwd=folder)
     assert code == 0, errors
     assert lines(out).count(WARNING) == 1
@@ -68,13 +93,22 @@ def test_fedprox_that_is_fedavg(folder: Path) -> None:
 
 
 def test_a_test_of_an_earlier_round_is_told_as_such(folder: Path) -> None:
-    (folder / "small.toml").write_text(SMALL.format(rounds=14))  # lines at 2, 4, ..., tests at 5, 10 and 14
+    # lines at 2, 4, ..., tests at 5, 10 and 14
+    (folder / "small.toml").write_text(SMALL.format(rounds=14))
     code, out, errors = run("run", "small.toml", cwd=folder)
     assert code == 0, errors
-    ends = {line.split("/14")[0].split()[-1]: line.rstrip() for line in out.splitlines() if "/14 " in line}
+    ends = {
+        line.split("/14")[0].split()[-1]: line.rstrip()
+        for line in out.splitlines()
+        if "/14 " in line
+    }
     assert not any("ensemble" in ends[n] or "(round" in ends[n] for n in ("2", "4"))
     assert all(ends[n].endswith("%  (round 5)") for n in ("6", "8"))
-    assert ends["10"].endswith("%") and ends["12"].endswith("%  (round 10)") and ends["14"].endswith("%")
+    assert (
+        ends["10"].endswith("%")
+        and ends["12"].endswith("%  (round 10)")
+        and ends["14"].endswith("%")
+    )
 
 
 def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
@@ -96,11 +130,15 @@ def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
     code, out, errors = run("run", "small.toml", "--set", "engine.name=talking", cwd=folder)
     assert code == 0, errors
     assert out.count("Known from the start.") == out.count("Found on the way.") == 1
-    assert out.index("Known from the start.") < out.index("round 1/2") < out.index("Found on the way.")
+    assert (
+        out.index("Known from the start.") < out.index("round 1/2") < out.index("Found on the way.")
+    )
 
 
 def test_vmap_is_mentioned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedensemble.engines.local.vector.can_fold", lambda *given: Finding("it is round"))
+    monkeypatch.setattr(
+        "fedensemble.engines.local.vector.can_fold", lambda *given: Finding("it is round")
+    )
     code, out, errors = run("run", "small.toml", cwd=folder)
     assert code == 0, errors
     said = "The model cannot be batched layer by layer (it is round); using vmap, which is slower."

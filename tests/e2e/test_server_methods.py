@@ -1,4 +1,6 @@
-"""Methods that need more than means, from the command line: what they lack is said, what they make can be used."""
+"""Methods that need more than means, from the command line: what they lack is said, what they make
+can be used.
+"""
 
 import json
 from pathlib import Path
@@ -28,7 +30,10 @@ def settings(*values: str) -> list[str]:
         (["algorithm.name=fedbe"], "data.server_share"),
         (["algorithm.name=fedbe", "data.server_share=2"], "server_share"),
         (["algorithm.name=fedbe", "data.server_file=none.npz"], "none.npz"),
-        (["algorithm.name=fedbe", "data.server_share=0.1", "algorithm.distribution=uniform"], "algorithm.distribution"),
+        (
+            ["algorithm.name=fedbe", "data.server_share=0.1", "algorithm.distribution=uniform"],
+            "algorithm.distribution",
+        ),
         (["algorithm.name=pfnm", "algorithm.start=0"], "PFNM needs 0 < start <= 1"),
     ],
 )
@@ -40,7 +45,9 @@ def test_bad_settings(folder, values, said):
 
 
 def test_a_model_that_cannot_be_matched(folder):
-    (folder / "images.toml").write_text('data = { source = "digits", clients = 20 }\nmodel = { name = "resnet20" }\n')
+    (folder / "images.toml").write_text(
+        'data = { source = "digits", clients = 20 }\nmodel = { name = "resnet20" }\n'
+    )
     code, _, errors = run("run", "images.toml", *settings("algorithm.name=fedma"), cwd=folder)
     assert code == 2
     assert "Algorithm 'fedma' cannot match layer" in errors

@@ -1,4 +1,6 @@
-"""Several processes train one run: the same results, ends that are clear, and runs that go on with other numbers."""
+"""Several processes train one run: the same results, ends that are clear, and runs that go on with
+other numbers.
+"""
 
 import json
 import os
@@ -42,7 +44,8 @@ every = 40
 [engine]
 dtype = "float64"
 """
-# Sums over ranks are rounded in another order, at 1e-16; eighty rounds of local steps multiply that by far less
+# Sums over ranks are rounded in another order, at 1e-16; eighty rounds of local steps multiply that
+# by far less
 # than a million here. A client whose memory was lost or doubled is off by 1e-3.
 AGREEMENT = 1e-9
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -61,22 +64,35 @@ def place(tmp_path_factory):
 
 
 def finish(command, cwd):
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
 
 
 def start_ranks(arguments, cwd, changes=((), ())):
-    """Two ranks without torchrun, so that nobody but themselves ends them; `changes` are options of each."""
+    """Two ranks without torchrun, so that nobody but themselves ends them; `changes` are options of
+    each.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    job = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     return [
         subprocess.Popen(
-            [*RUN, *arguments, *changes[rank]], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*RUN, *arguments, *changes[rank]],
+            cwd=cwd,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**ENVIRONMENT, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
 
 
 def wait_for_checkpoint(folder, process):
@@ -91,12 +107,18 @@ def wait_for_checkpoint(folder, process):
 def assert_same_run(folder, other):
     """The same rounds and nearly the same numbers."""
     mine, theirs = (
-        [json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (folder, other)
+        [json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()]
+        for f in (folder, other)
     )
     assert len(mine) == len(theirs) == 80
     for one, two in zip(mine, theirs, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=AGREEMENT)
-        assert {**one, "loss": 0, "test": 0, "modes": 0} == {**two, "loss": 0, "test": 0, "modes": 0}
+        assert {**one, "loss": 0, "test": 0, "modes": 0} == {
+            **two,
+            "loss": 0,
+            "test": 0,
+            "modes": 0,
+        }
     modes, expected = (load_file(f / "modes.safetensors") for f in (folder, other))
     assert set(modes) == set(expected)
     for name, value in expected.items():
@@ -133,7 +155,9 @@ def test_a_rank_is_killed_and_one_process_goes_on(place, victim):
             rank.kill()
             rank.communicate()
     assert ranks[1 - victim].returncode not in (0, -signal.SIGKILL)
-    assert said.startswith(f"error: Rank {victim} on {socket.gethostname()} is gone; the run stops.")
+    assert said.startswith(
+        f"error: Rank {victim} on {socket.gethostname()} is gone; the run stops."
+    )
     assert "start the same command again" in said and "Traceback" not in said
     assert not (place / out / "summary.json").exists()
     if victim == 1:
@@ -147,8 +171,13 @@ def test_a_rank_is_killed_and_one_process_goes_on(place, victim):
 
 
 def test_one_process_is_killed_and_two_ranks_go_on(place):
-    process = subprocess.Popen([*RUN, "--out", "grown", "--checkpoint-seconds", "0"], cwd=place, env=ENVIRONMENT,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [*RUN, "--out", "grown", "--checkpoint-seconds", "0"],
+        cwd=place,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     try:
         wait_for_checkpoint(place / "grown", process)
     finally:
@@ -173,14 +202,18 @@ def test_ctrl_c_on_one_rank_stops_all_after_the_round(place):
     assert [rank.returncode for rank in ranks] == [130, 130]
     assert "run the same command again" in said[0] and not said[1]
     newest = max((place / "stopped" / "checkpoint").glob("round-*.safetensors"))
-    assert len((place / "stopped" / "metrics.jsonl").read_text().splitlines()) == int(newest.stem[-8:])
+    assert len((place / "stopped" / "metrics.jsonl").read_text().splitlines()) == int(
+        newest.stem[-8:]
+    )
 
 
 def test_what_is_wrong_on_one_rank_is_said_once(place):
     ranks = start_ranks(["--out", "wrong"], place, ([], ["--set", "algorithm.name=fedavgg"]))
     said = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert all(rank.returncode in (1, 2) for rank in ranks)
-    assert "Rank 1 on" in said[0] and "did you mean 'fedavg'" in said[0] and "Traceback" not in said[0]
+    assert (
+        "Rank 1 on" in said[0] and "did you mean 'fedavg'" in said[0] and "Traceback" not in said[0]
+    )
     assert not said[1]  # rank 0 says it for all
 
 

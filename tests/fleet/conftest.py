@@ -1,4 +1,6 @@
-"""One fleet for all of these tests: SuperLink, gateway and four registered SuperNodes, as processes of their own."""
+"""One fleet for all of these tests: SuperLink, gateway and four registered SuperNodes, as processes
+of their own.
+"""
 
 import contextlib
 import json
@@ -22,7 +24,13 @@ CLIENTS = 4
 VALUES = {
     "name": "fleet-test",
     "rounds": 3,
-    "data": {"source": "digits", "clients": CLIENTS, "partition": "classes", "classes_per_client": 5, "seed": 0},
+    "data": {
+        "source": "digits",
+        "clients": CLIENTS,
+        "partition": "classes",
+        "classes_per_client": 5,
+        "seed": 0,
+    },
     "model": {"name": "mlp", "hidden": [6]},
     "ensemble": {"modes": 2, "strata": 2, "clients_per_round": CLIENTS},
     "training": {"epochs": 1, "batch_size": 32},
@@ -70,16 +78,22 @@ class TestedFleet:
         return getattr(self.fleet, name)
 
     def begin(self, config, name, clients=CLIENTS, gated=False, signed=True, **settings):
-        """Starts a run, with gates before its trainings or without, of a signed app or not; gives its folder."""
+        """Starts a run, with gates before its trainings or without, of a signed app or not; gives
+        its folder.
+        """
         app = self.folder / f"app-{name}"
         if not app.exists():
             write_app(config, app)
             if gated:
-                (app / "fleet" / "data.py").write_text(GATED.replace("GATES", str(self.folder / "gates" / name)))
+                (app / "fleet" / "data.py").write_text(
+                    GATED.replace("GATES", str(self.folder / "gates" / name))
+                )
             if signed:
                 self.sign(app)
         run = self.folder / f"run-{name}"
-        self.number = self.run(app, run_dir=str(run), clients=clients, poll=0.2, **{"min_cohort": 1, **settings})
+        self.number = self.run(
+            app, run_dir=str(run), clients=clients, poll=0.2, **{"min_cohort": 1, **settings}
+        )
         return run
 
     def rounds(self, run):
@@ -89,7 +103,10 @@ class TestedFleet:
 
     def received(self):
         """The least number of messages that a node has received."""
-        return min(self.log(f"client-{n}").read_text().count("Received successfully") for n in range(CLIENTS))
+        return min(
+            self.log(f"client-{n}").read_text().count("Received successfully")
+            for n in range(CLIENTS)
+        )
 
     def let_through(self, name, clients, training):
         """Opens a run's gates for the given training of some clients, the first being 1."""
@@ -104,11 +121,16 @@ class TestedFleet:
         return int(files[-1].stem.removeprefix("round-")) if files else 0
 
     def processes(self, word=""):
-        """Numbers of this fleet's processes, with a word in their command; Flower takes some out of their group."""
+        """Numbers of this fleet's processes, with a word in their command; Flower takes some out of
+        their group.
+        """
         ours, found = f"FLWR_HOME={self.folder / 'flwr'}".encode(), []
         for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it is over, or somebody else's
-                if ours in (place / "environ").read_bytes().split(b"\0") and word in (place / "cmdline").read_text():
+                if (
+                    ours in (place / "environ").read_bytes().split(b"\0")
+                    and word in (place / "cmdline").read_text()
+                ):
                     found.append(int(place.name))
         return found
 
@@ -140,7 +162,9 @@ class TestedFleet:
 
     def online(self):
         """Numbers of the nodes that are there."""
-        listed = self.module.read_json(self.flwr("supernode", "list", "fleet", "--format", "json").stdout)
+        listed = self.module.read_json(
+            self.flwr("supernode", "list", "fleet", "--format", "json").stdout
+        )
         return {node["node-id"] for node in listed["nodes"] if node["status"] == "online"}
 
 
@@ -151,7 +175,8 @@ def fleet(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("fleet")
     data = build_data(configure())
-    source = str(Path(fedensemble.__file__).parents[1])  # processes in other folders run the code that is tested, too
+    # processes in other folders run the code that is tested, too
+    source = str(Path(fedensemble.__file__).parents[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", source)
         made = module.Fleet(folder)

@@ -1,4 +1,6 @@
-"""Real processes on loopback: a deployment computes what the simulator does, outlives its parts and is closed."""
+"""Real processes on loopback: a deployment computes what the simulator does, outlives its parts and
+is closed.
+"""
 
 import contextlib
 import http.client
@@ -52,13 +54,19 @@ def train_on(federation, plans):
         yield report
 
 
-def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_predicts(fleet, tmp_path):
+def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_predicts(
+    fleet, tmp_path
+):
     """What clients remember is on their own disks: a new SuperLink and a new run find it there."""
     config = configure(algorithm={"name": "scaffold"})
     before = fleet.received()
     run = fleet.begin(config, "scaffold")
-    # Killed in the middle of sending, it would leave nodes waiting for the rest until Flower gives up, a minute later.
-    fleet.until(lambda: fleet.received() == before + 3, "the second round, after a query and the first, does not begin")
+    # Killed in the middle of sending, it would leave nodes waiting for the rest until Flower gives
+    # up, a minute later.
+    fleet.until(
+        lambda: fleet.received() == before + 3,
+        "the second round, after a query and the first, does not begin",
+    )
     fleet.kill_server_app()
     assert fleet.saved(run) == 1
     fleet.begin(config, "scaffold")  # the same run again
@@ -68,7 +76,9 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
     second = fleet.number
     fleet.superlink()
     fleet.until(lambda: len(fleet.online()) == CLIENTS, "the nodes do not come back")
-    fleet.until(lambda: not fleet.processes("flwr-serverapp"), "the ServerApp outlives its SuperLink")
+    fleet.until(
+        lambda: not fleet.processes("flwr-serverapp"), "the ServerApp outlives its SuperLink"
+    )
     fleet.begin(config, "scaffold")
     records = finished(fleet, run)
     for number, done in ((second, 1), (fleet.number, 2)):
@@ -76,12 +86,16 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
 
     federation = build_federation(config, build_data(config))
     reports = list(federation.rounds(3))
-    assert [record["fleet"] for record in records] == [{"asked": CLIENTS}] * 3, "nobody lost, nobody forgot"
+    assert [record["fleet"] for record in records] == [{"asked": CLIENTS}] * 3, (
+        "nobody lost, nobody forgot"
+    )
     for record, report in zip(records, reports, strict=True):
         assert (record["round"], record["visits"]) == (report.round, CLIENTS)
         assert record["loss"] == pytest.approx(report.loss, abs=TOLERANCE)
         assert (record["bytes_up"], record["bytes_down"]) == (report.bytes_up, report.bytes_down)
-    torch.testing.assert_close(trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(
+        trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE
+    )
 
     data = build_data(config)
     np.savez(tmp_path / "in.npz", x=data.x_test.numpy())
@@ -92,7 +106,10 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
 
 
 def test_clients_do_not_run_an_app_that_is_not_signed(fleet):
-    before = {number: fleet.log(f"client-{number}").read_text().count("could not be verified") for number in range(4)}
+    before = {
+        number: fleet.log(f"client-{number}").read_text().count("could not be verified")
+        for number in range(4)
+    }
     fleet.begin(configure(), "unsigned", gated=True, signed=False, enrol_timeout=20)
     for number, count in before.items():
         log = fleet.log(f"client-{number}")
@@ -106,20 +123,28 @@ def test_clients_do_not_run_an_app_that_is_not_signed(fleet):
 
 @pytest.fixture(scope="module")
 def interrupted(fleet):
-    """A run one of whose clients is killed in the first round, and started again as soon as Flower lets it in.
+    """A run one of whose clients is killed in the first round, and started again as soon as Flower
+    lets it in.
 
-    That takes a minute. The second round, which does not need this client, waits for it, the third asks it again.
+    That takes a minute. The second round, which does not need this client, waits for it, the third
+    asks it again.
     """
-    config = configure(algorithm={"name": "fedavg"},
-                       ensemble={"modes": 1, "strata": 1, "clients_per_round": 2})  # fmt: skip
+    config = configure(
+        algorithm={"name": "fedavg"}, ensemble={"modes": 1, "strata": 1, "clients_per_round": 2}
+    )
     federation = build_federation(config, build_data(config))
-    plans = [federation.schedule.plan(federation.state.schedule, round).client.tolist() for round in range(3)]
+    plans = [
+        federation.schedule.plan(federation.state.schedule, round).client.tolist()
+        for round in range(3)
+    ]
     victim = next(c for c in plans[0] if c not in plans[1] and c in plans[2])
     log = fleet.log(f"client-{victim}")
     before = log.read_text().count("Receiving: train")
     fleet.let_through("interrupted", [client for client in plans[0] if client != victim], 1)
     run = fleet.begin(config, "interrupted", gated=True, timeout=50.0)
-    fleet.until(lambda: log.read_text().count("Receiving: train") > before, "the client is not asked")
+    fleet.until(
+        lambda: log.read_text().count("Receiving: train") > before, "the client is not asked"
+    )
     fleet.kill(f"client-{victim}")
 
     def come_back():
@@ -136,7 +161,9 @@ def interrupted(fleet):
 def known(fleet):
     """Runs and nodes that the SuperLink knows of, as its operator sees them."""
     runs = fleet.module.read_json(fleet.flwr("list", "fleet", "--format", "json").stdout)["runs"]
-    nodes = fleet.module.read_json(fleet.flwr("supernode", "list", "fleet", "--format", "json").stdout)["nodes"]
+    nodes = fleet.module.read_json(
+        fleet.flwr("supernode", "list", "fleet", "--format", "json").stdout
+    )["nodes"]
     return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
 
 
@@ -146,7 +173,9 @@ def post(fleet, port, path, message, context):
     with contextlib.closing(connection):
         kind = "application/protobuf"
         try:
-            connection.request("POST", path, message.SerializeToString(), {"content-type": kind, "accept": kind})
+            connection.request(
+                "POST", path, message.SerializeToString(), {"content-type": kind, "accept": kind}
+            )
             return connection.getresponse().status
         except (ssl.SSLError, ConnectionError):
             return 0
@@ -165,7 +194,11 @@ def test_outsiders_can_neither_list_register_nor_run(fleet, interrupted):
         ["run", fleet.folder / "app-interrupted", "outside"],
     )
     with ThreadPoolExecutor() as pool:  # each tries for a while before it gives up
-        refused = list(pool.map(lambda words: fleet.flwr(*words, "--format", "json", check=False).stdout, commands))
+        refused = list(
+            pool.map(
+                lambda words: fleet.flwr(*words, "--format", "json", check=False).stdout, commands
+            )
+        )
     for printed in refused:
         assert not fleet.module.read_json(printed)["success"], printed
         assert "run-id" not in printed and "node-id" not in printed
@@ -173,16 +206,29 @@ def test_outsiders_can_neither_list_register_nor_run(fleet, interrupted):
 
 
 def test_the_control_api_is_for_the_servers_own_machine(fleet, interrupted):
-    """Not for outsiders, and not for a registered client with its certificate; the calls as such are in order."""
+    """Not for outsiders, and not for a registered client with its certificate; the calls as such
+    are in order.
+    """
     authority, key = fleet.folder / "keys" / "ca.crt", fleet.folder / "nodes" / "client-0"
     outsider = ssl.create_default_context(cafile=authority)
     client = client_context(authority, Path(f"{key}.crt"), key)
     for name, message in (("list-runs", ListRunsRequest()), ("list-nodes", ListNodesRequest())):
         path = f"/v1/control/{name}"
-        assert post(fleet, fleet.port, path, message, outsider) == 200, "on the server it would work"
+        assert post(fleet, fleet.port, path, message, outsider) == 200, (
+            "on the server it would work"
+        )
         assert post(fleet, fleet.public, path, message, outsider) == 0
         assert post(fleet, fleet.public, path, message, client) == 403
-    assert post(fleet, fleet.public, "/v1/control/register-node", RegisterNodeRequest(name="client-0"), client) == 403
+    assert (
+        post(
+            fleet,
+            fleet.public,
+            "/v1/control/register-node",
+            RegisterNodeRequest(name="client-0"),
+            client,
+        )
+        == 403
+    )
 
 
 def test_nodes_that_lack_one_proof_get_nothing_until_it_is_mended(fleet, interrupted):
@@ -192,15 +238,27 @@ def test_nodes_that_lack_one_proof_get_nothing_until_it_is_mended(fleet, interru
     fifth = fleet.register("client-4")
     fleet.node(5)
     fleet.node(4, "stranger")
-    fleet.start("uncertified", [
-        "flower-supernode", "--superlink", f"{fleet.module.HOST}:{fleet.public}", "--port", fleet.module.free_port(),
-        "--root-certificates", fleet.folder / "keys" / "ca.crt",
-        "--auth-supernode-private-key", fleet.folder / "nodes" / "client-4",
-    ])  # fmt: skip
+    fleet.start(
+        "uncertified",
+        [
+            "flower-supernode",
+            "--superlink",
+            f"{fleet.module.HOST}:{fleet.public}",
+            "--port",
+            fleet.module.free_port(),
+            "--root-certificates",
+            fleet.folder / "keys" / "ca.crt",
+            "--auth-supernode-private-key",
+            fleet.folder / "nodes" / "client-4",
+        ],
+    )
     before = fleet.online()
     for stranger in (*EXTRA, "uncertified"):
         log = fleet.log(stranger)
-        fleet.until(lambda log=log: "Connection attempt failed" in log.read_text(), f"{stranger} is not refused")
+        fleet.until(
+            lambda log=log: "Connection attempt failed" in log.read_text(),
+            f"{stranger} is not refused",
+        )
         assert "SuperNode ID" not in log.read_text() and "Receiving" not in log.read_text()
     assert fleet.online() <= before and fifth not in before
     fleet.kill("uncertified")
@@ -219,7 +277,9 @@ def test_a_node_killed_in_mid_round_is_named_and_welcome_back(fleet, interrupted
     assert [record["visits"] for record in records[1:]] == [2, 2], records
     heard = [[client for client in plans[0] if client != victim], *plans[1:]]
     list(train_on(federation, [(clients, [0] * len(clients)) for clients in heard]))
-    torch.testing.assert_close(trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(
+        trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE
+    )
 
 
 @pytest.fixture
@@ -254,7 +314,10 @@ def test_of_six_that_are_asked_the_first_four_count_and_the_others_do_not_leak(s
     six.let_through("six", quick, 1)
     six.until(lambda: six.saved(run) == 1, "the first round waits for more than four answers")
     six.let_through("six", slow, 1)
-    six.until(lambda: answers() == [number + 2 for number in before], "the slow do not answer: enrolment, and a round")
+    six.until(
+        lambda: answers() == [number + 2 for number in before],
+        "the slow do not answer: enrolment, and a round",
+    )
     six.let_through("six", quick, 2)
     records = finished(six, run)
 
@@ -263,7 +326,10 @@ def test_of_six_that_are_asked_the_first_four_count_and_the_others_do_not_leak(s
         {"asked": 6, "surplus": names},
         {"asked": 6, "surplus": names, "late": names},
     ]
-    heard = [(quick, plan.mode[quick].tolist()) for plan in plans]  # everybody is asked: client i is visit i
+    # everybody is asked: client i is visit i
+    heard = [(quick, plan.mode[quick].tolist()) for plan in plans]
     for record, report in zip(records, train_on(federation, heard), strict=True):
         assert record["loss"] == pytest.approx(report.loss, abs=TOLERANCE)
-    torch.testing.assert_close(trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(
+        trained(run, config), federation.state.modes["theta"], rtol=0, atol=TOLERANCE
+    )

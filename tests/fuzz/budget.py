@@ -1,6 +1,8 @@
-"""How much is tried, and what must hold: everything either works or raises an error of ours, and soon.
+"""How much is tried, and what must hold: everything either works or raises an error of ours, and
+soon.
 
-The cases are the same in every run. FEDENSEMBLE_FUZZ=20 tries twenty times as many, FEDENSEMBLE_FUZZ_SEED=1 others.
+The cases are the same in every run. FEDENSEMBLE_FUZZ=20 tries twenty times as many,
+FEDENSEMBLE_FUZZ_SEED=1 others.
 """
 
 import os
@@ -22,9 +24,12 @@ T = TypeVar("T")
 def examples(count: int) -> Any:
     """Hypothesis's settings for `count` cases at the default budget."""
     return settings(
-        max_examples=count * TIMES, derandomize=SEED == 0, database=None, deadline=None,
+        max_examples=count * TIMES,
+        derandomize=SEED == 0,
+        database=None,
+        deadline=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
 
 
 def generators(purpose: int, count: int) -> list[np.random.Generator]:
@@ -33,7 +38,9 @@ def generators(purpose: int, count: int) -> list[np.random.Generator]:
 
 
 def attempt(action: Callable[[], T], seconds: float = 20.0, case: object = "") -> T | None:
-    """What an action returns, or None if it raised an error of ours; any other exception passes, with the case."""
+    """What an action returns, or None if it raised an error of ours; any other exception passes,
+    with the case.
+    """
     begun = time.monotonic()
     result, message = None, "none"
     try:
@@ -48,7 +55,9 @@ def attempt(action: Callable[[], T], seconds: float = 20.0, case: object = "") -
 
 
 def mutated(content: bytes, random: np.random.Generator, words: tuple[bytes, ...] = ()) -> bytes:
-    """The content with one to four random changes: bits flipped, bytes zeroed, cut, doubled, or words put in."""
+    """The content with one to four random changes: bits flipped, bytes zeroed, cut, doubled, or
+    words put in.
+    """
     changed = bytearray(content)
     for _ in range(random.integers(1, 5)):
         if not changed:

@@ -20,20 +20,80 @@ from .budget import attempt, generators
 
 X, Y = np.ones((6, 3), np.float32), np.arange(6) % 2
 THINGS: list[Any] = [
-    None, True, -1, 0, 1, 2, 1.5, 1e39, 1e300, float("nan"), float("inf"), 10**9, 2**63, 10**30, "", "x", "\ud800",
-    b"x", [], [1], {}, (), object(), np.float32(1), np.int64(2), np.array([1, 2]), torch.tensor(1), torch.ones(2),
-    nn.Linear, 1j, "auto", "a\0b",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    1.5,
+    1e39,
+    1e300,
+    float("nan"),
+    float("inf"),
+    10**9,
+    2**63,
+    10**30,
+    "",
+    "x",
+    "\ud800",
+    b"x",
+    [],
+    [1],
+    {},
+    (),
+    object(),
+    np.float32(1),
+    np.int64(2),
+    np.array([1, 2]),
+    torch.tensor(1),
+    torch.ones(2),
+    nn.Linear,
+    1j,
+    "auto",
+    "a\0b",
+]
 ARRAYS: list[Any] = [
-    None, 5, "x", [], [[]], [1, 2, 3], np.zeros((0, 3)), np.zeros((6, 0)), np.zeros(6), np.zeros((6, 3), bool),
-    np.zeros((6, 3), complex), np.full((6, 3), np.nan), np.full((6, 3), 1e300), np.zeros((6, 3), np.longdouble),
-    np.zeros((6, 3), object), np.array(["a"] * 6), np.ma.masked_array(np.zeros((6, 3)), np.eye(6, 3)),
-    np.full((6, 3), 2**63, np.uint64), np.full(6, 2**63, np.uint64), np.full(6, 2**62), np.zeros((6, 3))[::-1],
-    np.zeros((6, 3), ">f8"), torch.zeros(6, 3).to_sparse(), torch.zeros(6, 3, requires_grad=True),
-    torch.zeros(6, 3, dtype=torch.bfloat16), np.zeros((6, 3), "M8[s]"), np.zeros(6, [("a", "i4")]), {1: 2}, range(6),
-    np.array(3), np.arange(6) - 1, np.arange(6) * 0.5, np.arange(6) * 1.0, [[1], [2, 3]], [10**30], [None] * 6,
-    np.zeros((6, 3), np.uint8), np.zeros((6, 1, 1, 1)), np.zeros(6, np.int8),
-]  # fmt: skip
+    None,
+    5,
+    "x",
+    [],
+    [[]],
+    [1, 2, 3],
+    np.zeros((0, 3)),
+    np.zeros((6, 0)),
+    np.zeros(6),
+    np.zeros((6, 3), bool),
+    np.zeros((6, 3), complex),
+    np.full((6, 3), np.nan),
+    np.full((6, 3), 1e300),
+    np.zeros((6, 3), np.longdouble),
+    np.zeros((6, 3), object),
+    np.array(["a"] * 6),
+    np.ma.masked_array(np.zeros((6, 3)), np.eye(6, 3)),
+    np.full((6, 3), 2**63, np.uint64),
+    np.full(6, 2**63, np.uint64),
+    np.full(6, 2**62),
+    np.zeros((6, 3))[::-1],
+    np.zeros((6, 3), ">f8"),
+    torch.zeros(6, 3).to_sparse(),
+    torch.zeros(6, 3, requires_grad=True),
+    torch.zeros(6, 3, dtype=torch.bfloat16),
+    np.zeros((6, 3), "M8[s]"),
+    np.zeros(6, [("a", "i4")]),
+    {1: 2},
+    range(6),
+    np.array(3),
+    np.arange(6) - 1,
+    np.arange(6) * 0.5,
+    np.arange(6) * 1.0,
+    [[1], [2, 3]],
+    [10**30],
+    [None] * 6,
+    np.zeros((6, 3), np.uint8),
+    np.zeros((6, 1, 1, 1)),
+    np.zeros(6, np.int8),
+]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -46,7 +106,9 @@ def data(**options: Any) -> fe.FederatedData:
 
 
 def train(**arguments: Any) -> None:
-    federation = fe.Federation(**{"model": model, "data": data(), "modes": 2, "engine": "loop", **arguments})
+    federation = fe.Federation(
+        **{"model": model, "data": data(), "modes": 2, "engine": "loop", **arguments}
+    )
     report = next(federation.rounds(1))
     assert report.loss is None or np.isfinite(report.loss)
 
@@ -65,8 +127,12 @@ def test_federation(name: str) -> None:
 
 def test_parts() -> None:
     for random in generators(11, 150):
-        keyword, registry = [("algorithm", algorithms), ("optimizer", optimizers), ("participation", participations),
-                             ("schedule", schedules)][random.integers(4)]  # fmt: skip
+        keyword, registry = [
+            ("algorithm", algorithms),
+            ("optimizer", optimizers),
+            ("participation", participations),
+            ("schedule", schedules),
+        ][random.integers(4)]
         kind = registry[list(registry)[random.integers(len(list(registry)))]]
         options = [field.name for field in dataclasses.fields(kind) if field.init]
         if not options:
@@ -75,7 +141,13 @@ def test_parts() -> None:
 
         def use(keyword: str = keyword, kind: Any = kind, given: dict[str, Any] = given) -> None:
             part = kind(**given)
-            train(**({"algorithm": fe.FedAvg(optimizer=part)} if keyword == "optimizer" else {keyword: part}))
+            train(
+                **(
+                    {"algorithm": fe.FedAvg(optimizer=part)}
+                    if keyword == "optimizer"
+                    else {keyword: part}
+                )
+            )
 
         attempt(use, case=(kind, given))
 
@@ -92,7 +164,16 @@ def test_arrays(at: int) -> None:
     prediction = attempt(lambda: ensemble.predict(value), case=("predict", value))
     assert prediction is None or bool(prediction.mean.isfinite().all())
     attempt(lambda: fe.evaluate(ensemble.predict(X), value), case=("evaluate", value))
-    for name in ("x_test", "y_test", "x_server", "names", "classes", "standardise", "notes", "unknown"):
+    for name in (
+        "x_test",
+        "y_test",
+        "x_server",
+        "names",
+        "classes",
+        "standardise",
+        "notes",
+        "unknown",
+    ):
         test = {"x_test": X, "y_test": Y} if name in ("x_test", "y_test") else {}
         attempt(lambda name=name, test=test: judge(**{**test, name: value}), case=(name, value))
 
@@ -129,6 +210,13 @@ def test_partitions() -> None:
     source = load("gaussians", n=60, n_test=0)
     for random in generators(12, 60):
         name = list(partitions)[random.integers(len(list(partitions)))]
-        options = [option for option in inspect.signature(partitions[name]).parameters if option != "source"]
+        options = [
+            option
+            for option in inspect.signature(partitions[name]).parameters
+            if option != "source"
+        ]
         given = {options[random.integers(len(options))]: THINGS[random.integers(len(THINGS))]}
-        attempt(lambda name=name, given=given: partition(source, name, **{"clients": 3, **given}), case=(name, given))
+        attempt(
+            lambda name=name, given=given: partition(source, name, **{"clients": 3, **given}),
+            case=(name, given),
+        )

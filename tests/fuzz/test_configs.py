@@ -1,4 +1,6 @@
-"""Configs and --set: whatever is given, a run can be made of it and trained, or an error of ours says why not."""
+"""Configs and --set: whatever is given, a run can be made of it and trained, or an error of ours
+says why not.
+"""
 
 import math
 from pathlib import Path
@@ -18,31 +20,92 @@ from .budget import attempt, examples, generators, mutated
 
 BASE = {
     "rounds": 2,
-    "data": {"source": "gaussians", "n": 24, "n_test": 6, "classes": 2, "features": 3, "clients": 4},
+    "data": {
+        "source": "gaussians",
+        "n": 24,
+        "n_test": 6,
+        "classes": 2,
+        "features": 3,
+        "clients": 4,
+    },
     "model": {"name": "mlp", "hidden": [3]},
     "ensemble": {"modes": 2, "clients_per_round": 2},
     "engine": {"name": "loop", "device": "cpu"},
 }
 VALUES = (
-    "-1", "0", "1", "2", "3", "0.5", "1e-300", "1e39", "1e300", "inf", "-inf", "nan", "1000000000", "1000000000000",
-    "9223372036854775807", "9223372036854775808", "true", "x", "''", "[]", "[1]", "[-1]", "[1000000000]", "['x']", "{}",
-    "{a=1}", "[[[]]]", "1979-05-27", "fedavg", "scaffold", "qsgd", "adam", "classes", "natural", "lstm", "cnn",
-    "vector", "/dev/null", "a\0b", "\x1b[31m", "99:99",
-)  # fmt: skip
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "0.5",
+    "1e-300",
+    "1e39",
+    "1e300",
+    "inf",
+    "-inf",
+    "nan",
+    "1000000000",
+    "1000000000000",
+    "9223372036854775807",
+    "9223372036854775808",
+    "true",
+    "x",
+    "''",
+    "[]",
+    "[1]",
+    "[-1]",
+    "[1000000000]",
+    "['x']",
+    "{}",
+    "{a=1}",
+    "[[[]]]",
+    "1979-05-27",
+    "fedavg",
+    "scaffold",
+    "qsgd",
+    "adam",
+    "classes",
+    "natural",
+    "lstm",
+    "cnn",
+    "vector",
+    "/dev/null",
+    "a\0b",
+    "\x1b[31m",
+    "99:99",
+)
 
 
 def keys() -> list[str]:
     """Every key that some config may have, dotted."""
-    found = [f"{name}.{inner}" for name in ("ensemble", "training", "evaluation", "engine")
-             for inner in Config.model_fields[name].annotation.model_fields]  # fmt: skip
+    found = [
+        f"{name}.{inner}"
+        for name in ("ensemble", "training", "evaluation", "engine")
+        for inner in Config.model_fields[name].annotation.model_fields
+    ]
     for section in SECTIONS:
         for choice in section.choices:
             found.append(".".join((*section.names_at, choice.key)))
-            found += [".".join((*section.path, o)) for name in choice.registry for o in choice.options(name)]
-    return sorted({*found, *Config.model_fields, "data.validation", "data.server_share", "data.server_file", "nothing"})
+            found += [
+                ".".join((*section.path, o))
+                for name in choice.registry
+                for o in choice.options(name)
+            ]
+    return sorted(
+        {
+            *found,
+            *Config.model_fields,
+            "data.validation",
+            "data.server_share",
+            "data.server_file",
+            "nothing",
+        }
+    )
 
 
-PICTURES = {"data.source", "data.root", "data.path", "track"}  # these read files or start other programs
+# these read files or start other programs
+PICTURES = {"data.source", "data.root", "data.path", "track"}
 KEYS = [key for key in keys() if key not in PICTURES]
 SETTING = st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES))
 
@@ -80,7 +143,18 @@ def test_settings_of_any_text(key: str, value: str) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    words = (b'extends = "f.toml"\n', b"[", b"]]", b"{", b"9" * 5000, b"[" * 500, b"a." * 300, b"\x00", b"inf", b'"""')
+    words = (
+        b'extends = "f.toml"\n',
+        b"[",
+        b"]]",
+        b"{",
+        b"9" * 5000,
+        b"[" * 500,
+        b"a." * 300,
+        b"\x00",
+        b"inf",
+        b'"""',
+    )
     content, file = tomli_w.dumps(BASE).encode(), tmp_path / "f.toml"
     for random in generators(1, 400):
         file.write_bytes(changed := mutated(content, random, words))

@@ -1,4 +1,6 @@
-"""Arrays in .npz files: damaged, forged or odd ones are refused, and what is taken can be trained on."""
+"""Arrays in .npz files: damaged, forged or odd ones are refused, and what is taken can be trained
+on.
+"""
 
 import io
 import zipfile
@@ -54,7 +56,9 @@ def use(file: Path, ensemble: fe.Ensemble) -> None:
     assert prediction is None or bool(prediction.mean.isfinite().all())
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_archives(tmp_path: Path, ensemble: fe.Ensemble, method: int) -> None:
     x, y = np.ones((6, 3), np.float32), np.arange(6) % 2
@@ -65,7 +69,9 @@ def test_damaged_archives(tmp_path: Path, ensemble: fe.Ensemble, method: int) ->
         use(file, ensemble)
 
 
-DTYPES = st.sampled_from(["f2", "f4", ">f8", "f8", "i1", "u1", "i8", ">i4", "u8", "?", "c8", "U3", "S2", "M8[s]", "V3"])
+DTYPES = st.sampled_from(
+    ["f2", "f4", ">f8", "f8", "i1", "u1", "i8", ">i4", "u8", "?", "c8", "U3", "S2", "M8[s]", "V3"]
+)
 VALUES = st.sampled_from([0, 1, -1, 0.5, 2.0**62, 2.0**64, 1e38, 1e39, 1e300, np.inf, np.nan])
 
 
@@ -76,7 +82,9 @@ VALUES = st.sampled_from([0, 1, -1, 0.5, 2.0**62, 2.0**64, 1e38, 1e39, 1e300, np
 )
 @examples(200)
 @pytest.mark.filterwarnings("ignore")
-def test_odd_arrays(ensemble: fe.Ensemble, tmp_path_factory: pytest.TempPathFactory, x, y, y_test) -> None:
+def test_odd_arrays(
+    ensemble: fe.Ensemble, tmp_path_factory: pytest.TempPathFactory, x, y, y_test
+) -> None:
     made = []
     for dtype, shape, value in (x, y, y_test):
         with np.errstate(all="ignore"):
@@ -95,7 +103,9 @@ def test_odd_arrays(ensemble: fe.Ensemble, tmp_path_factory: pytest.TempPathFact
 def judged(data: fe.FederatedData) -> None:
     """A round and a test: numbers that come of it are finite."""
     size = data.x[0].numel()
-    federation = fe.Federation(lambda: nn.Sequential(nn.Flatten(), nn.Linear(size, 10)), data, modes=1)
+    federation = fe.Federation(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(size, 10)), data, modes=1
+    )
     assert np.isfinite(next(federation.rounds(1)).loss)
     metrics = fe.evaluate(federation.ensemble.predict(data.x_test), data.y_test)
     assert all(np.isfinite(value) for value in metrics.values())
@@ -104,11 +114,15 @@ def judged(data: fe.FederatedData) -> None:
 @given(st.binary(max_size=300), st.integers(1, 3), st.integers(0, 255))
 @examples(150)
 @pytest.mark.filterwarnings("ignore")
-def test_headers_of_any_bytes(ensemble: fe.Ensemble, tmp_path_factory, header: bytes, version: int, minor: int) -> None:
+def test_headers_of_any_bytes(
+    ensemble: fe.Ensemble, tmp_path_factory, header: bytes, version: int, minor: int
+) -> None:
     length = len(header).to_bytes(2 if version == 1 else 4, "little")
     file = tmp_path_factory.getbasetemp() / "header.npz"
     with zipfile.ZipFile(file, "w") as made:
-        made.writestr("x.npy", b"\x93NUMPY" + bytes([version, minor % 2]) + length + header + bytes(72))
+        made.writestr(
+            "x.npy", b"\x93NUMPY" + bytes([version, minor % 2]) + length + header + bytes(72)
+        )
     use(file, ensemble)
 
 

@@ -1,4 +1,6 @@
-"""Modes, checkpoints and saved federations: damaged, or forged with right checksums, they are refused or harmless."""
+"""Modes, checkpoints and saved federations: damaged, or forged with right checksums, they are
+refused or harmless.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,14 +26,32 @@ from .test_configs import BASE
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3), max_leaves=6,
-)  # fmt: skip
-WORDS = (b"[" * 3000, b'"F8_E4M3"', b'"I64"', b'"F64"', b"[0,0]", b"-1", b"9" * 30, b'"__metadata__"', b"\x00", b"{")
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+WORDS = (
+    b"[" * 3000,
+    b'"F8_E4M3"',
+    b'"I64"',
+    b'"F64"',
+    b"[0,0]",
+    b"-1",
+    b"9" * 30,
+    b'"__metadata__"',
+    b"\x00",
+    b"{",
+)
 METHODS = ("fedavg", "scaffold", "fedpd", "fedbe-nokd")
 
 
 def settings(method: str) -> Config:
-    return resolve_device(resolve({**BASE, "algorithm": {"name": method}, "engine": {"name": "loop", "device": "cpu"}}))
+    return resolve_device(
+        resolve(
+            {**BASE, "algorithm": {"name": method}, "engine": {"name": "loop", "device": "cpu"}}
+        )
+    )
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -48,13 +68,17 @@ def other_tensor(tensor: Tensor, random: np.random.Generator) -> Tensor:
     changed = tensor.clone()
     kind = random.integers(8)
     if kind == 0 and changed.is_floating_point() and changed.numel():
-        changed.view(-1)[int(random.integers(changed.numel()))] = float(random.choice([np.nan, np.inf, -np.inf]))
+        changed.view(-1)[int(random.integers(changed.numel()))] = float(
+            random.choice([np.nan, np.inf, -np.inf])
+        )
     elif kind == 1:
         changed = changed.transpose(0, -1) if changed.dim() > 1 else changed.unsqueeze(0)
     elif kind == 2:
         changed = changed[:-1] if changed.dim() else changed.reshape(1)
     elif kind == 3:
-        changed = changed.to([torch.int64, torch.float16, torch.float64, torch.bool, torch.int8][random.integers(5)])
+        changed = changed.to(
+            [torch.int64, torch.float16, torch.float64, torch.bool, torch.int8][random.integers(5)]
+        )
     elif kind == 4:
         changed = torch.cat([changed, changed]) if changed.dim() else torch.stack([changed] * 2)
     elif kind == 5:
@@ -62,7 +86,13 @@ def other_tensor(tensor: Tensor, random: np.random.Generator) -> Tensor:
     elif kind == 6 and not changed.is_floating_point():
         changed = changed + int(random.choice([-1000, 1000, 2**62]))
     else:
-        changed = changed * 0 + 1 if changed.is_floating_point() else changed.flip(0) if changed.dim() else changed
+        changed = (
+            changed * 0 + 1
+            if changed.is_floating_point()
+            else changed.flip(0)
+            if changed.dim()
+            else changed
+        )
     return changed.contiguous()
 
 
@@ -86,7 +116,23 @@ def forged(tensors: dict[str, Tensor], random: np.random.Generator) -> dict[str,
 
 def bent(facts: Any, random: np.random.Generator) -> Any:
     """JSON with one value another."""
-    odd = (None, -1, 0, 10**9, 2**64, 1.5, "x", [], {}, [1], {"name": "x"}, True, [[]], [-1], [1e999])
+    odd = (
+        None,
+        -1,
+        0,
+        10**9,
+        2**64,
+        1.5,
+        "x",
+        [],
+        {},
+        [1],
+        {"name": "x"},
+        True,
+        [[]],
+        [-1],
+        [1e999],
+    )
     if isinstance(facts, dict) and facts and random.integers(6):
         key = sorted(facts)[random.integers(len(facts))]
         if not random.integers(6):
@@ -99,7 +145,9 @@ def bent(facts: Any, random: np.random.Generator) -> Any:
 
 
 def predict(file: Path, config: Config) -> None:
-    prediction = attempt(lambda: read_ensemble(file, config, torch.device("cpu")).predict(np.ones((2, 3))), case=file)
+    prediction = attempt(
+        lambda: read_ensemble(file, config, torch.device("cpu")).predict(np.ones((2, 3))), case=file
+    )
     assert prediction is None or bool(prediction.mean.isfinite().all())
 
 
@@ -146,13 +194,17 @@ def test_checkpoints(trained: tuple[Config, fe.Federation, fe.FederatedData]) ->
     _, federation, _ = trained
     tensors = {name: tensor.clone() for name, tensor in federation.tensors().items()}
     for random in generators(3, 60):
-        round = [federation.round, 0, -1, 10**9, "3", 2.0, None][random.integers(7) if random.integers(4) == 0 else 0]
+        round = [federation.round, 0, -1, 10**9, "3", 2.0, None][
+            random.integers(7) if random.integers(4) == 0 else 0
+        ]
         go_on(federation, forged(tensors, random), round)
         federation.restore(tensors, federation.round)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_saved_federations(trained: tuple[Config, fe.Federation, fe.FederatedData], tmp_path: Path) -> None:
+def test_saved_federations(
+    trained: tuple[Config, fe.Federation, fe.FederatedData], tmp_path: Path
+) -> None:
     _, federation, data = trained
     file = federation.save(tmp_path)
     content = file.read_bytes()
@@ -184,12 +236,21 @@ def loader(folder: Path, data: fe.FederatedData) -> Callable[[], fe.Federation]:
 def test_descriptions_of_any_json(tmp_path_factory: pytest.TempPathFactory, facts: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "facts"
     write_checkpoint(folder / FILE, {"buffers": torch.zeros(2, 0)}, facts)
-    attempt(lambda: read_ensemble(folder / FILE, settings("fedavg"), torch.device("cpu")), case=facts)
-    attempt(lambda: fe.Federation.load(folder, model=nn.Flatten, data=build_data(settings("fedavg"))), case=facts)
+    attempt(
+        lambda: read_ensemble(folder / FILE, settings("fedavg"), torch.device("cpu")), case=facts
+    )
+    attempt(
+        lambda: fe.Federation.load(folder, model=nn.Flatten, data=build_data(settings("fedavg"))),
+        case=facts,
+    )
 
 
 def test_descriptions_that_nest_deeply(tmp_path: Path) -> None:
-    for entry in ("[" * 100_000, '{"facts": ' + "[" * 100_000, json.dumps({"facts": "[" * 100_000, "sha256": "x"})):
+    for entry in (
+        "[" * 100_000,
+        '{"facts": ' + "[" * 100_000,
+        json.dumps({"facts": "[" * 100_000, "sha256": "x"}),
+    ):
         header = json.dumps({"__metadata__": {"fedensemble": entry}}).encode()
         (tmp_path / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(fe.StoreError, match="damaged"):

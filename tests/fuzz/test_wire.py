@@ -1,4 +1,6 @@
-"""Clients' answers on the wire: whatever one of them sends, the round goes on and the modes stay finite."""
+"""Clients' answers on the wire: whatever one of them sends, the round goes on and the modes stay
+finite.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +16,38 @@ from hypothesis import strategies as st
 
 import fedensemble as fe
 from fedensemble.engines.flower.deadline import RoundTimeout
-from fedensemble.engines.flower.messages import RESULT, UPLOAD, VISIT, UnreadableError, number, read_visit, unpack
+from fedensemble.engines.flower.messages import (
+    RESULT,
+    UPLOAD,
+    VISIT,
+    UnreadableError,
+    number,
+    read_visit,
+    unpack,
+)
 from fedensemble.testing.toy_problems import small_federation
 
 from ..unit.flower.fake import FakeFleet
 from .budget import examples, generators, mutated
 
 BAD = 2  # the client whose answers are changed
-ODD = (-1, 0, 1, 7, 10**15, 2**63 - 1, 0.5, -3.0, 1e30, float("nan"), float("inf"), "x", b"x", "\x1b[31m\n", True)
+ODD = (
+    -1,
+    0,
+    1,
+    7,
+    10**15,
+    2**63 - 1,
+    0.5,
+    -3.0,
+    1e30,
+    float("nan"),
+    float("inf"),
+    "x",
+    b"x",
+    "\x1b[31m\n",
+    True,
+)
 
 
 def odd_array(array: Array, random: np.random.Generator) -> Array:
@@ -29,7 +55,9 @@ def odd_array(array: Array, random: np.random.Generator) -> Array:
     dtype, shape, stype, data = array.dtype, tuple(array.shape), array.stype, array.data
     kind = random.integers(6)
     if kind == 0:
-        data = mutated(data, random, (b"(999999999999,)", b"'|O'", b"'<f4'", b"\x80\x04\x95.", b"(-1,)"))
+        data = mutated(
+            data, random, (b"(999999999999,)", b"'|O'", b"'<f4'", b"\x80\x04\x95.", b"(-1,)")
+        )
     elif kind == 1:
         shape = (*shape[:-1], int(random.choice([0, 1, 10**12])))
     elif kind == 2:
@@ -61,18 +89,24 @@ def bend(random: np.random.Generator) -> Any:
             name = sorted(held)[random.integers(len(held))] if held else "x"
             if record == UPLOAD:
                 held = {name: odd_array(held[name], random)} if held and random.integers(5) else {}
-                content[record] = ArrayRecord({**dict(content[record].items()), **held} if random.integers(4) else held)
+                content[record] = ArrayRecord(
+                    {**dict(content[record].items()), **held} if random.integers(4) else held
+                )
                 continue
             value = ODD[random.integers(len(ODD))]
             kinds = (int, float) if record == RESULT else (int, float, str, bytes)
             if type(value) in kinds:
-                content[record] = (MetricRecord if record == RESULT else ConfigRecord)({**held, name: value})
+                content[record] = (MetricRecord if record == RESULT else ConfigRecord)(
+                    {**held, name: value}
+                )
         return [answer]
 
     return bent
 
 
-@pytest.mark.parametrize("method", [fe.FedAvg(), fe.Scaffold(), fe.QSGD(compressor="dither", levels=4), fe.Diana()])
+@pytest.mark.parametrize(
+    "method", [fe.FedAvg(), fe.Scaffold(), fe.QSGD(compressor="dither", levels=4), fe.Diana()]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_answers(method: fe.Algorithm) -> None:
     federation = small_federation(method, "loop", modes=2, strata=1)
@@ -99,9 +133,12 @@ def read(action: Callable[[], Any]) -> Any:
 
 NAMES = st.sampled_from(["theta", "buffers", "x", ""])
 ARRAYS = st.builds(
-    Array, st.sampled_from(["float32", "float64", "object", "x"]), st.lists(st.integers(0, 9), max_size=3).map(tuple),
-    st.sampled_from(["numpy.ndarray", "pickle"]), st.binary(max_size=90),
-)  # fmt: skip
+    Array,
+    st.sampled_from(["float32", "float64", "object", "x"]),
+    st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    st.sampled_from(["numpy.ndarray", "pickle"]),
+    st.binary(max_size=90),
+)
 
 
 @given(st.dictionaries(NAMES, ARRAYS, max_size=2), st.booleans())
@@ -112,8 +149,12 @@ def test_records_of_any_bytes(arrays: dict[str, Array], known: bool) -> None:
     assert tree is None or expected is None or [t.shape for t in tree.values()] == [(3,)]
 
 
-@given(st.dictionaries(st.sampled_from(["round", "client", "mode", "training", "examples", "loss"]),
-                       st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5)))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.sampled_from(["round", "client", "mode", "training", "examples", "loss"]),
+        st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5),
+    )
+)
 @examples(100)
 def test_words_of_any_kind(values: dict[str, Any]) -> None:
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}

@@ -1,4 +1,6 @@
-"""Linear regression on clients that disagree: quadratics f_i(w) = w'A_i w / 2 - b_i'w whose optimum is known."""
+"""Linear regression on clients that disagree: quadratics f_i(w) = w'A_i w / 2 - b_i'w whose optimum
+is known.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ SIZES = (4, 6, 8, 10, 12)
 
 
 class Regression:
-    """The clients' data, the A_i and b_i of their loss (a mean of squares), and federations that train on them."""
+    """The clients' data, the A_i and b_i of their loss (a mean of squares), and federations that
+    train on them.
+    """
 
     def __init__(self):
         clients, self.forms = [], []
@@ -25,7 +29,11 @@ class Regression:
 
     def weights(self, weighting):
         sizes = torch.tensor(SIZES, dtype=torch.float64)
-        return sizes / sizes.sum() if weighting == "examples" else torch.full_like(sizes, 1 / len(SIZES))
+        return (
+            sizes / sizes.sum()
+            if weighting == "examples"
+            else torch.full_like(sizes, 1 / len(SIZES))
+        )
 
     def gradient(self, client, w):
         a, b = self.forms[client]
@@ -33,15 +41,25 @@ class Regression:
 
     def optimum(self, weighting="uniform"):
         shares = self.weights(weighting)
-        a, b = (sum(s * form[part] for s, form in zip(shares, self.forms, strict=True)) for part in (0, 1))
+        a, b = (
+            sum(s * form[part] for s, form in zip(shares, self.forms, strict=True))
+            for part in (0, 1)
+        )
         return torch.linalg.solve(a, b)
 
     def federation(self, algorithm, steps=4, engine="vector", **options):
         """Exact gradients: every batch is all a client has."""
         return Federation(
-            lambda: nn.Linear(FEATURES, 1, bias=False), self.data, algorithm, loss="mse", steps=steps,
-            batch_size=max(SIZES), engine=engine, dtype=torch.float64, **{"modes": 1, **options},
-        )  # fmt: skip
+            lambda: nn.Linear(FEATURES, 1, bias=False),
+            self.data,
+            algorithm,
+            loss="mse",
+            steps=steps,
+            batch_size=max(SIZES),
+            engine=engine,
+            dtype=torch.float64,
+            **{"modes": 1, **options},
+        )
 
     def trained(self, algorithm, rounds, **options):
         federation = self.federation(algorithm, **options)
@@ -50,7 +68,9 @@ class Regression:
         return federation
 
     def mean_memory(self, federation, name):
-        """The weighted mean over all clients of what they remember; those that never took part have zero."""
+        """The weighted mean over all clients of what they remember; those that never took part have
+        zero.
+        """
         memory = federation.engine.memory_tensors()
         weights = self.weights(federation.algorithm.weighting)[memory["visits"][:, 0]]
         return weights @ memory[f"row.{name}"]

@@ -8,14 +8,18 @@ from fedensemble import SGD, Adam, prng
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.testing.toy_problems import numbers
 
-# The same formulas in float64 written in another order: some hundred roundings of 1e-16, on numbers of order one.
+# The same formulas in float64 written in another order: some hundred roundings of 1e-16, on numbers
+# of order one.
 SAME_FORMULA = 1e-12
 STEPS, SIZE = 30, 7
 
 OPTIMIZERS = [
     (SGD(), lambda p: torch.optim.SGD(p, lr=0.1)),
     (SGD(momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    (SGD(momentum=0.5, weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, weight_decay=0.1)),
+    (
+        SGD(momentum=0.5, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, weight_decay=0.1),
+    ),
     (Adam(), lambda p: torch.optim.Adam(p, lr=0.1)),
     (
         Adam(beta1=0.5, beta2=0.9, epsilon=1e-3, weight_decay=0.1),
@@ -36,7 +40,8 @@ def test_optimizer(ours, theirs, clip):
         optimizer.zero_grad()
         (0.5 * curvature * parameter**2).sum().backward()
         if clip:
-            # torch divides by (norm + 1e-6) where we divide by the norm; clip by hand to compare the rest exactly
+            # torch divides by (norm + 1e-6) where we divide by the norm; clip by hand to compare
+            # the rest exactly
             norm = parameter.grad.norm()
             parameter.grad *= min(1.0, clip / float(norm))
         optimizer.step()
@@ -61,7 +66,13 @@ RECURRENT = [nn.LSTM, nn.GRU, nn.RNN]
 def test_recurrent(kind, layers, bidirectional, batch_first, bias):
     torch.manual_seed(0)
     module = kind(
-        4, 5, num_layers=layers, bidirectional=bidirectional, batch_first=batch_first, bias=bias, dtype=torch.float64
+        4,
+        5,
+        num_layers=layers,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+        bias=bias,
+        dtype=torch.float64,
     )
     x = numbers(3, 6, 4)
     for initial in (None, _states(kind, layers * (1 + bidirectional), 3 if batch_first else 6)):
@@ -70,9 +81,11 @@ def test_recurrent(kind, layers, bidirectional, batch_first, bias):
             got = module(x, initial)
         torch.testing.assert_close(got, expected, rtol=0, atol=SAME_FORMULA)
         ours, theirs = (
-            torch.autograd.grad(out[0].square().sum(), list(module.parameters())) for out in (got, expected)
+            torch.autograd.grad(out[0].square().sum(), list(module.parameters()))
+            for out in (got, expected)
         )
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=100 * SAME_FORMULA)  # sums over steps and examples
+        # sums over steps and examples
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=100 * SAME_FORMULA)
 
 
 def _states(kind, count, batch):

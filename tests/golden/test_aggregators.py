@@ -1,4 +1,6 @@
-"""Every robust aggregator against NumPy code written from its paper, and against ByzFL where that is installed."""
+"""Every robust aggregator against NumPy code written from its paper, and against ByzFL where that
+is installed.
+"""
 
 import importlib.util
 import sys
@@ -10,7 +12,14 @@ import pytest
 import torch
 
 from fedensemble.core.aggregator import Mean
-from fedensemble.robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from fedensemble.robust import (
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
 from fedensemble.robust.upload_attacks import ALIE, IPM, alie_z
 
 CLOSE = 1e-10  # of NumPy in float64
@@ -22,13 +31,17 @@ SIZES = [(3, 1, 5), (4, 1, 7), (5, 2, 3), (9, 2, 40), (10, 4, 11), (20, 3, 100),
 def vectors(n, f, size, seed=0):
     """Changes of n clients, f of them far away, in no particular order."""
     source = np.random.default_rng([seed, n, f, size])
-    found = source.normal(size=(n, size)) * source.uniform(0.5, 2.0, size=(n, 1)) + source.normal(size=size)
+    found = source.normal(size=(n, size)) * source.uniform(0.5, 2.0, size=(n, 1)) + source.normal(
+        size=size
+    )
     found[:f] += 10 * source.normal(size=(f, size))
     return source.permutation(found)
 
 
 def combined(aggregator, x):
-    return aggregator.combine({"theta": torch.tensor(x)}, torch.ones(len(x), dtype=torch.float64))["theta"].numpy()
+    return aggregator.combine({"theta": torch.tensor(x)}, torch.ones(len(x), dtype=torch.float64))[
+        "theta"
+    ].numpy()
 
 
 def share(f, n):
@@ -52,7 +65,9 @@ def numpy_krum_order(x, f):
 def numpy_weiszfeld(x, iterations, nu, weight):
     point = np.median(x, axis=0)
     for _ in range(iterations):
-        beta = [a / max(nu, np.sqrt(sum((row - point) ** 2))) for a, row in zip(weight, x, strict=True)]
+        beta = [
+            a / max(nu, np.sqrt(sum((row - point) ** 2))) for a, row in zip(weight, x, strict=True)
+        ]
         point = sum(b * row for b, row in zip(beta, x, strict=True)) / sum(beta)
     return point
 
@@ -80,7 +95,9 @@ def test_equal_to_numpy(n, f, size):
         Mean(): x.mean(0),
     }
     for aggregator, found in expected.items():
-        np.testing.assert_allclose(combined(aggregator, x), found, rtol=0, atol=CLOSE, err_msg=str(aggregator))
+        np.testing.assert_allclose(
+            combined(aggregator, x), found, rtol=0, atol=CLOSE, err_msg=str(aggregator)
+        )
 
 
 def test_weights_count_where_they_are_asked_for():
@@ -97,8 +114,17 @@ def test_weights_count_where_they_are_asked_for():
     chosen = numpy_krum_order(x, 1)[:4]
     weighted = weight.numpy()[chosen] @ x[chosen] / weight.numpy()[chosen].sum()
     np.testing.assert_allclose(found(MultiKrum(malicious=0.2, weighted=True)), weighted, atol=CLOSE)
-    np.testing.assert_allclose(found(CenteredClipping(tau=1e9, weighted=True)), weight.numpy() @ x / 15, atol=CLOSE)
-    for aggregator in (Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian(), CenteredClipping()):
+    np.testing.assert_allclose(
+        found(CenteredClipping(tau=1e9, weighted=True)), weight.numpy() @ x / 15, atol=CLOSE
+    )
+    for aggregator in (
+        Median(),
+        TrimmedMean(),
+        Krum(),
+        MultiKrum(),
+        GeometricMedian(),
+        CenteredClipping(),
+    ):
         np.testing.assert_array_equal(found(aggregator), combined(aggregator, x))
 
 
@@ -141,9 +167,11 @@ def test_alie_and_ipm_by_hand():
 
 @pytest.fixture(scope="module")
 def byzfl():
-    """ByzFL's aggregators. Its package imports torchvision and seaborn for a benchmark; its aggregators need neither.
+    """ByzFL's aggregators. Its package imports torchvision and seaborn for a benchmark; its
+    aggregators need neither.
 
-    So the package is entered without running its `__init__`: it is installed with `pip install --no-deps byzfl`.
+    So the package is entered without running its `__init__`: it is installed with `pip install
+    --no-deps byzfl`.
     """
     found = importlib.util.find_spec("byzfl")
     if found is None or not found.submodule_search_locations:
@@ -175,4 +203,6 @@ def test_equal_to_byzfl(byzfl, n, f, size, seed):
         (CenteredClipping(tau=0.7, iterations=5), byzfl.CenteredClipping(L=5, tau=0.7)),
     ]
     for ours, theirs in pairs:
-        np.testing.assert_allclose(combined(ours, x), theirs(x), rtol=0, atol=BYZFL, err_msg=str(ours))
+        np.testing.assert_allclose(
+            combined(ours, x), theirs(x), rtol=0, atol=BYZFL, err_msg=str(ours)
+        )

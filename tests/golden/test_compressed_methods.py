@@ -1,9 +1,22 @@
-"""DIANA and DORE reach the optimum through compression, where quantised SGD does not; and their formulas by hand."""
+"""DIANA and DORE reach the optimum through compression, where quantised SGD does not; and their
+formulas by hand.
+"""
 
 import pytest
 import torch
 
-from fedensemble import QSGD, SGD, Adam, Cohort, Diana, Dore, FederatedData, Federation, InputError, StoreError
+from fedensemble import (
+    QSGD,
+    SGD,
+    Adam,
+    Cohort,
+    Diana,
+    Dore,
+    FederatedData,
+    Federation,
+    InputError,
+    StoreError,
+)
 from fedensemble.algorithms.compressors import Dither
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
@@ -45,20 +58,33 @@ TWENTY = 20
 
 
 class FarApart:
-    """Twenty clients with quadratics in twenty dimensions whose optima are far apart, and the optimum of their mean."""
+    """Twenty clients with quadratics in twenty dimensions whose optima are far apart, and the
+    optimum of their mean.
+    """
 
     def __init__(self):
         self.x = [numbers(40, TWENTY, word=200 + i) for i in range(TWENTY)]
         self.y = [x @ numbers(TWENTY, word=300 + i) for i, x in enumerate(self.x)]
         a = sum(x.T @ x for x in self.x)
-        self.optimum = torch.linalg.solve(a, sum(x.T @ y for x, y in zip(self.x, self.y, strict=True)))
-        self.data = FederatedData.from_clients([(x, y[:, None]) for x, y in zip(self.x, self.y, strict=True)])
+        self.optimum = torch.linalg.solve(
+            a, sum(x.T @ y for x, y in zip(self.x, self.y, strict=True))
+        )
+        self.data = FederatedData.from_clients(
+            [(x, y[:, None]) for x, y in zip(self.x, self.y, strict=True)]
+        )
 
     def error(self, algorithm, rounds=300):
         federation = Federation(
-            lambda: torch.nn.Linear(TWENTY, 1, bias=False), self.data, algorithm, loss="mse", steps=1, batch_size=40,
-            dtype=torch.float64, modes=1, clients_per_round=4,
-        )  # fmt: skip
+            lambda: torch.nn.Linear(TWENTY, 1, bias=False),
+            self.data,
+            algorithm,
+            loss="mse",
+            steps=1,
+            batch_size=40,
+            dtype=torch.float64,
+            modes=1,
+            clients_per_round=4,
+        )
         for _ in federation.rounds(rounds):
             pass
         return float((federation.state.modes["theta"][0] - self.optimum).norm())
@@ -66,7 +92,8 @@ class FarApart:
 
 @pytest.mark.parametrize("kind", [Diana, Dore])
 def test_a_decaying_rate_does_not_bring_the_noise_back(kind):
-    """Four of twenty clients, 0.99 every 10 rounds: 2e-6 and 3e-5. With memory in units of the model it is 9e-3 for
+    """Four of twenty clients, 0.99 every 10 rounds: 2e-6 and 3e-5. With memory in units of the
+    model it is 9e-3 for
     both: what a client learned at an old rate is too long by the ratio of the rates, and stays so.
     """
     assert FarApart().error(kind(lr=0.04, lr_decay=0.99, weighting="uniform")) < 1e-4
@@ -74,34 +101,49 @@ def test_a_decaying_rate_does_not_bring_the_noise_back(kind):
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.5), Adam()], ids=["momentum", "adam"])
 def test_other_local_optimizers(optimizer, regression):
-    """The difference is then that of changes divided by the rate, and what clients upload scales with it."""
-    federation = regression.trained(Diana(lr=0.02, lr_decay=0.9, optimizer=optimizer), 40, clients_per_round=3)
+    """The difference is then that of changes divided by the rate, and what clients upload scales
+    with it.
+    """
+    federation = regression.trained(
+        Diana(lr=0.02, lr_decay=0.9, optimizer=optimizer), 40, clients_per_round=3
+    )
     mean = regression.mean_memory(federation, "gradient")
-    torch.testing.assert_close(federation.state.modes["gradient"][0], mean, rtol=0, atol=SAME_FORMULA)
+    torch.testing.assert_close(
+        federation.state.modes["gradient"][0], mean, rtol=0, atol=SAME_FORMULA
+    )
     far = regression.federation(Diana()).state.modes["theta"][0] - regression.optimum()
-    assert float((federation.state.modes["theta"][0] - regression.optimum()).norm()) < 0.6 * float(far.norm())
+    assert float((federation.state.modes["theta"][0] - regression.optimum()).norm()) < 0.6 * float(
+        far.norm()
+    )
 
 
 @pytest.mark.parametrize("kind", [Diana, Dore])
 def test_a_checkpoint_with_memory_in_the_old_units_is_refused(kind, regression):
     federation = regression.trained(kind(lr=LR), 2, steps=1)
     old = {name.replace("gradient", "h"): value for name, value in federation.tensors().items()}
-    with pytest.raises(StoreError, match=f"checkpoint of {kind.__name__} was written by an earlier version"):
+    with pytest.raises(
+        StoreError, match=f"checkpoint of {kind.__name__} was written by an earlier version"
+    ):
         regression.federation(kind(lr=LR), steps=1).restore(old, 2)
 
 
 @pytest.mark.parametrize("kind", [Diana, Dore])
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(kind, weighting, regression):
-    federation = regression.trained(kind(lr=LR, weighting=weighting), 7, steps=1, clients_per_round=2)
+    federation = regression.trained(
+        kind(lr=LR, weighting=weighting), 7, steps=1, clients_per_round=2
+    )
     mean = regression.mean_memory(federation, "gradient")
-    torch.testing.assert_close(federation.state.modes["gradient"][0], mean, rtol=0, atol=SAME_FORMULA)
+    torch.testing.assert_close(
+        federation.state.modes["gradient"][0], mean, rtol=0, atol=SAME_FORMULA
+    )
 
 
 @pytest.mark.parametrize("kind", [Diana, Dore])
 def test_bias_is_refused(kind):
     with pytest.raises(
-        InputError, match=f"{kind.__name__} needs a compressor that is right on average; 'top-k' is not"
+        InputError,
+        match=f"{kind.__name__} needs a compressor that is right on average; 'top-k' is not",
     ):
         kind(compressor="top-k")
     assert QSGD(compressor="top-k").quantiser.unbiased is False
@@ -116,11 +158,14 @@ def test_what_is_reported_is_the_length_of_the_message(kind, compressor, regress
     length = len(algorithm.quantiser.encode(sent))
     assert report.bytes_up == 5 * length
     assert report.bytes_down == 5 * (length + 8 if kind is Dore else 3 * 8)  # and a count
-    assert first.bytes_down == 5 * (3 * 8 + 8 if kind is Dore else 3 * 8)  # nobody has the model yet
+    # nobody has the model yet
+    assert first.bytes_down == 5 * (3 * 8 + 8 if kind is Dore else 3 * 8)
 
 
 def one_round(algorithm, mode, memory):
-    """Uploads, memories and the cohort of a round of five visits to quadratics, with one mode's mean."""
+    """Uploads, memories and the cohort of a round of five visits to quadratics, with one mode's
+    mean.
+    """
     problem = quadratic_problem(algorithm, 5, 6)
     sent = {name: value.expand(5, -1) for name, value in algorithm.broadcast(mode).items()}
     uploads, memory = algorithm.local_training(sent, memory, problem)
@@ -169,7 +214,12 @@ def test_dore_by_hand():
         r = Dither(block=2).compress(q, cohort.uniform(q))
         w, e, h, h_i = w + 0.8 * r, q - r, h + 0.25 * 5 / 8 * d_i.mean(0), h_i + 0.25 * d_i
         mode = algorithm.server_update(mode, uploads, cohort)
-        for got, expected in ((mode["theta"], w), (mode["gradient"], h), (mode["e"], e), (memory["gradient"], h_i)):
+        for got, expected in (
+            (mode["theta"], w),
+            (mode["gradient"], h),
+            (mode["e"], e),
+            (memory["gradient"], h_i),
+        ):
             torch.testing.assert_close(got, expected, rtol=0, atol=SAME_FORMULA)
 
 

@@ -1,7 +1,9 @@
-"""FedAc, FedBE, FedBE-noKD, PFNM and FedMA inside the ensemble, written again in NumPy and compared on both engines.
+"""FedAc, FedBE, FedBE-noKD, PFNM and FedMA inside the ensemble, written again in NumPy and compared
+on both engines.
 
-Three modes, two strata, four of nine clients per round, clients of unlike size, a decaying rate and idle modes. Only
-the plans, the initial weights and the random numbers are the library's; gradients, matching and distillation are not.
+Three modes, two strata, four of nine clients per round, clients of unlike size, a decaying rate and
+idle modes. Only the plans, the initial weights and the random numbers are the library's; gradients,
+matching and distillation are not.
 """
 
 import numpy as np
@@ -26,11 +28,23 @@ ENGINES = pytest.mark.parametrize("engine", ["loop", "vector"])
 def federation(algorithm, engine):
     """Every batch is all that a client has, so that gradients need no order of examples."""
     data = FederatedData.from_arrays(
-        numbers(sum(SIZES), INPUTS), labels(sum(SIZES)), list(SIZES), x_server=numbers(11, INPUTS, word=4)
+        numbers(sum(SIZES), INPUTS),
+        labels(sum(SIZES)),
+        list(SIZES),
+        x_server=numbers(11, INPUTS, word=4),
     )
     schedule = Stratified(modes=K, strata=STRATA, clients_per_round=PER_ROUND)
-    return Federation(small_model, data, algorithm, schedule=schedule, engine=engine, steps=STEPS,
-                      batch_size=max(SIZES), dtype=torch.float64, seed=SEED)  # fmt: skip
+    return Federation(
+        small_model,
+        data,
+        algorithm,
+        schedule=schedule,
+        engine=engine,
+        steps=STEPS,
+        batch_size=max(SIZES),
+        dtype=torch.float64,
+        seed=SEED,
+    )
 
 
 def parts(theta):
@@ -51,11 +65,15 @@ def gradient(theta, x, target):
     hidden, predicted = probabilities(theta, x)
     error = (predicted - target) / len(x)
     below = error @ parts(theta)[2] * (1 - hidden**2)
-    return np.concatenate([(below.T @ x).ravel(), below.sum(0), (error.T @ hidden).ravel(), error.sum(0)])
+    return np.concatenate(
+        [(below.T @ x).ravel(), below.sum(0), (error.T @ hidden).ravel(), error.sum(0)]
+    )
 
 
 class Rounds:
-    """The rounds of a federation as NumPy sees them; `server` is called for each mode that somebody trained."""
+    """The rounds of a federation as NumPy sees them; `server` is called for each mode that somebody
+    trained.
+    """
 
     def __init__(self, made):
         self.made = made
@@ -121,7 +139,9 @@ def test_fedac(mu, coupling, engine):
         return v, ag
 
     def server(mode, answers, share, round, clients):
-        w[mode], a[mode] = (sum(s * one[part] for s, one in zip(share, answers, strict=True)) for part in (0, 1))
+        w[mode], a[mode] = (
+            sum(s * one[part] for s, one in zip(share, answers, strict=True)) for part in (0, 1)
+        )
 
     rounds.run(local, server)
     compare(made.state.modes["theta"], a)
@@ -133,7 +153,9 @@ def drawn(rounds, mode, round, answers, share, count):
     mean = share @ np.stack(answers)
     spread = np.sqrt(share @ (np.stack(answers) - mean) ** 2)
     key = rounds.key(round, mode, 1)
-    return mean, [mean + spread * prng.normal(prng.fold(key, s), len(mean))[0].numpy() for s in range(count)]
+    return mean, [
+        mean + spread * prng.normal(prng.fold(key, s), len(mean))[0].numpy() for s in range(count)
+    ]
 
 
 @ENGINES
@@ -160,18 +182,24 @@ def test_fedbe_without_distillation(engine):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_fedbe(reduction, engine):
     settings = {"samples": 3, "server_epochs": 3, "server_batch": 4, "cycle": 4, "temperature": 0.5}
-    made = federation(FedBE(server_lr=0.3, server_lr_low=0.1, class_reduction=reduction, **settings, **RATE), engine)
+    made = federation(
+        FedBE(server_lr=0.3, server_lr_low=0.1, class_reduction=reduction, **settings, **RATE),
+        engine,
+    )
     rounds = Rounds(made)
     theta = list(rounds.start)
     x = made.data.x_server.numpy()
 
     def server(mode, answers, share, round, clients):
         student, samples = drawn(rounds, mode, round, answers, share, 3)
-        said = np.mean([probabilities(one, x)[1] for one in (*samples, *answers, student)], 0) ** 2  # 1 / temperature
+        # 1 / temperature
+        said = np.mean([probabilities(one, x)[1] for one in (*samples, *answers, student)], 0) ** 2
         said /= said.sum(1, keepdims=True)
         velocity, ends, step = 0.0, [], 0
         for epoch in range(3):
-            order = prng.permutation(prng.fold(rounds.key(round, mode, 2), epoch), len(x))[0].numpy()
+            order = prng.permutation(prng.fold(rounds.key(round, mode, 2), epoch), len(x))[
+                0
+            ].numpy()
             for rows in (order[at : at + 4] for at in range(0, len(x), 4)):
                 g = gradient(student, x[rows], said[rows]) / (CLASSES if reduction == "mean" else 1)
                 velocity = 0.9 * velocity + g
@@ -185,24 +213,32 @@ def test_fedbe(reduction, engine):
     compare(made.state.modes["theta"], theta)
 
 
-# A network as a list of units: a unit is its weights from the inputs, its bias and its weights to the outputs.
+# A network as a list of units: a unit is its weights from the inputs, its bias and its weights to
+# the outputs.
 def units_of(theta):
     first, bias, second, _ = parts(theta)
     return np.concatenate([first, bias[:, None], second.T], 1)
 
 
 def network(units, last):
-    return np.concatenate([units[:, :INPUTS].ravel(), units[:, INPUTS], units[:, INPUTS + 1 :].T.ravel(), last])
+    return np.concatenate(
+        [units[:, :INPUTS].ravel(), units[:, INPUTS], units[:, INPUTS + 1 :].T.ravel(), last]
+    )
 
 
 def match(vectors, used, weight, sigma, sigma0, gamma, sweeps):
-    """Global units of each client's units, [J, W]: equations 8 and 9 of PFNM's paper, clients in turn."""
+    """Global units of each client's units, [J, W]: equations 8 and 9 of PFNM's paper, clients in
+    turn.
+    """
     clients, width, _ = vectors.shape
     precision, place = weight / weight.mean() / sigma**2, -np.ones((clients, width), dtype=int)
 
     def assign(client):
         place[client] = -1
-        others = [[(j, u) for j in range(clients) for u in range(width) if place[j, u] == i] for i in range(width)]
+        others = [
+            [(j, u) for j in range(clients) for u in range(width) if place[j, u] == i]
+            for i in range(width)
+        ]
         taken = [i for i in range(width) if others[i]]
         free = [i for i in range(width) if not others[i]]
         own = np.flatnonzero(used[client])
@@ -217,12 +253,17 @@ def match(vectors, used, weight, sigma, sigma0, gamma, sweeps):
                 known = sum(precision[j] for j, _ in others[i])
                 n = len(others[i])
                 gain[row, column] = ((v + total) ** 2).sum() / (sigma0**-2 + s + known)
-                gain[row, column] += 2 * np.log(n / (clients - n)) - (total**2).sum() / (sigma0**-2 + known)
+                gain[row, column] += 2 * np.log(n / (clients - n)) - (total**2).sum() / (
+                    sigma0**-2 + known
+                )
             for rank in range(1, gain.shape[1] - len(taken) + 1):
-                new = (v**2).sum() / (sigma0**-2 + s) - 2 * np.log(rank) + 2 * np.log(gamma / clients)
+                new = (
+                    (v**2).sum() / (sigma0**-2 + s) - 2 * np.log(rank) + 2 * np.log(gamma / clients)
+                )
                 gain[row, len(taken) + rank - 1] = new
         rows, columns = linear_sum_assignment(gain, maximize=True)
-        columns[columns >= len(taken)] = sorted(columns[columns >= len(taken)])  # any order of new units gains alike
+        # any order of new units gains alike
+        columns[columns >= len(taken)] = sorted(columns[columns >= len(taken)])
         place[client, own[rows]] = np.array([*taken, *free])[columns]
 
     for _ in range(1 + (sweeps if clients > 1 else 0)):
@@ -232,17 +273,28 @@ def match(vectors, used, weight, sigma, sigma0, gamma, sweeps):
 
 
 def merged(answers, share, places, used):
-    """Each global unit is the mean over the clients that have it; the output biases are the mean over all."""
+    """Each global unit is the mean over the clients that have it; the output biases are the mean
+    over all.
+    """
     units = np.zeros((HIDDEN, INPUTS + 1 + CLASSES))
     for i in range(HIDDEN):
-        there = [(j, u) for j in range(len(answers)) for u in range(HIDDEN) if places[j, u] == i and used[j, u]]
+        there = [
+            (j, u)
+            for j in range(len(answers))
+            for u in range(HIDDEN)
+            if places[j, u] == i and used[j, u]
+        ]
         if there:
-            units[i] = sum(share[j] * units_of(answers[j])[u] for j, u in there) / sum(share[j] for j, _ in there)
+            units[i] = sum(share[j] * units_of(answers[j])[u] for j, u in there) / sum(
+                share[j] for j, _ in there
+            )
     return network(units, sum(s * parts(one)[3] for s, one in zip(share, answers, strict=True)))
 
 
 def nearest(mine, theirs):
-    """The place of each of a network's units among another's by what feeds them: closest pairs first, unused last."""
+    """The place of each of a network's units among another's by what feeds them: closest pairs
+    first, unused last.
+    """
     feeding = slice(INPUTS + 1)
     distance = np.linalg.norm(mine[:, None, feeding] - theirs[:, feeding], axis=2)
     distance[~np.outer(np.any(mine != 0, 1), np.any(theirs != 0, 1))] = 1e6
@@ -256,7 +308,9 @@ def nearest(mine, theirs):
 
 @ENGINES
 @pytest.mark.parametrize("start", [1.0, 0.6])
-@pytest.mark.parametrize(("kind", "own_rounds"), [(PFNM, 0), (PFNM, 1), (PFNM, 3), (FedMA, 0), (FedMA, 2)])
+@pytest.mark.parametrize(
+    ("kind", "own_rounds"), [(PFNM, 0), (PFNM, 1), (PFNM, 3), (FedMA, 0), (FedMA, 2)]
+)
 def test_matching(kind, own_rounds, start, engine):
     prior = {"sigma": 0.3, "sigma0": 2.0, "gamma": 2.0}
     made = federation(kind(start=start, own_rounds=own_rounds, sweeps=2, **prior, **RATE), engine)
@@ -267,9 +321,14 @@ def test_matching(kind, own_rounds, start, engine):
     pieces = [slice(a, b) for a, b in zip([0, *CUTS], [*CUTS, size], strict=True)]
     middle, width = (np.zeros(size) for _ in range(2))
     for piece in pieces:
-        middle[piece], width[piece] = drawn_models[:, piece].mean(), np.sqrt(3) * drawn_models[:, piece].std()
-    mask = network(np.repeat(np.arange(HIDDEN) < np.ceil(start * HIDDEN), 8).reshape(HIDDEN, 8).astype(float),
-                   np.ones(CLASSES))  # fmt: skip
+        middle[piece], width[piece] = (
+            drawn_models[:, piece].mean(),
+            np.sqrt(3) * drawn_models[:, piece].std(),
+        )
+    mask = network(
+        np.repeat(np.arange(HIDDEN) < np.ceil(start * HIDDEN), 8).reshape(HIDDEN, 8).astype(float),
+        np.ones(CLASSES),
+    )
     upper = np.arange(size) >= CUTS[1]
 
     def local(mode, client, round):
@@ -277,7 +336,8 @@ def test_matching(kind, own_rounds, start, engine):
         if left[mode]:
             fresh = (middle + width * (2 * rounds.uniform(round, mode, client, size) - 1)) * mask
             at = own.get((client, mode), fresh) if own_rounds > 1 else fresh
-            if frozen[mode]:  # FedMA: the frozen layer is the server's, the client's units go to the nearest ones
+            # FedMA: the frozen layer is the server's, the client's units go to the nearest ones
+            if frozen[mode]:
                 mine, theirs = units_of(at), units_of(theta[mode])
                 place = nearest(mine, theirs)
                 moved = np.zeros_like(mine)

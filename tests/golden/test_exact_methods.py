@@ -1,4 +1,6 @@
-"""SCAFFOLD, FedDyn, FedPD and FedSplit reach the optimum of clients that disagree, where FedAvg stops beside it."""
+"""SCAFFOLD, FedDyn, FedPD and FedSplit reach the optimum of clients that disagree, where FedAvg
+stops beside it.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from fedensemble.core.keys import shared_uniform
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 150
-# All contract by some 0.85 a round here, so that 150 rounds leave 1e-10 of a distance of order one. 1e-6 is asked for.
+# All contract by some 0.85 a round here, so that 150 rounds leave 1e-10 of a distance of order one.
+# 1e-6 is asked for.
 EXACT = 1e-6
 BIASED = 1e-2
 SAME_FORMULA = 1e-12  # float64, some hundred operations on numbers of order one
@@ -29,7 +32,9 @@ def test_reaches_the_optimum(name, weighting, regression):
     assert regression.error(METHODS[name](weighting=weighting), ROUNDS) < EXACT
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(lr=LR), FedProx(lr=LR, mu=0.5)], ids=["fedavg", "fedprox"])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(lr=LR), FedProx(lr=LR, mu=0.5)], ids=["fedavg", "fedprox"]
+)
 def test_averaging_does_not(algorithm, regression):
     assert regression.error(algorithm, ROUNDS) > BIASED  # where it stops instead: test_closed_forms
 
@@ -55,7 +60,10 @@ EXACT_IN_AN_ENSEMBLE = {
 @pytest.mark.parametrize("name", EXACT_IN_AN_ENSEMBLE)
 def test_three_modes_reach_it(name, weighting, regression):
     """Everybody is asked, yet a mode has two or three of the five clients in a round, or none."""
-    assert regression.error(EXACT_IN_AN_ENSEMBLE[name](weighting=weighting), 250, modes=3, strata=2) < EXACT
+    assert (
+        regression.error(EXACT_IN_AN_ENSEMBLE[name](weighting=weighting), 250, modes=3, strata=2)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("kind", [FedPD, FedSplit])
@@ -67,42 +75,59 @@ def test_the_mean_over_those_who_report_does_not(kind, regression):
 @pytest.mark.parametrize("kind", [FedPD, FedSplit])
 def test_both_averages_are_the_papers_method_with_full_participation(kind, weighting, regression):
     everybody, reporting = (
-        regression.federation(kind(lr=LR, average=average, weighting=weighting)) for average in ("all", "reporting")
+        regression.federation(kind(lr=LR, average=average, weighting=weighting))
+        for average in ("all", "reporting")
     )
     for _ in zip(everybody.rounds(12), reporting.rounds(12), strict=True):
         torch.testing.assert_close(
-            everybody.state.modes["theta"], reporting.state.modes["theta"], rtol=0, atol=SAME_FORMULA
+            everybody.state.modes["theta"],
+            reporting.state.modes["theta"],
+            rtol=0,
+            atol=SAME_FORMULA,
         )
     torch.testing.assert_close(everybody.state.modes["seen"], torch.ones(1, 1, dtype=torch.float64))
 
 
 def test_fedpd_over_all_clients_has_no_silent_rounds():
-    with pytest.raises(InputError, match=r"average 'all' communicates in every round and needs p = 0; got 0\.5"):
+    with pytest.raises(
+        InputError, match=r"average 'all' communicates in every round and needs p = 0; got 0\.5"
+    ):
         FedPD(average="all", p=0.5)
     for kind in (FedPD, FedSplit):
-        with pytest.raises(InputError, match=f"{kind.__name__} needs average 'all' or 'reporting'; got 'some'"):
+        with pytest.raises(
+            InputError, match=f"{kind.__name__} needs average 'all' or 'reporting'; got 'some'"
+        ):
             kind(average="some")
 
 
 def test_the_two_optima_differ(regression):
     """Or the test above would not tell a wrong weight."""
-    assert float((regression.optimum("examples") - regression.optimum("uniform")).abs().max()) > BIASED
+    assert (
+        float((regression.optimum("examples") - regression.optimum("uniform")).abs().max()) > BIASED
+    )
 
 
 @pytest.mark.parametrize("name", ["fedpd", "fedsplit"])
 def test_stays_near_it_with_three_clients_of_five(name, regression):
-    """Their papers do not: the mean of whoever reports moves about the optimum, but does not run away."""
+    """Their papers do not: the mean of whoever reports moves about the optimum, but does not run
+    away.
+    """
     assert 1e-3 < regression.error(METHODS[name](), 300, clients_per_round=3) < 2.0
 
 
 def test_fedsplit_with_its_prox_solved_is_peaceman_rachford(regression):
-    """200 steps solve the prox to 0.9^200 = 1e-9; then the rounds are those of the operator, with exact solves."""
+    """200 steps solve the prox to 0.9^200 = 1e-9; then the rounds are those of the operator, with
+    exact solves.
+    """
     federation = regression.federation(FedSplit(lr=LR, s=1.0, weighting="uniform"), steps=200)
     x = federation.state.modes["theta"][0].clone()
     z = [x.clone() for _ in regression.forms]
     eye = torch.eye(len(x), dtype=torch.float64)
     for _ in federation.rounds(5):
-        halves = [torch.linalg.solve(eye + a, 2 * x - old + b) for (a, b), old in zip(regression.forms, z, strict=True)]
+        halves = [
+            torch.linalg.solve(eye + a, 2 * x - old + b)
+            for (a, b), old in zip(regression.forms, z, strict=True)
+        ]
         z = [old + 2 * (half - x) for old, half in zip(z, halves, strict=True)]
         x = torch.stack(z).mean(0)
         torch.testing.assert_close(federation.state.modes["theta"][0], x, rtol=0, atol=1e-7)
@@ -110,7 +135,9 @@ def test_fedsplit_with_its_prox_solved_is_peaceman_rachford(regression):
 
 @pytest.mark.parametrize(("updates", "stale"), [(4, False), (5, True)])
 def test_fedsplit_after_missed_rounds(updates, stale):
-    """A client that took part in the last update goes on from its z_i; one that did not, from x - (u - z_half)."""
+    """A client that took part in the last update goes on from its z_i; one that did not, from x -
+    (u - z_half).
+    """
     algorithm = FedSplit(lr=LR, s=0.8)
     x, z, pull = (numbers(5, 6, word=word) for word in (50, 51, 52))
     counts = [torch.full((5, 1), float(count), dtype=torch.float64) for count in (updates, 3)]
@@ -118,7 +145,9 @@ def test_fedsplit_after_missed_rounds(updates, stale):
     uploads, kept = algorithm.local_training(sent, memory, quadratic_problem(algorithm, 5, 6))
     z = x - pull if stale else z
     u = 2 * x - z
-    half = quadratic_problem(algorithm, 5, 6).descend(x, lambda at, gradient: gradient + (at - u) / 0.8)
+    half = quadratic_problem(algorithm, 5, 6).descend(
+        x, lambda at, gradient: gradient + (at - u) / 0.8
+    )
     torch.testing.assert_close(uploads["theta"], z + 2 * (half - x), rtol=0, atol=SAME_FORMULA)
     torch.testing.assert_close(kept["pull"], u - half, rtol=0, atol=SAME_FORMULA)
 
@@ -144,21 +173,27 @@ def test_fedpd_step_by_step(p, regression):
         if talks[-1]:
             server = sum(own) / len(own)
             own = [server for _ in clients]
-        np.testing.assert_allclose(federation.state.modes["theta"][0].numpy(), server, rtol=0, atol=SAME_FORMULA)
+        np.testing.assert_allclose(
+            federation.state.modes["theta"][0].numpy(), server, rtol=0, atol=SAME_FORMULA
+        )
     assert set(talks) == ({True} if p == 0 else {True, False})
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_fedpd_counts_only_messages_that_are_sent(p, regression):
-    """Up: in rounds that communicate. Down: to clients whose own copy is older than the last such round."""
+    """Up: in rounds that communicate. Down: to clients whose own copy is older than the last such
+    round.
+    """
     federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2, clients_per_round=4)
     seen, talked, known = set(), [0, 0], {}
     for round, report in enumerate(federation.rounds(16)):
-        talks = shared_uniform(federation.seed, round, report.plan.mode)[:, 0] >= p  # each visit's mode has its coin
+        # each visit's mode has its coin
+        talks = shared_uniform(federation.seed, round, report.plan.mode)[:, 0] >= p
         visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
         fresh = [known.get(visit) == talked[visit[1]] for visit in visits]
         assert report.bytes_up == int(talks.sum()) * 3 * 8
-        assert report.bytes_down == fresh.count(False) * (3 + 1) * 8  # the model and the count of talks
+        # the model and the count of talks
+        assert report.bytes_down == fresh.count(False) * (3 + 1) * 8
         known |= {visit: talked[visit[1]] for visit in visits}
         for mode in {visit[1] for visit, talk in zip(visits, talks.tolist(), strict=True) if talk}:
             talked[mode] += 1
@@ -172,13 +207,18 @@ def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
     start = federation.state.modes["theta"].clone()
     for _ in federation.rounds(3):
         pass
-    torch.testing.assert_close(federation.state.modes["theta"], start, rtol=0, atol=1e-6)  # slopes of ten over alpha
+    # slopes of ten over alpha
+    torch.testing.assert_close(federation.state.modes["theta"], start, rtol=0, atol=1e-6)
 
 
 def test_scaffold_step_by_step(regression):
-    """The paper's Algorithm 1 with option II: fixed points alone would not tell a wrong control variate."""
+    """The paper's Algorithm 1 with option II: fixed points alone would not tell a wrong control
+    variate.
+    """
     steps, clients = 4, range(len(regression.forms))
-    federation = regression.federation(Scaffold(lr=LR, server_lr=0.8, weighting="uniform"), steps=steps)
+    federation = regression.federation(
+        Scaffold(lr=LR, server_lr=0.8, weighting="uniform"), steps=steps
+    )
     w = federation.state.modes["theta"][0].clone()
     c, c_i = torch.zeros_like(w), [torch.zeros_like(w) for _ in clients]
     for _ in federation.rounds(5):
@@ -216,7 +256,9 @@ def test_feddyn_step_by_step(regression):
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize(("kind", "name"), [(Scaffold, "c"), (FedDyn, "h")])
-def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(kind, name, weighting, regression):
+def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(
+    kind, name, weighting, regression
+):
     federation = regression.trained(kind(lr=LR, weighting=weighting), 7, clients_per_round=2)
     mean = regression.mean_memory(federation, name)
     torch.testing.assert_close(federation.state.modes[name][0], mean, rtol=0, atol=SAME_FORMULA)

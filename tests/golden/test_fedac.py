@@ -1,4 +1,6 @@
-"""FedAc against its Algorithm 1 in NumPy, and against the accelerated method it is on one client."""
+"""FedAc against its Algorithm 1 in NumPy, and against the accelerated method it is on one
+client.
+"""
 
 import numpy as np
 import pytest
@@ -37,18 +39,28 @@ def test_step_by_step(coupling, steps, regression):
                 v_ag = md - LR * g
                 v = (1 - 1 / alpha) * v + md / alpha - gamma * g
             ends.append((v, v_ag))
-        w, w_ag = (sum(s * end[part] for s, end in zip(shares, ends, strict=True)) for part in (0, 1))
-        np.testing.assert_allclose(federation.state.modes["w"][0].numpy(), w, rtol=0, atol=SAME_FORMULA)
-        np.testing.assert_allclose(federation.state.modes["theta"][0].numpy(), w_ag, rtol=0, atol=SAME_FORMULA)
+        w, w_ag = (
+            sum(s * end[part] for s, end in zip(shares, ends, strict=True)) for part in (0, 1)
+        )
+        np.testing.assert_allclose(
+            federation.state.modes["w"][0].numpy(), w, rtol=0, atol=SAME_FORMULA
+        )
+        np.testing.assert_allclose(
+            federation.state.modes["theta"][0].numpy(), w_ag, rtol=0, atol=SAME_FORMULA
+        )
 
 
 def test_acceleration(regression):
-    """With one local step it is an accelerated method: far ahead of gradient descent on the mean."""
+    """With one local step it is an accelerated method: far ahead of gradient descent on the
+    mean.
+    """
     rounds, mu = 60, 0.3
     got = regression.error(FedAc(lr=LR, mu=mu), rounds, steps=1)
     w = regression.federation(FedAc(), steps=1).state.modes["theta"][0]
     for _ in range(rounds):
-        mean = sum(s * regression.gradient(i, w) for i, s in enumerate(regression.weights("examples")))
+        mean = sum(
+            s * regression.gradient(i, w) for i, s in enumerate(regression.weights("examples"))
+        )
         w = w - LR * mean
     assert got < 0.1 * float((w - regression.optimum("examples")).abs().max())
 
@@ -71,7 +83,14 @@ def test_clipping_and_weight_decay_still_count(regression):
 
 def many_clients(algorithm, modes, clients_per_round, schedule="stratified"):
     data = FederatedData.from_arrays(numbers(40, 4), labels(40), [2] * 20)
-    return Federation(small_model, data, algorithm, modes=modes, clients_per_round=clients_per_round, schedule=schedule)
+    return Federation(
+        small_model,
+        data,
+        algorithm,
+        modes=modes,
+        clients_per_round=clients_per_round,
+        schedule=schedule,
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,8 +120,14 @@ def test_a_chosen_mu_is_the_same_as_a_given_one():
     for federation in (chosen, given):
         for report in federation.rounds(3):
             assert report.bytes_up == 10 * 2 * 4 * federation.learner.theta_layout.total
-    torch.testing.assert_close(chosen.state.modes["theta"], given.state.modes["theta"], rtol=0, atol=1e-6)
-    assert "mu" not in given.ask().sent and set(chosen.state.modes) == {"theta", "w"} and given.algorithm.notes == ()
+    torch.testing.assert_close(
+        chosen.state.modes["theta"], given.state.modes["theta"], rtol=0, atol=1e-6
+    )
+    assert (
+        "mu" not in given.ask().sent
+        and set(chosen.state.modes) == {"theta", "w"}
+        and given.algorithm.notes == ()
+    )
 
 
 def test_a_large_rate_keeps_the_coupling_valid():

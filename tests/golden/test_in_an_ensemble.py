@@ -1,7 +1,9 @@
-"""Every method against NumPy in the setting users run: three modes, partial participation, unequal clients, decay.
+"""Every method against NumPy in the setting users run: three modes, partial participation, unequal
+clients, decay.
 
-The re-implementations below know the equations of the papers and nothing of the library. Only plans, minibatches and
-random numbers are the library's. A mode that nobody trains keeps everything; a client remembers each mode apart.
+The re-implementations below know the equations of the papers and nothing of the library. Only
+plans, minibatches and random numbers are the library's. A mode that nobody trains keeps everything;
+a client remembers each mode apart.
 """
 
 import numpy as np
@@ -32,7 +34,9 @@ class Visit:
         rows, counted = batch_table(visit_key("batches", *place), size, world.work)
         self.batches = [rows[s, 0][counted[s, 0].bool()].numpy() for s in range(len(rows))]
         self.x, self.y = (part.numpy() for part in world.data.client(client))
-        self.random = prng.uniform(prng.fold(visit_key("algorithm", *place)[0], 1), FEATURES).numpy()
+        self.random = prng.uniform(
+            prng.fold(visit_key("algorithm", *place)[0], 1), FEATURES
+        ).numpy()
 
     def gradient(self, w, batch):
         x, y = self.x[batch], self.y[batch, 0]
@@ -60,7 +64,9 @@ def fedavg(state, kept, visit):
 
 
 def ternary(x, random, block=2):
-    """Each block keeps sign and largest size with a probability in proportion to an entry's size, else 0."""
+    """Each block keeps sign and largest size with a probability in proportion to an entry's size,
+    else 0.
+    """
     out = np.zeros_like(x)
     for first in range(0, len(x), block):
         part = slice(first, first + block)
@@ -128,7 +134,10 @@ class Scaffold(FedAvg):
         return {"w": end - w, "c": new - own}, new
 
     def server(self, state, mean, info):
-        return {"w": state["w"] + 0.8 * info.decay * mean["w"], "c": state["c"] + info.share * mean["c"]}
+        return {
+            "w": state["w"] + 0.8 * info.decay * mean["w"],
+            "c": state["c"] + info.share * mean["c"],
+        }
 
 
 class FedDyn(FedAvg):
@@ -172,7 +181,9 @@ class FedSplitReporting(FedAvg):
 
 
 class OfAll(FedAvg):
-    """The model is the weighted mean of a vector over all clients that were ever seen; all vectors are at hand here."""
+    """The model is the weighted mean of a vector over all clients that were ever seen; all vectors
+    are at hand here.
+    """
 
     def __init__(self, make, step):
         self.make, self.step = make, step
@@ -185,11 +196,16 @@ class OfAll(FedAvg):
         return {"vector": vector}, kept
 
     def collect(self, state, clients, uploads, weights):
-        state["all"] |= {i: (weights[i], upload["vector"]) for i, upload in zip(clients, uploads, strict=True)}
+        state["all"] |= {
+            i: (weights[i], upload["vector"]) for i, upload in zip(clients, uploads, strict=True)
+        }
 
     def server(self, state, mean, info):
         total = sum(weight for weight, _ in state["all"].values())
-        return {"w": sum(weight * vector for weight, vector in state["all"].values()) / total, "all": state["all"]}
+        return {
+            "w": sum(weight * vector for weight, vector in state["all"].values()) / total,
+            "all": state["all"],
+        }
 
 
 def split_step(x, kept, visit):
@@ -256,7 +272,9 @@ class QSGD(FedAvg):
 
 
 class Diana(FedAvg):
-    make = staticmethod(lambda **o: fe.Diana(block=2, alpha=0.3, beta=0.5, server_lr=0.4, **SERVER, **o))
+    make = staticmethod(
+        lambda **o: fe.Diana(block=2, alpha=0.3, beta=0.5, server_lr=0.4, **SERVER, **o)
+    )
 
     def start(self, w):
         return {"w": w, "h": 0 * w, "v": 0 * w}
@@ -273,7 +291,9 @@ class Diana(FedAvg):
 
 
 class Dore(Diana):
-    make = staticmethod(lambda **o: fe.Dore(block=2, alpha=0.3, beta=0.8, eta=0.4, server_lr=0.4, **SERVER, **o))
+    make = staticmethod(
+        lambda **o: fe.Dore(block=2, alpha=0.3, beta=0.8, eta=0.4, server_lr=0.4, **SERVER, **o)
+    )
 
     def start(self, w):
         return {"w": w, "h": 0 * w, "e": 0 * w}
@@ -281,7 +301,11 @@ class Dore(Diana):
     def server(self, state, mean, info):
         q = 0.4 * state["e"] - 0.4 * info.decay * info.lr * (state["h"] + mean["d"])
         r = ternary(q, info.random)
-        return {"w": state["w"] + 0.8 * r, "h": state["h"] + 0.3 * info.share * mean["d"], "e": q - r}
+        return {
+            "w": state["w"] + 0.8 * r,
+            "h": state["h"] + 0.3 * info.share * mean["d"],
+            "e": q - r,
+        }
 
 
 ORACLES = {
@@ -316,9 +340,19 @@ def unequal_clients():
 
 def federation(algorithm, engine="vector"):
     return fe.Federation(
-        lambda: nn.Linear(FEATURES, 1, bias=False), unequal_clients(), algorithm, loss="mse", epochs=2, batch_size=4,
-        engine=engine, dtype=torch.float64, modes=MODES, strata=2, clients_per_round=4, seed=3,
-    )  # fmt: skip
+        lambda: nn.Linear(FEATURES, 1, bias=False),
+        unequal_clients(),
+        algorithm,
+        loss="mse",
+        epochs=2,
+        batch_size=4,
+        engine=engine,
+        dtype=torch.float64,
+        modes=MODES,
+        strata=2,
+        clients_per_round=4,
+        seed=3,
+    )
 
 
 def trajectory(oracle, world, weighting):
@@ -342,9 +376,14 @@ def trajectory(oracle, world, weighting):
             if isinstance(oracle, OfAll):
                 oracle.collect(states[mode], clients, uploads, weights)
             total = weights[clients].sum()
-            mean = {name: sum(weights[i] * u[name] for i, u in zip(clients, uploads, strict=True)) / total
-                    for name in uploads[0]}  # fmt: skip
-            states[mode] = oracle.server(states[mode], mean, Server(world, mode, round, total / weights.sum()))
+            mean = {
+                name: sum(weights[i] * u[name] for i, u in zip(clients, uploads, strict=True))
+                / total
+                for name in uploads[0]
+            }
+            states[mode] = oracle.server(
+                states[mode], mean, Server(world, mode, round, total / weights.sum())
+            )
         path.append(np.stack([state["w"] for state in states]))
     return path, idle
 
@@ -360,8 +399,11 @@ def test_against_numpy(name, weighting):
         run = federation(algorithm, engine)
         for models, report in zip(expected, run.rounds(ROUNDS), strict=True):
             got = run.state.modes["theta"].numpy()
-            np.testing.assert_allclose(got, models, rtol=0, atol=AGREEMENT, err_msg=f"{engine}, round {report.round}")
-    assert np.abs(expected[-1] - expected[0]).max() > 1e-2  # something was learned, so something was compared
+            np.testing.assert_allclose(
+                got, models, rtol=0, atol=AGREEMENT, err_msg=f"{engine}, round {report.round}"
+            )
+    # something was learned, so something was compared
+    assert np.abs(expected[-1] - expected[0]).max() > 1e-2
 
 
 def test_every_method_has_an_oracle():
@@ -371,14 +413,18 @@ def test_every_method_has_an_oracle():
 
 
 def test_dore_downloads_what_a_client_missed():
-    """Counted from the plans alone: each change since the last visit, or the model; and a count of 8 bytes."""
+    """Counted from the plans alone: each change since the last visit, or the model; and a count of
+    8 bytes.
+    """
     world = federation(fe.Dore(lr=LR, block=3, compressor="dither", levels=1))
     change, model = world.algorithm.quantiser.bytes(FEATURES, 8), 8 * FEATURES
     assert change < model < 3 * change
     updates, last, costs = [0] * MODES, {}, set()
     for report in world.rounds(ROUNDS):
         visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
-        missed = [updates[mode] - last[i, mode] if (i, mode) in last else None for i, mode in visits]
+        missed = [
+            updates[mode] - last[i, mode] if (i, mode) in last else None for i, mode in visits
+        ]
         each = [model if count is None else min(count * change, model) for count in missed]
         assert report.bytes_down == sum(each) + 8 * len(visits)
         costs |= set(each)

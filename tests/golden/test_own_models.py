@@ -1,4 +1,6 @@
-"""PFNM and FedMA in the setting of their papers: clients whose models have initialisations of their own."""
+"""PFNM and FedMA in the setting of their papers: clients whose models have initialisations of their
+own.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ def digits():
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     place = torch.arange(len(y)) % 5
-    clients = [((y - client) % 10 == place) & (torch.arange(len(y)) >= 450) for client in range(CLIENTS)]
+    clients = [
+        ((y - client) % 10 == place) & (torch.arange(len(y)) >= 450) for client in range(CLIENTS)
+    ]
     return FederatedData.from_clients([(x[mine], y[mine]) for mine in clients]), x[:450], y[:450]
 
 
@@ -38,7 +42,9 @@ def accuracy(federation, theta, x, y):
 @pytest.mark.parametrize("kind", [PFNM, FedMA])
 def test_one_shot_matching_beats_averaging_by_far(kind, digits):
     data, x, y = digits
-    federation = Federation(lambda: MLP((64,), 10, hidden=(64,)), data, kind(lr=0.1), modes=1, epochs=40)
+    federation = Federation(
+        lambda: MLP((64,), 10, hidden=(64,)), data, kind(lr=0.1), modes=1, epochs=40
+    )
     returned = federation.engine.visit(*federation.ask())
     averaged = accuracy(federation, returned.uploads["theta"][0], x, y)
     each = [accuracy(federation, theta, x, y) for theta in returned.cohort.members.uploads["theta"]]
@@ -48,10 +54,14 @@ def test_one_shot_matching_beats_averaging_by_far(kind, digits):
 
 
 def test_layer_by_layer_matching_beats_averaging_by_far(digits):
-    """FedMA's own procedure with two hidden layers: three rounds, in which clients keep what is not yet matched."""
+    """FedMA's own procedure with two hidden layers: three rounds, in which clients keep what is not
+    yet matched.
+    """
     data, x, y = digits
     method = FedMA(lr=0.1, own_rounds=3)
-    federation = Federation(lambda: MLP((64,), 10, hidden=(32, 32)), data, method, modes=1, epochs=20)
+    federation = Federation(
+        lambda: MLP((64,), 10, hidden=(32, 32)), data, method, modes=1, epochs=20
+    )
     returned = federation.engine.visit(*federation.ask())
     averaged = accuracy(federation, returned.uploads["theta"][0], x, y)
     stage, frozen = federation.algorithm.structure.stage, None
@@ -60,7 +70,8 @@ def test_layer_by_layer_matching_beats_averaging_by_far(digits):
         uploads = returned.cohort.members.uploads["theta"]
         if frozen is not None:
             assert torch.equal(uploads[:, stage < layer], frozen[stage < layer].expand(CLIENTS, -1))
-        assert float(uploads[:, stage >= layer].std(0).mean()) > 0.01  # what is not frozen is a client's own
+        # what is not frozen is a client's own
+        assert float(uploads[:, stage >= layer].std(0).mean()) > 0.01
         train(federation, 1)
         frozen = federation.state.modes["theta"][0]
     assert accuracy(federation, frozen, x, y) > averaged + 0.4
@@ -90,9 +101,13 @@ def test_initialisations_are_the_models_own_and_differ():
 def test_after_own_rounds_clients_start_from_the_matched_model():
     method = PFNM(lr=1e-12, own_rounds=2)
     federation = Federation(
-        lambda: MLP((4,), 3, hidden=(5,)), classification(), method, dtype=torch.float64, batch_size=3,
+        lambda: MLP((4,), 3, hidden=(5,)),
+        classification(),
+        method,
+        dtype=torch.float64,
+        batch_size=3,
         schedule=Stratified(modes=1, strata=1, clients_per_round=6),
-    )  # fmt: skip
+    )
     uploads = []
     for left in (2, 1, 0, 0):
         assert federation.state.modes["own_rounds_left"].item() == left
@@ -100,19 +115,30 @@ def test_after_own_rounds_clients_start_from_the_matched_model():
         uploads.append(returned.cohort.members.uploads["theta"])
         before = federation.state.modes["theta"]
         train(federation, 1)
-    torch.testing.assert_close(uploads[1], uploads[0], rtol=0, atol=CLOSE)  # each client goes on with its own
+    # each client goes on with its own
+    torch.testing.assert_close(uploads[1], uploads[0], rtol=0, atol=CLOSE)
     torch.testing.assert_close(uploads[3], before.expand(6, -1), rtol=0, atol=CLOSE)
 
 
 def test_aligned_networks_compute_the_same():
-    """Frozen layers that are a client's own units in another order: its function must not change."""
+    """Frozen layers that are a client's own units in another order: its function must not
+    change.
+    """
     method = FedMA(own_rounds=3)
-    federation = Federation(lambda: MLP((4,), 3, hidden=(6, 5)), classification(), method, dtype=torch.float64)
+    federation = Federation(
+        lambda: MLP((4,), 3, hidden=(6, 5)), classification(), method, dtype=torch.float64
+    )
     structure, learner = federation.algorithm.structure, federation.learner
     own, x = learner.initial(1, 2)[0], numbers(9, 4)
     random = torch.Generator().manual_seed(2)
-    slot = torch.stack([torch.cat([u.first + torch.randperm(u.width, generator=random) for u in structure.layers])
-                        for _ in own])  # fmt: skip
+    slot = torch.stack(
+        [
+            torch.cat(
+                [u.first + torch.randperm(u.width, generator=random) for u in structure.layers]
+            )
+            for _ in own
+        ]
+    )
     for frozen in (0, 1, 2):
         theirs = structure.reorder(own, slot)
         count = torch.full((2, 1), float(frozen), dtype=torch.float64)
@@ -134,12 +160,16 @@ def test_nearest_units_are_permutations_and_find_copies(seed, width, networks, d
     own = theirs.gather(1, order.unsqueeze(2).expand(-1, -1, 3))  # unit u of `own` is unit order[u]
     everything = torch.ones(networks, width, dtype=torch.bool)
     assert torch.equal(nearest_units(own, theirs, everything, everything), order)
-    used = torch.tensor(data.draw(st.lists(st.booleans(), min_size=width, max_size=width))).expand(networks, -1)
+    used = torch.tensor(data.draw(st.lists(st.booleans(), min_size=width, max_size=width))).expand(
+        networks, -1
+    )
     found = nearest_units(torch.randn_like(own), theirs, everything, used)
     assert torch.equal(found.sort(1).values, torch.arange(width).expand(networks, -1))
 
 
-@pytest.mark.parametrize("method", [PFNM(own_rounds=3), FedMA(own_rounds=3), FedMA(own_rounds=2, start=0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "method", [PFNM(own_rounds=3), FedMA(own_rounds=3), FedMA(own_rounds=2, start=0.5)], ids=repr
+)
 def test_contract_with_models_that_clients_keep(method):
     check_algorithm(method, "vector")
 
@@ -151,7 +181,9 @@ def test_server_state_of_older_files_is_completed():
     newer = small_federation(PFNM(), "loop", modes=2, strata=2)
     newer.restore(older, 2)
     assert newer.state.modes["own_rounds_left"].tolist() == [[0.0], [0.0]]
-    assert torch.equal(train(newer, 1).state.modes["theta"], train(federation, 1).state.modes["theta"])
+    assert torch.equal(
+        train(newer, 1).state.modes["theta"], train(federation, 1).state.modes["theta"]
+    )
 
 
 def test_wrong_numbers_are_refused():

@@ -92,17 +92,27 @@ def test_against_flower(kind):
             (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([end.numpy()]), size, {}))
             for end, size in zip(ends, sizes, strict=True)
         ]
-        # Newer versions of FedAdam correct for the bias of the first rounds, the paper does not; far out it is gone.
+        # Newer versions of FedAdam correct for the bias of the first rounds, the paper does not;
+        # far out it is gone.
         parameters, _ = theirs.aggregate_fit(10_000 + round, results, [])
         mean = (torch.tensor(sizes, dtype=torch.float64).unsqueeze(1) * ends).sum(0) / sum(sizes)
         one = torch.ones(1, dtype=torch.float64)
-        mode = ours.server_update(mode, {"theta": mean}, Cohort(3 * one, 6 * one, one, 3, 0.5 * one))
-        np.testing.assert_allclose(mode["theta"].numpy(), parameters_to_ndarrays(parameters)[0], rtol=0, atol=1e-6)
+        mode = ours.server_update(
+            mode, {"theta": mean}, Cohort(3 * one, 6 * one, one, 3, 0.5 * one)
+        )
+        np.testing.assert_allclose(
+            mode["theta"].numpy(), parameters_to_ndarrays(parameters)[0], rtol=0, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [(FedAvgM, {"beta": 1.0}), (FedAvgM, {"server_lr": 0.0}), (FedAdam, {"tau": 0.0}), (FedYogi, {"beta2": 1.0})],
+    [
+        (FedAvgM, {"beta": 1.0}),
+        (FedAvgM, {"server_lr": 0.0}),
+        (FedAdam, {"tau": 0.0}),
+        (FedYogi, {"beta2": 1.0}),
+    ],
 )
 def test_bad_settings(kind, settings):
     with pytest.raises(InputError, match=f"{kind.__name__} needs"):

@@ -13,7 +13,12 @@ LR, STEPS = 0.1, 4
 def ends(regression, seed, **settings):
     """Where each client ends a first round, one client a mode; and where the modes started."""
     federation = regression.federation(
-        FedProx(lr=LR, mu=0.5, **settings), steps=STEPS, modes=5, strata=5, seed=seed, schedule="stratified"
+        FedProx(lr=LR, mu=0.5, **settings),
+        steps=STEPS,
+        modes=5,
+        strata=5,
+        seed=seed,
+        schedule="stratified",
     )
     start = federation.state.modes["theta"].clone()
     report = next(federation.rounds(1))
@@ -41,7 +46,9 @@ def test_everybody_a_straggler(regression):
     total = sum(counts.values())
     assert total > 50
     # Uniform over 1 to 4: a count of n / 4, give or take four standard deviations.
-    assert all(abs(counts[k] - total / 4) < 4 * (total * 3 / 16) ** 0.5 for k in range(1, STEPS + 1))
+    assert all(
+        abs(counts[k] - total / 4) < 4 * (total * 3 / 16) ** 0.5 for k in range(1, STEPS + 1)
+    )
 
 
 def test_nobody_a_straggler(regression):
@@ -51,7 +58,9 @@ def test_nobody_a_straggler(regression):
 def test_engines_and_slots_agree(regression):
     settings = {"rounds": 3, "clients_per_round": 3, "modes": 2, "strata": 3}
     loop, vector = (
-        regression.trained(FedProx(lr=LR, stragglers=0.5, optimizer=Adam()), engine=engine, **settings).state.modes
+        regression.trained(
+            FedProx(lr=LR, stragglers=0.5, optimizer=Adam()), engine=engine, **settings
+        ).state.modes
         for engine in ("loop", "vector")
     )
     torch.testing.assert_close(vector, loop, rtol=0, atol=1e-12)

@@ -1,4 +1,6 @@
-"""The report page in a real browser: no error, every plot drawn, hover and keys work, light, dark, phone and print."""
+"""The report page in a real browser: no error, every plot drawn, hover and keys work, light, dark,
+phone and print.
+"""
 
 import json
 import os
@@ -13,7 +15,9 @@ import pytest
 from fedensemble.report.html import write_page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+BROWSER = os.environ.get("CHROMIUM") or next(
+    (found for name in NAMES if (found := shutil.which(name))), None
+)
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium; set CHROMIUM to its path")
 
@@ -65,10 +69,18 @@ window.addEventListener("load", () => {
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
-        str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-        "--virtual-time-budget=3000", "--enable-logging=stderr", f"--user-data-dir={page.parent / 'profile'}",
-        *options, page.resolve().as_uri(),
-    ]  # fmt: skip
+        str(BROWSER),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--virtual-time-budget=3000",
+        "--enable-logging=stderr",
+        f"--user-data-dir={page.parent / 'profile'}",
+        *options,
+        page.resolve().as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
@@ -78,7 +90,10 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def examined(folder: Path, tmp_path: Path, *options: str) -> dict:
     text = write_page(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     tried = tmp_path / "tried.html"
-    tried.write_text(text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
+    tried.write_text(
+        text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>"),
+        encoding="utf-8",
+    )
     dom = browse(tried, "--dump-dom", *options).stdout
     said = re.search(r'data-said="([^"]*)"', dom)
     assert said is not None, dom[:500]
@@ -128,7 +143,9 @@ def test_light_and_dark(make_run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["run", "comparison"])
 def test_phone(kind: str, make_run, comparison: Path, tmp_path: Path) -> None:
     """In a frame as wide as a phone's screen: Chromium's own window has a least width."""
-    folder = comparison if kind == "comparison" else make_run("phone", modes=12, classes=10, clients=100)
+    folder = (
+        comparison if kind == "comparison" else make_run("phone", modes=12, classes=10, clients=100)
+    )
     text = write_page(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     inside = text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>")
     frame = tmp_path / "frame.html"
@@ -148,14 +165,21 @@ def test_phone(kind: str, make_run, comparison: Path, tmp_path: Path) -> None:
 
 def test_print(make_run, tmp_path: Path) -> None:
     page = write_page(make_run("print"), tmp_path / "page.html")
-    browse(page, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--blink-settings=preferredColorScheme=0")
+    browse(
+        page, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--blink-settings=preferredColorScheme=0"
+    )
     content = (tmp_path / "page.pdf").read_bytes()
     assert content.startswith(b"%PDF") and 2 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 12
 
 
 def test_the_check_sees_a_broken_page(make_run, tmp_path: Path) -> None:
     page = write_page(make_run("broken"), tmp_path / "broken.html")
-    text = page.read_text(encoding="utf-8").replace('document.getElementById("tip");', "nothing;", 1)
-    page.write_text(text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>"), encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace(
+        'document.getElementById("tip");', "nothing;", 1
+    )
+    page.write_text(
+        text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>"),
+        encoding="utf-8",
+    )
     with pytest.raises(AssertionError, match="CONSOLE"):
         browse(page, "--dump-dom")

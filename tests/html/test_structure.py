@@ -21,12 +21,16 @@ SECTIONS = {"curves", "spread", "calibration", "clients", "communication", "resu
 def read(page: Path) -> tuple[str, ElementTree.Element]:
     """The page's text, and its elements; the browser's parser is more lenient than this one."""
     text = page.read_text(encoding="utf-8")
-    bare = re.sub(r"(?s)<script>.*?</script>", "<script></script>", text.removeprefix("<!DOCTYPE html>"))
+    bare = re.sub(
+        r"(?s)<script>.*?</script>", "<script></script>", text.removeprefix("<!DOCTYPE html>")
+    )
     return text, ElementTree.fromstring(bare)
 
 
 def charts(root: ElementTree.Element) -> dict[str, ElementTree.Element]:
-    return {e.attrib["id"]: e for e in root.iter("svg") if "chart" in e.attrib.get("class", "").split()}
+    return {
+        e.attrib["id"]: e for e in root.iter("svg") if "chart" in e.attrib.get("class", "").split()
+    }
 
 
 def test_every_run_has_a_whole_page(run_of_shape: Path, shape: str) -> None:
@@ -37,7 +41,11 @@ def test_every_run_has_a_whole_page(run_of_shape: Path, shape: str) -> None:
     for link in root.iter("a"):
         assert link.attrib["href"].removeprefix("#") in ids
     for svg in root.iter("svg"):
-        drawn = " ".join(e.attrib.get(name, "") for e in svg.iter() for name in ("d", "x", "y", "cx", "cy", "width"))
+        drawn = " ".join(
+            e.attrib.get(name, "")
+            for e in svg.iter()
+            for name in ("d", "x", "y", "cx", "cy", "width")
+        )
         assert not re.search(r"nan|inf|e[+-]\d", drawn), svg.attrib.get("id")
     for svg in charts(root).values():
         assert svg.find("title").text == svg.attrib["aria-label"]
@@ -49,16 +57,54 @@ def test_every_run_has_a_whole_page(run_of_shape: Path, shape: str) -> None:
 @pytest.mark.parametrize(
     ("shape_", "plots"),
     [
-        ("usual", {"curve-accuracy", "curve-nll", "loss", "modes-last", "spread-disagreement",
-                   "spread-mutual-information", "calibration", "confidence", "entropy", "confusion", "clients",
-                   "ledger"}),
-        ("regression", {"curve-mse", "loss", "modes-last", "spread-variance", "predictions", "residuals", "spreads",
-                        "clients", "ledger"}),
-        ("one-mode", {"curve-accuracy", "curve-nll", "loss", "calibration", "confidence", "entropy", "confusion",
-                      "clients", "ledger"}),
+        (
+            "usual",
+            {
+                "curve-accuracy",
+                "curve-nll",
+                "loss",
+                "modes-last",
+                "spread-disagreement",
+                "spread-mutual-information",
+                "calibration",
+                "confidence",
+                "entropy",
+                "confusion",
+                "clients",
+                "ledger",
+            },
+        ),
+        (
+            "regression",
+            {
+                "curve-mse",
+                "loss",
+                "modes-last",
+                "spread-variance",
+                "predictions",
+                "residuals",
+                "spreads",
+                "clients",
+                "ledger",
+            },
+        ),
+        (
+            "one-mode",
+            {
+                "curve-accuracy",
+                "curve-nll",
+                "loss",
+                "calibration",
+                "confidence",
+                "entropy",
+                "confusion",
+                "clients",
+                "ledger",
+            },
+        ),
         ("no-test-set", {"loss", "clients", "ledger"}),
     ],
-)  # fmt: skip
+)
 def test_plots(shape_: str, plots: set[str], make_run) -> None:
     from .conftest import SHAPES
 
@@ -78,19 +124,25 @@ def test_numbers_are_the_runs(make_run) -> None:
     curve = json.loads(charts(root)["plot-curve-accuracy"].attrib["data-hover"])
     assert [name for name, _ in curve["rows"]] == ["ensemble", "mode 0", "mode 1", "mode 2"]
     last = [values[-1] for _, values in curve["rows"]]
-    assert last == [f"{100 * v:.1f}" for v in (tested["test"]["accuracy"], *tested["modes"]["accuracy"])]
+    assert last == [
+        f"{100 * v:.1f}" for v in (tested["test"]["accuracy"], *tested["modes"]["accuracy"])
+    ]
     held = json.loads((folder / "clients.json").read_text())["counts"]
     assert json.loads(charts(root)["plot-clients"].attrib["data-hover"])["counts"] == [
         list(x) for x in zip(*held, strict=True)
     ]
-    assert "240.0 kB" in text and (folder / "config.toml").read_text().splitlines()[0].replace('"', "&#34;") in text
+    assert (
+        "240.0 kB" in text
+        and (folder / "config.toml").read_text().splitlines()[0].replace('"', "&#34;") in text
+    )
 
 
 def test_many_tests_are_averaged_and_said_so(make_run) -> None:
     text, root = read(write_page(make_run("averaged", rounds=700, modes=5)))
     for name in ("curve-accuracy", "curve-nll", "spread-disagreement"):
         hover = json.loads(charts(root)[f"plot-{name}"].attrib["data-hover"])
-        assert len(hover["at"]) == 47 and hover["label"][-1] == "round 700"  # 140 tests, 3 at a time
+        # 140 tests, 3 at a time
+        assert len(hover["at"]) == 47 and hover["label"][-1] == "round 700"
     assert text.count("Each point is the mean of the 3 tests up to it.") == 4
     assert "mean of the" not in read(write_page(make_run("not-averaged")))[0]
 
@@ -107,22 +159,29 @@ def test_bars_of_few_examples_are_faint(make_run) -> None:
     rates = zip(counts, found["calibration"]["accuracy"], strict=True)
     assert bars.count("bar c0 l2") == sum(0 < n < 10 and a > 0 for n, a in rates)
     assert "fewer than 10 examples" in text
-    assert any(f"examples: {few[0]}" in said for said in json.loads(chart.attrib["data-hover"])["text"])
+    assert any(
+        f"examples: {few[0]}" in said for said in json.loads(chart.attrib["data-hover"])["text"]
+    )
 
 
 def _lab(colour: str) -> tuple[float, float, float]:
     """CIELAB, in which distances are about those an eye sees."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    seen = (0.4339 * red + 0.3762 * green + 0.1899 * blue, 0.2126 * red + 0.7152 * green + 0.0722 * blue,
-            0.0177 * red + 0.1095 * green + 0.8728 * blue)  # fmt: skip
+    seen = (
+        0.4339 * red + 0.3762 * green + 0.1899 * blue,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        0.0177 * red + 0.1095 * green + 0.8728 * blue,
+    )
     x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in seen)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 def test_colours_can_be_told_apart(make_run) -> None:
     text, _ = read(write_page(make_run("told-apart")))
-    schemes = [re.findall(r"--c\d: (#\w{6});", line) for line in text.splitlines() if "--c0: #" in line]
+    schemes = [
+        re.findall(r"--c\d: (#\w{6});", line) for line in text.splitlines() if "--c0: #" in line
+    ]
     assert len(schemes) == 3
     for scheme in schemes:
         assert min(math.dist(_lab(a), _lab(b)) for a, b in combinations(scheme, 2)) > 35
@@ -153,7 +212,9 @@ def test_text_of_users_stays_text(make_run) -> None:
 def test_needs_nothing_from_elsewhere(run_of_shape: Path, comparison: Path) -> None:
     for folder in (run_of_shape, comparison):
         text, root = read(write_page(folder))
-        addresses = [e.attrib[name] for e in root.iter() for name in ("src", "href") if name in e.attrib]
+        addresses = [
+            e.attrib[name] for e in root.iter() for name in ("src", "href") if name in e.attrib
+        ]
         assert all(a.startswith(("#", "data:")) or not re.match(r"\w+:|//", a) for a in addresses)
         urls = set(re.findall(r"https?://[^\s\"'<]+", text))
         assert urls <= {"http://www.w3.org/2000/svg"}  # a namespace's name, which nobody fetches
@@ -167,15 +228,23 @@ def test_comparison(comparison: Path, tmp_path: Path) -> None:
     assert "band: one standard deviation" in text
     assert "&lt;b&gt;Fed-ensemble&lt;/b&gt;" in text and "<b>" not in text
     hover = json.loads(charts(root)["plot-last"].attrib["data-hover"])
-    assert len(hover["text"]) == 4 and "paper 91.50" in hover["text"][0] and "paper" not in hover["text"][2]
+    assert (
+        len(hover["text"]) == 4
+        and "paper 91.50" in hover["text"][0]
+        and "paper" not in hover["text"][2]
+    )
     assert not [e for e in root.iter("a") if e.attrib["href"].endswith("report.html")]
     write_page(comparison.parent / "k1-0")
     _, again = read(write_page(comparison))
-    assert [e.attrib["href"] for e in again.iter("a") if "report" in e.attrib["href"]] == ["../k1-0/report.html"]
+    assert [e.attrib["href"] for e in again.iter("a") if "report" in e.attrib["href"]] == [
+        "../k1-0/report.html"
+    ]
     (tmp_path / "elsewhere").mkdir()
     _, far = read(write_page(comparison, tmp_path / "elsewhere" / "page.html"))
     (link,) = [e.attrib["href"] for e in far.iter("a") if "report" in e.attrib["href"]]
-    assert (tmp_path / "elsewhere" / link).resolve() == (comparison.parent / "k1-0" / "report.html").resolve()
+    assert (tmp_path / "elsewhere" / link).resolve() == (
+        comparison.parent / "k1-0" / "report.html"
+    ).resolve()
 
 
 def test_comparison_that_was_moved_or_lost_its_runs(comparison: Path, tmp_path: Path) -> None:
@@ -183,7 +252,10 @@ def test_comparison_that_was_moved_or_lost_its_runs(comparison: Path, tmp_path: 
     shutil.copytree(comparison.parent, moved / "digits")
     listed = json.loads((comparison / "runs.json").read_text())
     folder = moved / "digits" / comparison.name
-    lost = {label: [str(Path("gone", *Path(p).parts[-2:])) for p in places] for label, places in listed.items()}
+    lost = {
+        label: [str(Path("gone", *Path(p).parts[-2:])) for p in places]
+        for label, places in listed.items()
+    }
     (folder / "runs.json").write_text(json.dumps(lost))
     assert len(charts(read(write_page(folder))[1])) == 2
     shutil.rmtree(moved / "digits" / "k1-0")
@@ -193,7 +265,9 @@ def test_comparison_that_was_moved_or_lost_its_runs(comparison: Path, tmp_path: 
 
 
 def test_table_with_rows_and_columns(comparison: Path, tmp_path: Path) -> None:
-    """As `reproduce` writes them: a table for people in table.md, numbers in table.csv, folders in results.json."""
+    """As `reproduce` writes them: a table for people in table.md, numbers in table.csv, folders in
+    results.json.
+    """
     run = next(comparison.parent.glob("k3-*"))
     (tmp_path / "table.md").write_text(
         "## Table 9: <i>toy</i>\n\n|  | evaluation | A |\n| --- | --- | ---: |\n| iid | standard | **91.00** |\n"
@@ -210,7 +284,8 @@ def test_table_with_rows_and_columns(comparison: Path, tmp_path: Path) -> None:
     assert "Table 9: &lt;i&gt;toy" in text and "<td>91.00</td>" in text and "A remark." in text
     assert [e.attrib["src"] for e in root.iter("img")] == ["data:image/png;base64,iVBORw=="]
     assert "paper 92.50" in json.loads(charts(root)["plot-last"].attrib["data-hover"])["text"][0]
-    assert set(charts(root)) == {"plot-curve", "plot-curve-2", "plot-last", "plot-last-2"}  # by row of the table
+    # by row of the table
+    assert set(charts(root)) == {"plot-curve", "plot-curve-2", "plot-last", "plot-last-2"}
     assert [e.text for e in charts(root)["plot-last-2"].iter("text")][-1] == "A"
     assert "Last test of every run: not iid" in text
     (tmp_path / "results.json").write_text(json.dumps({"cells": cells, "scale": "smoke"}))
@@ -236,7 +311,9 @@ def test_what_is_no_run_is_refused(make_run, tmp_path: Path) -> None:
     assert "made without predictions.json" in read(write_page(folder))[0]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.931, 0.934), (-3, 1e6), (99.95, 100), (1e-9, 2e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0.931, 0.934), (-3, 1e6), (99.95, 100), (1e-9, 2e-9)]
+)
 def test_ticks_lie_inside(low: float, high: float) -> None:
     found = ticks(low, high)
     assert 2 <= len(found) <= 6
@@ -249,5 +326,7 @@ def test_a_number_that_is_none_breaks_the_line(make_run) -> None:
     lines[3] = json.dumps(json.loads(lines[3]) | {"loss": float("nan")})
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     _, root = read(write_page(folder))
-    (line,) = [e for e in charts(root)["plot-loss"].iter("path") if "line" in e.attrib["class"].split()]
+    (line,) = [
+        e for e in charts(root)["plot-loss"].iter("path") if "line" in e.attrib["class"].split()
+    ]
     assert line.attrib["d"].count("M") == 2 and "nan" not in line.attrib["d"]

@@ -1,4 +1,6 @@
-"""Kernels compile for an H200, whether there is one or not; skipped without Triton, and where it interprets kernels."""
+"""Kernels compile for an H200, whether there is one or not; skipped without Triton, and where it
+interprets kernels.
+"""
 
 import os
 
@@ -12,7 +14,9 @@ TARGET = ("cuda", 90, 32)
 
 
 def code(kernel, types, constants, aligned, **options):
-    """The PTX of a kernel: types of its arguments, values of its constants, and which arguments 16 divides."""
+    """The PTX of a kernel: types of its arguments, values of its constants, and which arguments 16
+    divides.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -29,10 +33,19 @@ def test_a_step_moves_16_bytes_at_a_time():
 
     tensors = {"theta": "*fp32", "slope": "*fp32", "rate": "*fp32", "copy": "*bf16"}
     types = {**tensors, "WIDE": "i32", "TOTAL": "i32", "DECAY": "fp32"}
-    ptx = code(_descend, types, {"DECAYS": True, "COPIES": True, "BLOCK": 2048}, [*tensors, "WIDE", "TOTAL"])
+    ptx = code(
+        _descend,
+        types,
+        {"DECAYS": True, "COPIES": True, "BLOCK": 2048},
+        [*tensors, "WIDE", "TOTAL"],
+    )
     assert ptx.count("ld.global.v4.b32") == 2 * 2048 // 4 // 128
     assert ptx.count("ld.global") - ptx.count("ld.global.v4.b32") == 2  # rates
-    assert ptx.count("st.global") == ptx.count("st.global.v4.b32") == 2048 // 4 // 128 + 2048 // 8 // 128
+    assert (
+        ptx.count("st.global")
+        == ptx.count("st.global.v4.b32")
+        == 2048 // 4 // 128 + 2048 // 8 // 128
+    )
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -42,10 +55,29 @@ def test_products_use_tensor_cores(turned):
     tensors = dict.fromkeys(("x", "w", "bias", "out"), "*bf16")
     every = 2 if turned else 1
     constants = {
-        "K": 1152, "H": 16, "W": 16, "C": 128, "OH": 16, "OW": 16, "O": 128, "STRIDE_H": every, "STRIDE_W": every,
-        "PAD_H": 1, "PAD_W": 1, "KH": 3, "KW": 3, "BY_TAP": True, "EVERY_H": every, "EVERY_W": every, "TURNED": turned,
-        "HAS_BIAS": False, "PRECISION": "tf32", "BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64,
-    }  # fmt: skip
+        "K": 1152,
+        "H": 16,
+        "W": 16,
+        "C": 128,
+        "OH": 16,
+        "OW": 16,
+        "O": 128,
+        "STRIDE_H": every,
+        "STRIDE_W": every,
+        "PAD_H": 1,
+        "PAD_W": 1,
+        "KH": 3,
+        "KW": 3,
+        "BY_TAP": True,
+        "EVERY_H": every,
+        "EVERY_W": every,
+        "TURNED": turned,
+        "HAS_BIAS": False,
+        "PRECISION": "tf32",
+        "BLOCK_M": 64,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64,
+    }
     types = {**tensors, "B": "i32", "W_STRIDE": "i32", "BIAS_STRIDE": "i32"}
     ptx = code(_products, types, constants, [*tensors, "B", "W_STRIDE"], num_warps=4, num_stages=3)
     assert "wgmma.mma_async" in ptx
@@ -57,24 +89,48 @@ def test_slopes_of_filters_use_tensor_cores():
 
     tensors = {"x": "*bf16", "slope": "*bf16", "out": "*fp32"}
     constants = {
-        "K": 1152, "H": 16, "W": 16, "C": 128, "OH": 16, "OW": 16, "O": 128, "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1,
-        "PAD_W": 1, "PARTS": 1, "KW": 3, "BY_TAP": True, "PRECISION": "tf32", "BLOCK_M": 32, "BLOCK_N": 128,
+        "K": 1152,
+        "H": 16,
+        "W": 16,
+        "C": 128,
+        "OH": 16,
+        "OW": 16,
+        "O": 128,
+        "STRIDE_H": 1,
+        "STRIDE_W": 1,
+        "PAD_H": 1,
+        "PAD_W": 1,
+        "PARTS": 1,
+        "KW": 3,
+        "BY_TAP": True,
+        "PRECISION": "tf32",
+        "BLOCK_M": 32,
+        "BLOCK_N": 128,
         "BLOCK_K": 128,
-    }  # fmt: skip
+    }
     types = {**tensors, **dict.fromkeys(("B", "SPLIT", "SHARE", "J_STRIDE", "S_STRIDE"), "i32")}
     assert "mma" in code(_along_weights, types, constants, tensors, num_warps=4, num_stages=3)
-    types = {"parts": "*fp32", "out": "*fp32", **dict.fromkeys(("SPLIT", "EACH", "J_STRIDE"), "i32")}
-    assert "ld.global.v4" in code(_total, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"])
+    types = {
+        "parts": "*fp32",
+        "out": "*fp32",
+        **dict.fromkeys(("SPLIT", "EACH", "J_STRIDE"), "i32"),
+    }
+    assert "ld.global.v4" in code(
+        _total, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"]
+    )
 
 
-NUMBERS = dict.fromkeys(("mean", "factor", "shift", "b", "d", "weight", "bias", "known", "scale", "sums"), "*fp32")
+NUMBERS = dict.fromkeys(
+    ("mean", "factor", "shift", "b", "d", "weight", "bias", "known", "scale", "sums"), "*fp32"
+)
 IMAGES = dict.fromkeys(("x", "slope", "done", "kept", "more"), "*bf16")
 COUNTS = dict.fromkeys(("ROWS", "C", "G", "SHARE", "SPLIT", "BATCH", "WEIGHT", "BIAS"), "i32")
 
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize(("rows", "channels"), [(32, 32), (16, 64)])  # the second where an image has few pixels
+# the second where an image has few pixels
+@pytest.mark.parametrize(("rows", "channels"), [(32, 32), (16, 64)])
 def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
     from fedensemble.engines.kernels.triton.norm_reductions import apply, sums
 
@@ -82,28 +138,57 @@ def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
         (sums, 1, "*fp32", back, 3 if back else 1),
         (apply, 2, "*bf16", not back, 2),
     ):
-        types = {n: t for n, t in {**NUMBERS, **IMAGES, **COUNTS, "out": out}.items() if n in kernel.arg_names}
-        constants = {"BACK": back, "RELU": True, "ADDED": added, "BLOCK_R": rows, "BLOCK_C": times * channels}
+        types = {
+            n: t
+            for n, t in {**NUMBERS, **IMAGES, **COUNTS, "out": out}.items()
+            if n in kernel.arg_names
+        }
+        constants = {
+            "BACK": back,
+            "RELU": True,
+            "ADDED": added,
+            "BLOCK_R": rows,
+            "BLOCK_C": times * channels,
+        }
         ptx = code(kernel, types, {**constants, "FLAT": flat}, types)
         assert ptx.count("ld.global.v4.b32") >= read * times  # a thread's, of 128
         assert "ld.global.b16" not in ptx and "ld.global.v2" not in ptx
         assert ("div.s32" in ptx) == flat  # programs of many sets share an axis
 
 
-@pytest.mark.parametrize("ones", [(), ("SPLIT",), ("G", "SPLIT", "BATCH"), ("ROWS", "C", "G", "SPLIT", "BATCH")])
-@pytest.mark.parametrize(("groups", "channels", "warps"), [(2, 8, 1), (2, 256, 4), (1, 1, 1), (1, 4096, 8)])
+@pytest.mark.parametrize(
+    "ones", [(), ("SPLIT",), ("G", "SPLIT", "BATCH"), ("ROWS", "C", "G", "SPLIT", "BATCH")]
+)
+@pytest.mark.parametrize(
+    ("groups", "channels", "warps"), [(2, 8, 1), (2, 256, 4), (1, 1, 1), (1, 4096, 8)]
+)
 def test_numbers_of_groups(groups, channels, warps, ones):
-    """Arguments that are 1 are constants to Triton; nothing is added up in an order that chance decides."""
-    from fedensemble.engines.kernels.triton.group_norm import group_slopes, group_statistics, weight_slopes
+    """Arguments that are 1 are constants to Triton; nothing is added up in an order that chance
+    decides.
+    """
+    from fedensemble.engines.kernels.triton.group_norm import (
+        group_slopes,
+        group_statistics,
+        weight_slopes,
+    )
 
     every = {**NUMBERS, "x": "*bf16", **COUNTS, "EPS": "fp32", "out": "*fp32"}
-    every |= {"along_weight": "*fp32", "along_bias": "*fp32", "ALONG_WEIGHT": "i32", "ALONG_BIAS": "i32"}
+    every |= {
+        "along_weight": "*fp32",
+        "along_bias": "*fp32",
+        "ALONG_WEIGHT": "i32",
+        "ALONG_BIAS": "i32",
+    }
     tile = {"BLOCK_G": groups, "BLOCK_C": channels}
     for kernel, blocks in (
         (group_statistics, tile),
         (group_slopes, tile),
         (weight_slopes, {"BLOCK_B": 32, "BLOCK_C": 32}),
     ):
-        types = {name: kind for name, kind in every.items() if name in kernel.arg_names and name not in ones}
+        types = {
+            name: kind
+            for name, kind in every.items()
+            if name in kernel.arg_names and name not in ones
+        }
         constants = {**blocks, **{name: 1 for name in ones if name in kernel.arg_names}}
         assert "atom" not in code(kernel, types, constants, [], num_warps=warps)

@@ -19,10 +19,13 @@ from fedensemble.modeling.functional_model import FunctionalModel
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 pytestmark = [
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="neither a GPU nor Triton's interpreter"),
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not INTERPRETED, reason="neither a GPU nor Triton's interpreter"
+    ),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the interpreter's, of numpy
 ]
-PRODUCTS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]  # the interpreter has no others
+# the interpreter has no others
+PRODUCTS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 
 
 def apart(a, b):
@@ -54,19 +57,26 @@ def test_convolution_kernels(shape, dtype):
     channels, outputs, side, size, stride, padding = shape
     torch.manual_seed(0)
     x = torch.randn(6, channels, side, side, device=DEVICE, dtype=dtype)
-    weight = torch.randn(2, outputs, channels, size, size, device=DEVICE, dtype=dtype) / (channels * size * size) ** 0.5
-    bias = torch.randn(2, 2 * outputs, device=DEVICE, dtype=dtype)[:, :outputs]  # a view, as out of a flat vector
+    weight = (
+        torch.randn(2, outputs, channels, size, size, device=DEVICE, dtype=dtype)
+        / (channels * size * size) ** 0.5
+    )
+    # a view, as out of a flat vector
+    bias = torch.randn(2, 2 * outputs, device=DEVICE, dtype=dtype)[:, :outputs]
     given = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
     torch.set_float32_matmul_precision("highest")
     got = TritonConvolution.apply(*given, (stride, stride), (padding, padding), None)
     expected = (
-        grouped(*exact[:2], (stride, stride), (padding, padding)) + exact[2].repeat_interleave(3, 0)[:, :, None, None]
+        grouped(*exact[:2], (stride, stride), (padding, padding))
+        + exact[2].repeat_interleave(3, 0)[:, :, None, None]
     )
     slope = torch.randn_like(got)
     pairs = [(got, expected)]
     pairs += zip(
-        torch.autograd.grad(got, given, slope), torch.autograd.grad(expected, exact, slope.double()), strict=True
+        torch.autograd.grad(got, given, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+        strict=True,
     )
     for a, b in pairs:
         assert apart(a, b) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
@@ -128,7 +138,9 @@ def test_norm_kernels(shape, groups, fate, dtype):
         expected = expected + exact[3]
     if fate:  # by our own signs: near 0, rounding decides
         expected = expected * (got > 0)
-    pairs = [(got, expected)] if groups else [(got, expected), (known[4], means), (known[5], variances)]
+    pairs = (
+        [(got, expected)] if groups else [(got, expected), (known[4], means), (known[5], variances)]
+    )
     slopes_found = (along[0], slopes[:, first], slopes[:, last], along[3])
     right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], slope.double())
     pairs += zip(slopes_found, right, strict=False)
@@ -140,7 +152,9 @@ def lstm(given, hidden, cell, weight):
     """One layer in plain operations."""
     outputs = []
     for now in given.unbind(1):
-        fed = torch.bmm(hidden.reshape(len(weight), -1, hidden.shape[-1]), weight.mT).reshape(now.shape)
+        fed = torch.bmm(hidden.reshape(len(weight), -1, hidden.shape[-1]), weight.mT).reshape(
+            now.shape
+        )
         i, f, g, o = (now + fed).chunk(4, -1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
@@ -156,7 +170,9 @@ def test_lstm_kernels(shape):
     torch.manual_seed(0)
     sizes = ((visits * batch, steps, 4 * width), (visits * batch, width), (visits * batch, width))
     given = [torch.randn(*size, device=DEVICE).requires_grad_() for size in sizes]
-    given.append((torch.randn(visits, 4 * width, width, device=DEVICE) / width**0.5).requires_grad_())
+    given.append(
+        (torch.randn(visits, 4 * width, width, device=DEVICE) / width**0.5).requires_grad_()
+    )
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
     torch.set_float32_matmul_precision("highest")
     got, expected = TritonLSTM.apply(*given), lstm(*exact)
@@ -199,14 +215,20 @@ def test_batch_norm_far_from_zero():
     torch.manual_seed(0)
     x = torch.randn(2 * 8, 3, 4, 4, device=DEVICE) + 3000
     weight, bias, mean, variance = torch.rand(4, 2, 3, device=DEVICE)
-    got, _ = StackedNorm.apply(x, weight, bias, BatchNorm(mean, variance, 1e-5, 0.1), False, (None, None))
-    expected = [F.batch_norm(part.double(), None, None, w.double(), b.double(), True)
-                for part, w, b in zip(x.chunk(2), weight, bias, strict=True)]  # fmt: skip
+    got, _ = StackedNorm.apply(
+        x, weight, bias, BatchNorm(mean, variance, 1e-5, 0.1), False, (None, None)
+    )
+    expected = [
+        F.batch_norm(part.double(), None, None, w.double(), b.double(), True)
+        for part, w, b in zip(x.chunk(2), weight, bias, strict=True)
+    ]
     assert float((got - torch.cat(expected)).abs().max()) < 1e-2
 
 
 @pytest.mark.parametrize("steep", [0, 30])
-@pytest.mark.parametrize(("channels", "groups", "side"), [(6, 2, 16), (70, 5, 3), (9, 9, 8), (260, 1, 1)])
+@pytest.mark.parametrize(
+    ("channels", "groups", "side"), [(6, 2, 16), (70, 5, 3), (9, 9, 8), (260, 1, 1)]
+)
 def test_group_norm_far_from_zero(channels, groups, side, steep):
     """Channels lie far from 0, and `steep` beyond the one before: neither may cost digits."""
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
@@ -219,10 +241,20 @@ def test_group_norm_far_from_zero(channels, groups, side, steep):
     slope = torch.randn_like(x)
     got, _ = StackedNorm.apply(x, weight, bias, GroupNorm(groups, 1e-5), False, (None, None))
     exact = x.detach().double().requires_grad_()
-    expected = torch.cat([F.group_norm(part, groups, w.double(), b.double())
-                          for part, w, b in zip(exact.chunk(2), weight, bias, strict=True)])  # fmt: skip
+    expected = torch.cat(
+        [
+            F.group_norm(part, groups, w.double(), b.double())
+            for part, w, b in zip(exact.chunk(2), weight, bias, strict=True)
+        ]
+    )
     assert float((got - expected).detach().abs().max()) < 1e-3
-    assert apart(torch.autograd.grad(got, x, slope)[0], torch.autograd.grad(expected, exact, slope.double())[0]) < 1e-3
+    assert (
+        apart(
+            torch.autograd.grad(got, x, slope)[0],
+            torch.autograd.grad(expected, exact, slope.double())[0],
+        )
+        < 1e-3
+    )
 
 
 @pytest.mark.parametrize("groups", [None, 4])
@@ -243,7 +275,9 @@ def test_norms_give_the_same_bits_again_and_without_slopes(groups):
         made.append((out, *torch.autograd.grad(out, leaves, slope)))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
     with torch.no_grad():
-        assert torch.equal(StackedNorm.apply(x, weight, bias, kind, True, (None, None))[0], made[0][0])
+        assert torch.equal(
+            StackedNorm.apply(x, weight, bias, kind, True, (None, None))[0], made[0][0]
+        )
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
@@ -255,8 +289,10 @@ def test_more_sets_than_an_axis_of_a_grid_has(groups):
 
     torch.manual_seed(0)
     visits, channels = 70_000, 8
-    leaves = [torch.randn(shape, device=DEVICE, requires_grad=True)
-              for shape in ((2 * visits, channels, 3), (visits, channels), (visits, channels))]  # fmt: skip
+    leaves = [
+        torch.randn(shape, device=DEVICE, requires_grad=True)
+        for shape in ((2 * visits, channels, 3), (visits, channels), (visits, channels))
+    ]
     mean, variance = torch.rand(2, visits, channels, device=DEVICE)
     kind = GroupNorm(groups, 1e-2) if groups else BatchNorm(mean, variance, 1e-2, 0.1)
     got, _ = StackedNorm.apply(*leaves, kind, False, (None, None))
@@ -265,9 +301,14 @@ def test_more_sets_than_an_axis_of_a_grid_has(groups):
     over = (3, 4) if groups else (1, 3, 4)
     var, centre = torch.var_mean(split, over, correction=0, keepdim=True)
     normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(visits, 2, channels, 3)
-    expected = (normal * exact[1][:, None, :, None] + exact[2][:, None, :, None]).reshape(exact[0].shape)
+    expected = (normal * exact[1][:, None, :, None] + exact[2][:, None, :, None]).reshape(
+        exact[0].shape
+    )
     slope = torch.randn_like(got)
-    along, right = torch.autograd.grad(got, leaves, slope), torch.autograd.grad(expected, exact, slope.double())
+    along, right = (
+        torch.autograd.grad(got, leaves, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+    )
     for a, b in zip((got, *along), (expected, *right), strict=True):
         assert apart(a, b) < 1e-4
 
@@ -292,13 +333,23 @@ class InPlace(nn.Module):
 
 
 class Grouped(nn.Module):
-    """GroupNorms of all fates, one used twice, one without weights, one whose groups a program cannot hold."""
+    """GroupNorms of all fates, one used twice, one without weights, one whose groups a program
+    cannot hold.
+    """
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.norm, self.other, self.shared = nn.GroupNorm(3, 6), nn.GroupNorm(2, 6), nn.GroupNorm(1, 6)
-        self.plain, self.wide, self.out = nn.GroupNorm(6, 6, affine=False), nn.GroupNorm(1, 4100), nn.Linear(4100, 3)
+        self.norm, self.other, self.shared = (
+            nn.GroupNorm(3, 6),
+            nn.GroupNorm(2, 6),
+            nn.GroupNorm(1, 6),
+        )
+        self.plain, self.wide, self.out = (
+            nn.GroupNorm(6, 6, affine=False),
+            nn.GroupNorm(1, 4100),
+            nn.Linear(4100, 3),
+        )
 
     def forward(self, x):
         x = F.relu(self.norm(self.first(x)))
@@ -316,15 +367,24 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
     used, known = [], GroupNorm.known
-    monkeypatch.setattr(GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given))
+    monkeypatch.setattr(
+        GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given)
+    )
     if DEVICE == "cpu":
         monkeypatch.setattr(dispatch, "quick", lambda x: x.dtype == torch.float32)
     torch.manual_seed(0)
     visits, batch = 3, 4
-    x, y = torch.randn(visits, batch, 2, 8, 8, device=DEVICE), torch.randint(0, 3, (visits, batch), device=DEVICE)
-    more = torch.ones(visits, batch, dtype=torch.bool, device=DEVICE), torch.arange(visits, device=DEVICE)
+    x, y = (
+        torch.randn(visits, batch, 2, 8, 8, device=DEVICE),
+        torch.randint(0, 3, (visits, batch), device=DEVICE),
+    )
+    more = (
+        torch.ones(visits, batch, dtype=torch.bool, device=DEVICE),
+        torch.arange(visits, device=DEVICE),
+    )
     exact, quick = (
-        FunctionalModel(model, "cross_entropy", y[0], DEVICE, kind) for kind in (torch.float64, torch.float32)
+        FunctionalModel(model, "cross_entropy", y[0], DEVICE, kind)
+        for kind in (torch.float64, torch.float32)
     )
     assert check_stackable(quick, x, y) == (None, fates)
     assert not used  # a trial is in float64
@@ -344,11 +404,14 @@ def test_step_kernels(length, decay):
     from fedensemble.engines.kernels.triton.sgd_step import copy_rows, descend
 
     torch.manual_seed(0)
-    theta, slope = (aligned_rows.to_aligned(torch.randn(3, length, device=DEVICE)) for _ in range(2))
+    theta, slope = (
+        aligned_rows.to_aligned(torch.randn(3, length, device=DEVICE)) for _ in range(2)
+    )
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
     slope[1, 7] = torch.nan  # of a visit that stands still
     assert aligned_rows.is_aligned(theta)
-    for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter cuts numbers off
+    # the interpreter cuts numbers off
+    for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):
         before = theta.clone()
         copy, again = (aligned_rows.empty_aligned(theta, dtype) for _ in range(2))
         descend(theta, slope, rate, decay, copy)

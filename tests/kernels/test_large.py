@@ -1,4 +1,6 @@
-"""Matrices of weights may have more numbers than 32 bits can count; skipped where Triton is not there or interprets."""
+"""Matrices of weights may have more numbers than 32 bits can count; skipped where Triton is not
+there or interprets.
+"""
 
 import os
 import re
@@ -11,26 +13,65 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 
 SQUARES = {
-    "K": 36, "H": 8, "W": 8, "C": 4, "OH": 8, "OW": 8, "O": 16, "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1, "PAD_W": 1,
-    "KH": 3, "KW": 3, "BY_TAP": False, "EVERY_H": 1, "EVERY_W": 1, "TURNED": False, "HAS_BIAS": True, "PARTS": 1,
-    "PRECISION": "tf32", "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16,
-}  # fmt: skip
+    "K": 36,
+    "H": 8,
+    "W": 8,
+    "C": 4,
+    "OH": 8,
+    "OW": 8,
+    "O": 16,
+    "STRIDE_H": 1,
+    "STRIDE_W": 1,
+    "PAD_H": 1,
+    "PAD_W": 1,
+    "KH": 3,
+    "KW": 3,
+    "BY_TAP": False,
+    "EVERY_H": 1,
+    "EVERY_W": 1,
+    "TURNED": False,
+    "HAS_BIAS": True,
+    "PARTS": 1,
+    "PRECISION": "tf32",
+    "BLOCK_M": 16,
+    "BLOCK_N": 16,
+    "BLOCK_K": 16,
+}
 CASES = [  # kernel, distances between rows, constants
     ("triton_products", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
     ("triton_filters", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
     ("triton_filters", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
-    ("triton_batch_norm", "statistics", ["MEAN", "VARIANCE", "WEIGHT", "BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    (
+        "triton_batch_norm",
+        "statistics",
+        ["MEAN", "VARIANCE", "WEIGHT", "BIAS"],
+        {"SHARES": 4, "BLOCK_C": 64},
+    ),
     ("triton_batch_norm", "slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
     ("triton_group_norm", "group_statistics", ["WEIGHT", "BIAS"], {"BLOCK_G": 2, "BLOCK_C": 64}),
-    ("triton_group_norm", "weight_slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"BLOCK_B": 32, "BLOCK_C": 32}),
+    (
+        "triton_group_norm",
+        "weight_slopes",
+        ["ALONG_WEIGHT", "ALONG_BIAS"],
+        {"BLOCK_B": 32, "BLOCK_C": 32},
+    ),
     ("triton_step", "_chosen", ["P", "WIDE"], {"BLOCK": 2048}),
-    ("triton_linear", "_outer", ["STRIDE"], {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16}),
+    (
+        "triton_linear",
+        "_outer",
+        ["STRIDE"],
+        {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "distances", "constants"), CASES, ids=[case[1] for case in CASES])
+@pytest.mark.parametrize(
+    ("module", "name", "distances", "constants"), CASES, ids=[case[1] for case in CASES]
+)
 def test_rows_are_found_by_64_bits(module, name, distances, constants):
-    """A visit's number times what lies between rows: 200 models of 11 million weights do not fit into 32 bits."""
+    """A visit's number times what lies between rows: 200 models of 11 million weights do not fit
+    into 32 bits.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -45,8 +86,12 @@ def test_rows_are_found_by_64_bits(module, name, distances, constants):
             signature[argument] = "*i64"
         else:
             signature[argument] = "i32" if argument.isupper() else "*fp32"
-    compiled = triton.compile(ASTSource(kernel, signature, values, {}), target=GPUTarget("cuda", 90, 32))
+    compiled = triton.compile(
+        ASTSource(kernel, signature, values, {}), target=GPUTarget("cuda", 90, 32)
+    )
     body = compiled.asm["ttir"].partition("tt.func public")[2].partition("\n")[2]
     for distance in distances:
         uses = [line.strip() for line in body.splitlines() if re.search(rf"%{distance}\b", line)]
-        assert uses and all(f"arith.extsi %{distance} : i32 to i64" in line for line in uses), distance
+        assert uses and all(f"arith.extsi %{distance} : i32 to i64" in line for line in uses), (
+            distance
+        )

@@ -1,4 +1,6 @@
-"""The Triton kernels against torch in float64, over random shapes; see test_kernels.py for how to run them."""
+"""The Triton kernels against torch in float64, over random shapes; see test_kernels.py for how to
+run them.
+"""
 
 import os
 from importlib.util import find_spec
@@ -14,11 +16,17 @@ from fedensemble.engines.stacked import aligned_rows
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 pytestmark = [
-    pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="neither a GPU nor Triton's interpreter"),
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not INTERPRETED, reason="neither a GPU nor Triton's interpreter"
+    ),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the interpreter's, of numpy
 ]
 repeatable = settings(
-    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 visits = st.integers(1, 3)
@@ -45,20 +53,36 @@ def lying_apart(values):
 def same(found, error=1e-5):
     for name, a, b in found:
         assert a.shape == b.shape, name
-        assert float((a.double() - b).detach().norm()) <= error * float(1e-3 + b.detach().norm()), name
+        assert float((a.double() - b).detach().norm()) <= error * float(1e-3 + b.detach().norm()), (
+            name
+        )
 
 
 @given(
-    visits, batches, channels, channels, pairs(1, 9), pairs(1, 5), pairs(1, 4), pairs(0, 6), st.booleans(),
-    st.booleans(), st.booleans(),
-)  # fmt: skip
+    visits,
+    batches,
+    channels,
+    channels,
+    pairs(1, 9),
+    pairs(1, 5),
+    pairs(1, 4),
+    pairs(0, 6),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 @example(1, 1, 16, 16, (1, 1), (1, 1), (3, 2), (0, 0), True, True, False)
-@example(2, 1, 17, 33, (2, 7), (1, 2), (4, 3), (5, 0), True, True, False)  # strides beyond the filter, padding, too
-@example(1, 2, 3, 5, (24, 25), (3, 3), (1, 1), (1, 1), False, True, False)  # the sum over pixels is split
-@example(1, 1, 130, 130, (3, 2), (2, 2), (2, 1), (1, 1), True, True, True)  # more than 128 columns in a tile
+# strides beyond the filter, padding, too
+@example(2, 1, 17, 33, (2, 7), (1, 2), (4, 3), (5, 0), True, True, False)
+# the sum over pixels is split
+@example(1, 2, 3, 5, (24, 25), (3, 3), (1, 1), (1, 1), False, True, False)
+# more than 128 columns in a tile
+@example(1, 1, 130, 130, (3, 2), (2, 2), (2, 1), (1, 1), True, True, True)
 @example(2, 3, 65, 16, (9, 8), (2, 3), (1, 2), (1, 0), True, False, False)
 @repeatable
-def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, biased, direct, halved):
+def test_convolutions(
+    j, batch, inputs, outputs, image, size, stride, padding, biased, direct, halved
+):
     from fedensemble.engines.kernels.triton import implicit_gemm
     from fedensemble.engines.kernels.triton.conv import TritonConvolution
     from fedensemble.engines.stacked.stacked_params import StackedParam
@@ -66,7 +90,8 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
     assume(all(i + 2 * p >= s for i, p, s in zip(image, padding, size, strict=True)))
     torch.set_float32_matmul_precision("highest")
     x = numbers(j * batch, inputs, *image).requires_grad_()
-    stored = lying_apart(numbers(j, *size, inputs, outputs, seed=1))  # as filters lie in a matrix of weights
+    # as filters lie in a matrix of weights
+    stored = lying_apart(numbers(j, *size, inputs, outputs, seed=1))
     weight = stored.permute(0, 4, 3, 1, 2).detach().requires_grad_()
     bias = lying_apart(numbers(j, outputs, seed=2)).requires_grad_() if biased else None
     wanted = [tensor for tensor in (x, weight, bias) if tensor is not None]
@@ -78,15 +103,19 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
         if halved:  # tiles as for bf16 on a card with few processors
             tiles = implicit_gemm._tiles
             patched.setattr(implicit_gemm, "_PROCESSORS", 1)
-            patched.setattr(implicit_gemm, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape))
+            patched.setattr(
+                implicit_gemm, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape)
+            )
         got = TritonConvolution.apply(x, weight, bias, stride, padding, piece)
         back = numbers(*got.shape, seed=3)
         found = list(torch.autograd.grad(got, wanted, back, allow_unused=True))
     exact = [tensor.detach().double().requires_grad_() for tensor in wanted]
-    expected = torch.cat([
-        F.conv2d(images, exact[1][n], exact[2][n] if biased else None, stride, padding)
-        for n, images in enumerate(exact[0].chunk(j))
-    ])  # fmt: skip
+    expected = torch.cat(
+        [
+            F.conv2d(images, exact[1][n], exact[2][n] if biased else None, stride, padding)
+            for n, images in enumerate(exact[0].chunk(j))
+        ]
+    )
     if direct:
         assert found[1] is None
         assert bool((slopes[:, :4] == 9).all()) and bool((slopes[:, -3:] == 9).all())
@@ -96,9 +125,14 @@ def test_convolutions(j, batch, inputs, outputs, image, size, stride, padding, b
 
 
 @given(
-    visits, st.integers(1, 40), channels, st.lists(st.integers(1, 6), max_size=3), st.sampled_from(["", "relu", "sum"]),
-    st.booleans(), st.sampled_from([0.0, 50.0]),
-)  # fmt: skip
+    visits,
+    st.integers(1, 40),
+    channels,
+    st.lists(st.integers(1, 6), max_size=3),
+    st.sampled_from(["", "relu", "sum"]),
+    st.booleans(),
+    st.sampled_from([0.0, 50.0]),
+)
 @example(1, 1, 1, [2], "relu", True, 0.0)
 @example(1, 2, 3, [], "", True, 0.0)
 @example(1, 17, 8, [64, 63], "relu", True, 50.0)  # more blocks of rows than shares
@@ -108,7 +142,9 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
 
     assume(batch * torch.Size(image).numel() >= 2)
-    mean, variance = (lying_apart(tensor) for tensor in (numbers(j, many, seed=4), numbers(j, many, seed=5).abs()))
+    mean, variance = (
+        lying_apart(tensor) for tensor in (numbers(j, many, seed=4), numbers(j, many, seed=5).abs())
+    )
     means, variances = mean.double(), variance.double()
 
     def exactly(images, weight, bias, n):
@@ -120,17 +156,24 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
 
 
 @given(
-    visits, st.integers(1, 5), st.sampled_from([1, 2, 3, 5, 8, 17, 33]), st.sampled_from([1, 2, 3, 5, 8]),
-    st.lists(st.integers(1, 6), max_size=3), st.sampled_from(["", "relu", "sum"]), st.booleans(),
-    st.sampled_from([0.0, 50.0]), st.booleans(),
-)  # fmt: skip
+    visits,
+    st.integers(1, 5),
+    st.sampled_from([1, 2, 3, 5, 8, 17, 33]),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.lists(st.integers(1, 6), max_size=3),
+    st.sampled_from(["", "relu", "sum"]),
+    st.booleans(),
+    st.sampled_from([0.0, 50.0]),
+    st.booleans(),
+)
 @example(1, 1, 2, 1, [], "relu", True, 0.0, True)  # nothing but one group's channels
 @example(2, 3, 3, 5, [4, 4], "sum", True, 50.0, False)
 @example(1, 2, 8, 2, [40, 41], "relu", True, 0.0, True)  # an example's rows in shares
 @example(2, 40, 4, 3, [2], "", True, 0.0, False)  # more examples than a program adds up at once
 @example(1, 2, 700, 2, [2], "relu", False, 0.0, False)  # more channels than a program takes at once
 @example(1, 2, 3, 300, [2], "relu", False, 0.0, True)  # more groups
-@example(1, 2, 64, 2, [8, 8], "relu", True, 0.0, True)  # several blocks of rows and of channels on one axis
+# several blocks of rows and of channels on one axis
+@example(1, 2, 64, 2, [8, 8], "relu", True, 0.0, True)
 @repeatable
 def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
@@ -138,26 +181,37 @@ def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
     assume(each * torch.Size(image).numel() >= 2)
 
     def exactly(images, weight, bias, n):
-        split = images.unflatten(1, (groups, -1)).flatten(2)  # F.group_norm refuses what it takes for a batch of one
+        # F.group_norm refuses what it takes for a batch of one
+        split = images.unflatten(1, (groups, -1)).flatten(2)
         var, centre = torch.var_mean(split, 2, correction=0, keepdim=True)
         normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(images.shape)
-        return normal * weight.reshape(-1, *(1,) * len(image)) + bias.reshape(-1, *(1,) * len(image))
+        return normal * weight.reshape(-1, *(1,) * len(image)) + bias.reshape(
+            -1, *(1,) * len(image)
+        )
 
-    check_norm(j, batch, each * groups, image, fate, direct, far, flat, GroupNorm(groups, 1e-2), exactly)
+    check_norm(
+        j, batch, each * groups, image, fate, direct, far, flat, GroupNorm(groups, 1e-2), exactly
+    )
 
 
 def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
-    """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there were many sets."""
+    """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there
+    were many sets.
+    """
     from fedensemble.engines.kernels.triton import norm
     from fedensemble.engines.stacked.stacked_params import StackedParam
 
-    x = (far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)).requires_grad_()
+    x = (
+        far * numbers(1, many, *(1,) * len(image)) + numbers(j * batch, many, *image, seed=1)
+    ).requires_grad_()
     weight, bias = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3))
     weight.requires_grad_()
     bias.requires_grad_()
     slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
     places = slopes[:, :, 4:-3]
-    pieces = (StackedParam(weight, places[0]), StackedParam(bias, places[1])) if direct else (None, None)
+    pieces = (
+        (StackedParam(weight, places[0]), StackedParam(bias, places[1])) if direct else (None, None)
+    )
     more = numbers(*x.shape, seed=7).requires_grad_()
     added = more if fate == "sum" else None
     with pytest.MonkeyPatch.context() as patched:
@@ -172,7 +226,9 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
         found[1:3] = places
 
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
-    expected = torch.cat([exactly(images, exact[1][n], exact[2][n], n) for n, images in enumerate(exact[0].chunk(j))])
+    expected = torch.cat(
+        [exactly(images, exact[1][n], exact[2][n], n) for n, images in enumerate(exact[0].chunk(j))]
+    )
     if fate == "sum":
         expected = expected + exact[3]
     if fate:  # by our own signs: near 0, rounding decides
@@ -186,8 +242,14 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
 
 
 @given(
-    st.integers(1, 3), channels, pairs(1, 14), st.integers(1, 14), st.integers(0, 3), st.booleans(), st.booleans()
-)  # fmt: skip
+    st.integers(1, 3),
+    channels,
+    pairs(1, 14),
+    st.integers(1, 14),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+)
 @example(2, 3, (12, 13), 12, 0, False, False)  # places in a square beyond 127
 @example(1, 2, (5, 6), 2, 1, False, True)
 @repeatable
@@ -200,7 +262,10 @@ def test_pooling(n, many, image, size, gap, ties, large):
     with pytest.MonkeyPatch.context() as patched:
         if large:  # as if there were so many pixels that places need 64 bits
             patched.setattr(max_pool, "_LARGE", 0)
-        got, expected = max_pool.TritonMaxPool2d.apply(x, size, size + gap), F.max_pool2d(x, size, size + gap)
+        got, expected = (
+            max_pool.TritonMaxPool2d.apply(x, size, size + gap),
+            F.max_pool2d(x, size, size + gap),
+        )
         slope = numbers(*expected.shape, seed=1)
         assert torch.equal(got, expected)
         assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
@@ -219,13 +284,20 @@ def test_pooling_passes_on_what_is_no_number():
     assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
 
 
-@given(visits, st.integers(2033, 6200), st.sampled_from([0.0, 0.1]), st.sampled_from([None, torch.float32]))
+@given(
+    visits,
+    st.integers(2033, 6200),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([None, torch.float32]),
+)
 @example(3, 2033, 0.1, torch.float32)  # rows as long as a block
 @repeatable
 def test_steps(j, length, decay, copied):
     from fedensemble.engines.kernels.triton.sgd_step import descend
 
-    theta, slope = (aligned_rows.empty_aligned(numbers(j, length)).fill_(9)[:, :length] for _ in range(2))
+    theta, slope = (
+        aligned_rows.empty_aligned(numbers(j, length)).fill_(9)[:, :length] for _ in range(2)
+    )
     theta.copy_(numbers(j, length))
     slope.copy_(numbers(j, length, seed=1))
     assert aligned_rows.is_aligned(theta)

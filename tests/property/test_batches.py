@@ -9,7 +9,9 @@ from fedensemble.core.batches import LocalWork, batch_table
 
 
 def reference(key, size, work):
-    """Rows of each local step of one client, as a list of lists; nothing shared with the implementation but draws."""
+    """Rows of each local step of one client, as a list of lists; nothing shared with the
+    implementation but draws.
+    """
     batches, epoch = [], 0
     while True:
         order = prng.permutation(prng.fold(key, epoch), size).tolist()
@@ -37,16 +39,24 @@ WORKS = st.builds(
     batch_size=st.integers(1, 8),
     last_batch=st.sampled_from(["keep", "wrap", "drop"]),
 )
-CLIENTS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(1, 20)), min_size=1, max_size=6)
+CLIENTS = st.lists(
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(1, 20)), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=250, deadline=None)
 @given(CLIENTS, WORKS)
 def test_against_the_reference(clients, work):
-    keys, sizes = torch.tensor([key for key, _ in clients]), torch.tensor([size for _, size in clients])
+    keys, sizes = (
+        torch.tensor([key for key, _ in clients]),
+        torch.tensor([size for _, size in clients]),
+    )
     rows, weights = batch_table(keys, sizes, work)
-    assert rows.shape == weights.shape == (int(work.count(sizes).max()), len(clients), work.batch_size)
-    assert bool(((rows >= 0) & (rows < sizes.reshape(1, -1, 1))).all())  # filler, too, is the client's own
+    assert (
+        rows.shape == weights.shape == (int(work.count(sizes).max()), len(clients), work.batch_size)
+    )
+    # filler, too, is the client's own
+    assert bool(((rows >= 0) & (rows < sizes.reshape(1, -1, 1))).all())
     for j, (key, size) in enumerate(clients):
         expected = reference(key, size, work)
         assert len(expected) == int(work.count(sizes)[j])
@@ -59,7 +69,10 @@ def test_against_the_reference(clients, work):
 @given(CLIENTS, st.integers(1, 3), st.integers(1, 8))
 def test_keep_covers_every_example_once_an_epoch(clients, epochs, batch_size):
     work = LocalWork(epochs=epochs, batch_size=batch_size)
-    keys, sizes = torch.tensor([key for key, _ in clients]), torch.tensor([size for _, size in clients])
+    keys, sizes = (
+        torch.tensor([key for key, _ in clients]),
+        torch.tensor([size for _, size in clients]),
+    )
     rows, weights = batch_table(keys, sizes, work)
     an_epoch = work.steps_an_epoch(sizes)
     for j, (_, size) in enumerate(clients):
@@ -72,7 +85,10 @@ def test_keep_covers_every_example_once_an_epoch(clients, epochs, batch_size):
 @settings(max_examples=50, deadline=None)
 @given(CLIENTS, WORKS)
 def test_a_visit_does_not_depend_on_its_neighbours(clients, work):
-    keys, sizes = torch.tensor([key for key, _ in clients]), torch.tensor([size for _, size in clients])
+    keys, sizes = (
+        torch.tensor([key for key, _ in clients]),
+        torch.tensor([size for _, size in clients]),
+    )
     rows, weights = batch_table(keys, sizes, work)
     alone, weight = batch_table(keys[:1], sizes[:1], work)
     assert torch.equal(rows[: len(alone), 0][weight[:, 0].bool()], alone[:, 0][weight[:, 0].bool()])

@@ -8,7 +8,10 @@ from fedensemble import prng
 from fedensemble.algorithms.compressors import Dither, RandK, TopK
 
 dithers = st.builds(
-    Dither, block=st.integers(1, 40), norm=st.sampled_from(["2", "inf"]), levels=st.sampled_from([1, 2, 3, 7, 127])
+    Dither,
+    block=st.integers(1, 40),
+    norm=st.sampled_from(["2", "inf"]),
+    levels=st.sampled_from([1, 2, 3, 7, 127]),
 )
 shares = st.floats(0.01, 1.0)
 unbiased = dithers | st.builds(RandK, shares)
@@ -59,7 +62,8 @@ def test_round_trip_of_any_float32(raw, quantiser):
 def test_right_on_average_and_within_omega(quantiser, size, seed):
     x = vector(seed, size)
     drawn = compressed(quantiser, x, seed, DRAWS)
-    # The mean of n draws is off by omega ||x||^2 / n at most, squared and on average: five times its root is far out.
+    # The mean of n draws is off by omega ||x||^2 / n at most, squared and on average: five times
+    # its root is far out.
     bound = quantiser.omega(size) * float(x.square().sum())
     assert float((drawn.mean(0) - x).square().sum()) <= 25 * bound / DRAWS + 1e-20
     distance = (drawn - x).square().sum(1)
@@ -74,7 +78,9 @@ def test_top_k_keeps_the_largest(quantiser, size, seed):
     kept = out != 0
     assert int(kept.sum()) <= quantiser.kept(size)
     assert torch.equal(out[kept], x[kept])
-    assert float((out - x).square().sum()) <= quantiser.omega(size) * float(x.square().sum()) + 1e-12
+    assert (
+        float((out - x).square().sum()) <= quantiser.omega(size) * float(x.square().sum()) + 1e-12
+    )
 
 
 @given(quantisers, sizes, seeds, st.sampled_from([0.5, 4.0]))
@@ -112,7 +118,9 @@ def test_real_savings():
 
 
 def test_ternary_bound_is_attained():
-    """||x||_1 ||x||_inf = (1 + sqrt d) / 2 ||x||^2 where one entry is 1 and the others 1 / (1 + sqrt d)."""
+    """||x||_1 ||x||_inf = (1 + sqrt d) / 2 ||x||^2 where one entry is 1 and the others 1 / (1 +
+    sqrt d).
+    """
     d = 16
     x = torch.full((d,), 1 / (1 + d**0.5), dtype=torch.float64)
     x[0] = 1.0

@@ -1,4 +1,6 @@
-"""For all N, Q, M clients are asked equally often, train every mode equally often and count alike in the means."""
+"""For all N, Q, M clients are asked equally often, train every mode equally often and count alike
+in the means.
+"""
 
 from hashlib import sha256
 
@@ -14,7 +16,8 @@ from fedensemble.core.participation import Costs
 from fedensemble.core.schedule import schedules
 from fedensemble.schedules.strata import apportion, draw_plan, fill_places
 
-# N, Q, M, K: strata that divide neither N nor M, one client per stratum, more modes than clients, everybody.
+# N, Q, M, K: strata that divide neither N nor M, one client per stratum, more modes than clients,
+# everybody.
 GRID = [
     (15, 10, 10, 2),
     (12, 10, 10, 5),
@@ -29,7 +32,9 @@ ERRORS = 5  # standard errors; seeds are fixed, so that a pass stays one
 
 
 def rates(schedule, population, rounds, seed=4):
-    """Whether a client trained a mode in a round, [R, N, K], and its weight in the mode's mean, [R, N]."""
+    """Whether a client trained a mode in a round, [R, N, K], and its weight in the mode's mean, [R,
+    N].
+    """
     state = schedule.init(population, seed)
     met = torch.zeros(rounds, population, schedule.modes, dtype=torch.float64)
     for round in range(rounds):
@@ -42,7 +47,8 @@ def errors(values, expected, least):
     """How many standard errors the means of columns [R, ...] are from what is expected.
 
     Args:
-        least: standard deviation of one row that is assumed at least; columns that never vary are off by many errors.
+        least: standard deviation of one row that is assumed at least; columns that never vary are
+            off by many errors.
     """
     deviation = torch.clamp(values.std(0), min=least)
     return float(((values.mean(0) - expected).abs() / deviation).max() * len(values) ** 0.5)
@@ -58,20 +64,25 @@ def test_clients_are_asked_equally_often(name, population, strata, per_round, mo
     visits = per_round * (1 if schedule.one_mode_a_client else modes)
     asked = met.sum(2)
     assert errors(asked, visits / population, least=0.1) < ERRORS
-    assert errors(met.flatten(1), visits / population / modes, least=0.1) < ERRORS  # each pair of client and mode
-    # All clients of a large stratum together: where strata have ten clients and eleven, no single one tells.
+    # each pair of client and mode
+    assert errors(met.flatten(1), visits / population / modes, least=0.1) < ERRORS
+    # All clients of a large stratum together: where strata have ten clients and eleven, no single
+    # one tells.
     large = torch.arange(population) % 2 == 0
     if stratum is not None:
         sizes = torch.bincount(stratum)[stratum]
         large = sizes == sizes.max()
-    assert errors(asked[:, large].sum(1, keepdim=True), visits * large.double().mean(), least=0.1) < ERRORS
+    assert (
+        errors(asked[:, large].sum(1, keepdim=True), visits * large.double().mean(), least=0.1)
+        < ERRORS
+    )
 
 
 @pytest.mark.parametrize(("population", "strata", "modes"), [(15, 10, 2), (15, 10, 10), (23, 5, 5)])
 @pytest.mark.parametrize("kind", [Stratified, Balanced])
 def test_clients_count_alike_in_the_means(kind, population, strata, modes):
-    """The server averages over a mode's clients. If modes had as many clients as their strata give, those of large
-    strata would count for up to 25 % less, though they are asked as often."""
+    """The server averages over a mode's clients. If modes had as many clients as their strata give,
+    those of large strata would count for up to 25 % less, though they are asked as often."""
     per_round = 10
     schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
     _, weights, stratum = rates(schedule, population, 2 * ROUNDS)
@@ -92,18 +103,23 @@ def test_expected_shares_are_exactly_in_proportion(sizes, data):
     drawn = torch.stack([apportion(sizes, total, start) for start in range(population)])
     assert bool((drawn.sum(1) == total).all())
     assert bool((drawn <= sizes).all())
-    assert torch.equal(drawn.sum(0), total * sizes)  # over all starts, each as likely: N times the expectation
+    # over all starts, each as likely: N times the expectation
+    assert torch.equal(drawn.sum(0), total * sizes)
     assert bool((drawn >= total * sizes // population).all())
     assert bool((drawn <= -(-total * sizes // population)).all())
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**40), st.integers(0, 1000), st.data())
+@given(
+    st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**40), st.integers(0, 1000), st.data()
+)
 def test_plans_of_any_numbers(population, modes, seed, round, data):
     """Also with fewer clients than strata, which the schedules refuse."""
     strata, total = data.draw(st.integers(1, population)), data.draw(st.integers(1, population))
     stratum = torch.arange(population) % strata
-    mode = torch.tensor(data.draw(st.lists(st.integers(0, modes - 1), min_size=strata, max_size=strata)))
+    mode = torch.tensor(
+        data.draw(st.lists(st.integers(0, modes - 1), min_size=strata, max_size=strata))
+    )
     plan = draw_plan(stratum, mode, modes, total, seed, round)
     assert len(set(plan.client.tolist())) == len(plan.client) == total
     assert plan.client.tolist() == sorted(plan.client.tolist())
@@ -147,19 +163,25 @@ def test_plans_where_strata_divide_clients_and_visits_stay_as_they_were(setting)
     kind, population, modes, strata, per_round = setting
     schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
     state = schedule.init(population, seed=7)
-    plans = b"".join(torch.stack(schedule.plan(state, round)).numpy().tobytes() for round in range(4 * modes))
+    plans = b"".join(
+        torch.stack(schedule.plan(state, round)).numpy().tobytes() for round in range(4 * modes)
+    )
     assert sha256(plans).hexdigest()[:16] == PLANS[setting]
 
 
 @pytest.mark.parametrize("name", list(schedules))
 def test_devices_of_one_kind_answer_equally_often(name):
-    """Of 13 who are asked 10 count; all finish at the same time, and low numbers must not always be first."""
+    """Of 13 who are asked 10 count; all finish at the same time, and low numbers must not always be
+    first.
+    """
     population, rounds = 15, 400
     schedule = schedules[name](modes=2, strata=7, clients_per_round=10)
     devices = Devices(ask=13, compute_spread=0, bandwidth_spread=0)
     planned = devices.asking(schedule).init(population, seed=5)
     state = devices.init(population, seed=5)
-    costs = Costs(FedAvg(), torch.zeros(3), 0, torch.full((population,), 4), LocalWork(batch_size=4), seed=5)
+    costs = Costs(
+        FedAvg(), torch.zeros(3), 0, torch.full((population,), 4), LocalWork(batch_size=4), seed=5
+    )
     counted = torch.zeros(rounds, population, dtype=torch.float64)
     for round in range(rounds):
         plan = devices.outcome(state, schedule, planned, round, costs).plan
@@ -170,7 +192,9 @@ def test_devices_of_one_kind_answer_equally_often(name):
 
 @pytest.mark.parametrize("schedule", ["stratified", "balanced"])
 def test_fixed_point_of_fedavg_is_the_uniform_optimum(schedule):
-    """Client i pulls towards b_i; clients that count more would pull the mean of the iterates towards theirs."""
+    """Client i pulls towards b_i; clients that count more would pull the mean of the iterates
+    towards theirs.
+    """
     strata = 10
     target = torch.linspace(-3, 3, 15, dtype=torch.float64).square()
     # Strata are random, but known: the clients of small ones get the largest targets.
@@ -179,8 +203,17 @@ def test_fixed_point_of_fedavg_is_the_uniform_optimum(schedule):
     target = target.sort(descending=True).values[torch.argsort(torch.argsort(size))]
     data = FederatedData.from_clients([(torch.ones(1, 1), value.reshape(1, 1)) for value in target])
     federation = Federation(
-        lambda: nn.Linear(1, 1, bias=False), data, FedAvg(lr=0.02, weighting="uniform"), modes=2, strata=strata,
-        clients_per_round=10, schedule=schedule, loss="mse", steps=1, dtype=torch.float64, seed=0,
-    )  # fmt: skip
+        lambda: nn.Linear(1, 1, bias=False),
+        data,
+        FedAvg(lr=0.02, weighting="uniform"),
+        modes=2,
+        strata=strata,
+        clients_per_round=10,
+        schedule=schedule,
+        loss="mse",
+        steps=1,
+        dtype=torch.float64,
+        seed=0,
+    )
     seen = [federation.state.modes["theta"].mean() for _ in federation.rounds(500)][100:]
     assert abs(float(torch.stack(seen).mean() - target.mean())) < 0.1

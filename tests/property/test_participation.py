@@ -1,4 +1,6 @@
-"""Whose answers count: places for every mode, the first to finish, nobody who is away; all of it from the seed."""
+"""Whose answers count: places for every mode, the first to finish, nobody who is away; all of it
+from the seed.
+"""
 
 import dataclasses
 
@@ -33,10 +35,20 @@ def rounds(draw):
     schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
     least = draw(st.sampled_from([0.5, 6.0, 12.0, 24.0]))
     participation = Devices(
-        ask=ask, drop=draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])), least_hours=least,
-        most_hours=draw(st.sampled_from([least, 24.0])), deadline=draw(st.sampled_from([None, 30.0, 300.0])),
-    )  # fmt: skip
-    return schedule, participation, draw(st.integers(30, 90)), draw(SEEDS), draw(st.floats(0, 1e6)), draw(SEEDS)
+        ask=ask,
+        drop=draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])),
+        least_hours=least,
+        most_hours=draw(st.sampled_from([least, 24.0])),
+        deadline=draw(st.sampled_from([None, 30.0, 300.0])),
+    )
+    return (
+        schedule,
+        participation,
+        draw(st.integers(30, 90)),
+        draw(SEEDS),
+        draw(st.floats(0, 1e6)),
+        draw(SEEDS),
+    )
 
 
 def answer(schedule, participation, population, seed, clock, round):
@@ -45,8 +57,15 @@ def answer(schedule, participation, population, seed, clock, round):
     costs = Costs(FedAvg(), torch.zeros(2000), 0, sizes, LocalWork(epochs=2, batch_size=4), seed)
     asking = participation.asking(schedule)
     planned = asking.init(population, seed)
-    state = {**participation.init(population, seed), "clock": torch.tensor(clock, dtype=torch.float64)}
-    return participation.outcome(state, schedule, planned, round, costs), asking.plan(planned, round), state
+    state = {
+        **participation.init(population, seed),
+        "clock": torch.tensor(clock, dtype=torch.float64),
+    }
+    return (
+        participation.outcome(state, schedule, planned, round, costs),
+        asking.plan(planned, round),
+        state,
+    )
 
 
 @settings(deadline=None)
@@ -59,7 +78,10 @@ def test_an_outcome_adds_up(case):
     assert len(plan.client) + turnout.late + turnout.dropped == turnout.asked
     assert turnout.asked + turnout.away == len(wanted.client)
     assert plan.client.tolist() == sorted(plan.client.tolist())
-    assert turnout.seconds > 0 and turnout.clock == float(state["clock"]) == float(before["clock"]) + turnout.seconds
+    assert (
+        turnout.seconds > 0
+        and turnout.clock == float(state["clock"]) == float(before["clock"]) + turnout.seconds
+    )
     if participation.deadline is not None:
         assert turnout.seconds <= participation.deadline
     if schedule.one_mode_a_client:
@@ -95,7 +117,9 @@ def test_nobody_outside_the_window_is_kept(case):
 @given(rounds())
 def test_no_mode_starves_while_all_answer(case):
     schedule, participation, *others = case
-    calm = dataclasses.replace(participation, drop=0.0, deadline=None, least_hours=24.0, most_hours=24.0)
+    calm = dataclasses.replace(
+        participation, drop=0.0, deadline=None, least_hours=24.0, most_hours=24.0
+    )
     (plan, _, turnout), wanted, _ = answer(schedule, calm, *others)
     asked = torch.bincount(wanted.mode, minlength=schedule.modes)
     kept = torch.bincount(plan.mode, minlength=schedule.modes)
@@ -115,7 +139,8 @@ def test_quotas(asked, keep, seed, round):
     if keep >= int((asked > 0).sum()):
         assert bool((places[asked > 0] >= 1).all())
     exact = asked.double() * min(keep, int(asked.sum())) / int(asked.sum())
-    assert float((places - exact).abs().max()) < 2  # a mode's share, but for its sure place and rounding
+    # a mode's share, but for its sure place and rounding
+    assert float((places - exact).abs().max()) < 2
 
 
 @settings(deadline=None)
@@ -124,8 +149,12 @@ def test_the_first_to_finish_have_the_places(data, modes, visits):
     numbers = st.lists(st.integers(0, 30), min_size=visits, max_size=visits).map(torch.tensor)
     mode = data.draw(numbers).long() % modes
     finish = data.draw(numbers).double()
-    answers = data.draw(st.lists(st.booleans(), min_size=visits, max_size=visits).map(torch.tensor)).bool()
-    places = data.draw(st.lists(st.integers(0, 9), min_size=modes, max_size=modes).map(torch.tensor))
+    answers = data.draw(
+        st.lists(st.booleans(), min_size=visits, max_size=visits).map(torch.tensor)
+    ).bool()
+    places = data.draw(
+        st.lists(st.integers(0, 9), min_size=modes, max_size=modes).map(torch.tensor)
+    )
     kept = first_to_finish(mode, finish, answers, places)
     assert not bool((kept & ~answers).any())
     assert int(kept.sum()) == min(int(places.sum()), int(answers.sum()))
@@ -140,8 +169,12 @@ def test_the_first_to_finish_have_the_places(data, modes, visits):
 @given(st.data(), st.integers(1, 60), st.integers(1, 6), SEEDS)
 def test_stand_ins_are_of_the_same_stratum_and_there(data, population, strata, seed):
     stratum = torch.arange(population) % strata
-    there = torch.tensor(data.draw(st.lists(st.booleans(), min_size=population, max_size=population)))
-    chosen = data.draw(st.lists(st.integers(0, population - 1), unique=True, max_size=population).map(sorted))
+    there = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=population, max_size=population))
+    )
+    chosen = data.draw(
+        st.lists(st.integers(0, population - 1), unique=True, max_size=population).map(sorted)
+    )
     client = torch.tensor(chosen, dtype=torch.int64)
     plan = Plan(client, stratum[client] % 3)  # a stratum trains one mode
     made = stand_in(plan, stratum, there, seed, 0, one_mode_a_client=True)
@@ -149,7 +182,8 @@ def test_stand_ins_are_of_the_same_stratum_and_there(data, population, strata, s
     assert len(set(made.client.tolist())) == len(made.client)
     assert made.client.tolist() == sorted(made.client.tolist())
     assert torch.equal(made.mode, stratum[made.client] % 3)
-    assert set(client[there[client]].tolist()) <= set(made.client.tolist())  # who was there is still asked
+    # who was there is still asked
+    assert set(client[there[client]].tolist()) <= set(made.client.tolist())
     for q in range(strata):
         wanted, possible = int((stratum[client] == q).sum()), int((there & (stratum == q)).sum())
         assert int((stratum[made.client] == q).sum()) == min(wanted, possible)
@@ -158,8 +192,12 @@ def test_stand_ins_are_of_the_same_stratum_and_there(data, population, strata, s
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 200), st.integers(1, 6))
 def test_lowest_is_what_sorting_all_of_them_gives(data, population, groups):
-    drawn = torch.tensor(data.draw(st.lists(st.integers(0, 2**63 - 1), min_size=population, max_size=population)))
-    group = torch.tensor(data.draw(st.lists(st.integers(0, groups - 1), min_size=population, max_size=population)))
+    drawn = torch.tensor(
+        data.draw(st.lists(st.integers(0, 2**63 - 1), min_size=population, max_size=population))
+    )
+    group = torch.tensor(
+        data.draw(st.lists(st.integers(0, groups - 1), min_size=population, max_size=population))
+    )
     share = torch.tensor(data.draw(st.lists(st.integers(0, 9), min_size=groups, max_size=groups)))
     expected = []
     for q in range(groups):
@@ -175,7 +213,8 @@ def test_lowest_thins_out_and_still_finds_all():
     order = torch.argsort(drawn, stable=True)
     expected = torch.cat([order[group[order] == q][: share[q]] for q in range(7)])
     assert torch.equal(sample_without_replacement(group, drawn, share), expected)
-    lucky = torch.where(group == 2, drawn // 2 + 2**62, drawn)  # a group whose numbers are all high comes out short
+    # a group whose numbers are all high comes out short
+    lucky = torch.where(group == 2, drawn // 2 + 2**62, drawn)
     order = torch.argsort(lucky, stable=True)
     assert torch.equal(
         sample_without_replacement(group, lucky, share),
@@ -186,7 +225,11 @@ def test_lowest_thins_out_and_still_finds_all():
 @settings(deadline=None)
 @given(st.floats(0, 1e7), st.floats(1, DAY), st.floats(0, DAY - 1))
 def test_a_window_opens_and_closes_every_day(clock, length, opens):
-    left = float(seconds_left(*(torch.tensor([value], dtype=torch.float64) for value in (opens, length)), clock)[0])
+    left = float(
+        seconds_left(
+            *(torch.tensor([value], dtype=torch.float64) for value in (opens, length)), clock
+        )[0]
+    )
     since = (clock - opens) % DAY
     if length >= DAY:
         assert left == float("inf")
@@ -197,7 +240,10 @@ def test_a_window_opens_and_closes_every_day(clock, length, opens):
 def test_drop_outs_come_about_as_often_as_asked():
     schedule = Stratified(modes=2, strata=2, clients_per_round=60)
     for drop in (0.1, 0.5):
-        dropped = sum(answer(schedule, Devices(drop=drop), 90, 3, 0.0, round)[0].turnout.dropped for round in range(50))
+        dropped = sum(
+            answer(schedule, Devices(drop=drop), 90, 3, 0.0, round)[0].turnout.dropped
+            for round in range(50)
+        )
         spread = (3000 * drop * (1 - drop)) ** 0.5
         assert abs(dropped - 3000 * drop) < 4 * spread
 
@@ -205,5 +251,9 @@ def test_drop_outs_come_about_as_often_as_asked():
 def test_windows_are_as_long_as_asked_and_begin_all_day():
     opens, length = windows(20_000, 6.0, 10.0, 1)
     assert float(length.min()) >= 6 * 3600 and float(length.max()) <= 10 * 3600
-    there = [float((seconds_left(opens, length, hour * 3600.0) > 0).double().mean()) for hour in range(0, 48, 5)]
-    assert all(abs(share - 8 / 24) < 0.02 for share in there)  # six standard deviations of 20,000 coins
+    there = [
+        float((seconds_left(opens, length, hour * 3600.0) > 0).double().mean())
+        for hour in range(0, 48, 5)
+    ]
+    # six standard deviations of 20,000 coins
+    assert all(abs(share - 8 / 24) < 0.02 for share in there)

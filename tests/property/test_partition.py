@@ -9,13 +9,17 @@ from fedensemble.data.label_partition import class_quotas
 
 FAST = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**40)
-CLASS_SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) > 0)
+CLASS_SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(
+    lambda sizes: sum(sizes) > 0
+)
 
 
 def source_of(sizes, seed=0):
     """A source with so many rows of each class, in random order; the input is the row's number."""
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return Source(np.arange(len(labels), dtype=np.float32).reshape(-1, 1), labels, classes=len(sizes))
+    return Source(
+        np.arange(len(labels), dtype=np.float32).reshape(-1, 1), labels, classes=len(sizes)
+    )
 
 
 def rows_of(name, source, clients, seed, **options):
@@ -30,7 +34,9 @@ def rows_of(name, source, clients, seed, **options):
 
 
 def same(one, other):
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 @FAST
@@ -105,10 +111,17 @@ def test_uneven_partitions_leave_nobody_short(sizes, clients, concentration, lea
 
 
 @FAST
-@given(groups=st.lists(st.integers(0, 9), min_size=1, max_size=60), least=st.integers(1, 4), seed=SEEDS, data=st.data())
+@given(
+    groups=st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    least=st.integers(1, 4),
+    seed=SEEDS,
+    data=st.data(),
+)
 def test_natural_keeps_groups_whole(groups, least, seed, data):
     groups = np.array(groups)
-    source = Source(np.arange(len(groups), dtype=np.float32).reshape(-1, 1), np.zeros(len(groups)), group=groups)
+    source = Source(
+        np.arange(len(groups), dtype=np.float32).reshape(-1, 1), np.zeros(len(groups)), group=groups
+    )
     kept = [label for label in np.unique(groups) if (groups == label).sum() >= least]
     assume(kept)
     every = rows_of("natural", source, None, seed, min_examples=least)
@@ -135,6 +148,8 @@ def test_the_seed_decides(seed):
     made = source_of([40, 30, 50])
     source = Source(made.x, made.y, classes=3, group=np.arange(120) // 4)
     for name in (name for name in partitions if name in OPTIONS):
-        one, again, other = (rows_of(name, source, 10, s, **OPTIONS[name]) for s in (seed, seed, seed + 1))
+        one, again, other = (
+            rows_of(name, source, 10, s, **OPTIONS[name]) for s in (seed, seed, seed + 1)
+        )
         assert same(one, again)
         assert same(one, other) == (name == "contiguous")

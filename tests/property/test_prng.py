@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from fedensemble import prng
 
-# First outputs of splitmix64 from state 0, as in its reference implementation (Vigna, splitmix64.c).
+# First outputs of splitmix64 from state 0, as in its reference implementation (Vigna,
+# splitmix64.c).
 KNOWN = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
 SIGNED = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.integers(0, 2**40)
 MANY = 200_000
-# A mean of n numbers scatters by sigma / sqrt(n), a variance by about 2 sigma^2 / sqrt(n); six times is no bad luck.
+# A mean of n numbers scatters by sigma / sqrt(n), a variance by about 2 sigma^2 / sqrt(n); six
+# times is no bad luck.
 SIX_SIGMA = 6 / MANY**0.5
 
 
@@ -44,7 +46,13 @@ def test_keys_broadcast(seed, purpose, one, other):
 
 
 def test_keys_differ_by_seed_purpose_words_and_order():
-    keys = {prng.key(seed, purpose, a, b) for seed in range(8) for purpose in "xyz" for a in range(8) for b in range(8)}
+    keys = {
+        prng.key(seed, purpose, a, b)
+        for seed in range(8)
+        for purpose in "xyz"
+        for a in range(8)
+        for b in range(8)
+    }
     assert len(keys) == 8 * 3 * 8 * 8
     assert prng.key(0, "x", 1) != prng.key(0, "x", 1, 0)
     assert prng.key(0, "x") != prng.key(0, "x", 0)
@@ -81,7 +89,8 @@ def test_uniform_moments(at):
     assert float(drawn.max()) < 1
     assert abs(float(drawn.mean()) - 1 / 2) < SIX_SIGMA * (1 / 12) ** 0.5
     assert abs(float(drawn.var()) - 1 / 12) < SIX_SIGMA * 2 / 12
-    assert abs(float((drawn[1:] * drawn[:-1]).mean()) - 1 / 4) < SIX_SIGMA  # neighbours are uncorrelated
+    # neighbours are uncorrelated
+    assert abs(float((drawn[1:] * drawn[:-1]).mean()) - 1 / 4) < SIX_SIGMA
     counts = torch.histc(drawn, bins=50, min=0, max=1)
     assert float(((counts - MANY / 50) ** 2 / (MANY / 50)).sum()) < 49 + 7 * 98**0.5 + 16
 

@@ -12,7 +12,9 @@ SEEDS = st.integers(0, 2**40)
 
 
 def quantile(df):
-    """Above the 1 - 1e-6 quantile of chi-square (Wilson and Hilferty, with room); seeds are fixed: a pass stays one."""
+    """Above the 1 - 1e-6 quantile of chi-square (Wilson and Hilferty, with room); seeds are fixed:
+    a pass stays one.
+    """
     return df + 7 * (2 * df) ** 0.5 + 16
 
 
@@ -36,7 +38,9 @@ def chi_square(counts):
 @settings(max_examples=60, deadline=None)
 @given(federations(equal_strata=True), SEEDS, st.integers(0, 1000))
 def test_rows_are_permutations_and_a_mode_meets_every_stratum_once_an_age(setting, seed, age):
-    """Where strata are equal; where they are not, asking all clients equally often leaves some strata out at times."""
+    """Where strata are equal; where they are not, asking all clients equally often leaves some
+    strata out at times.
+    """
     population, strata, modes, per_round = setting
     schedule = Stratified(modes=modes, strata=strata, clients_per_round=per_round)
     state = schedule.init(population, seed)
@@ -47,7 +51,8 @@ def test_rows_are_permutations_and_a_mode_meets_every_stratum_once_an_age(settin
     for round in range(age * modes, (age + 1) * modes):
         plan = schedule.plan(state, round)
         pairs = torch.unique(torch.stack([state["stratum"][plan.client], plan.mode]), dim=1)
-        assert pairs.shape[1] == strata  # all clients of a stratum have one mode, and every stratum has clients
+        # all clients of a stratum have one mode, and every stratum has clients
+        assert pairs.shape[1] == strata
         met[pairs[0], pairs[1]] += 1
     assert bool((met == 1).all())
 
@@ -80,7 +85,9 @@ def test_strata_differ_by_one_client_at_most(population, data, seed):
 @settings(max_examples=60, deadline=None)
 @given(federations(), SEEDS, st.integers(0, 1000))
 def test_a_mode_has_clients_for_each_of_its_strata(setting, seed, age):
-    """M / Q, rounded, also where a stratum gives none: so a mode waits only if no stratum has drawn it."""
+    """M / Q, rounded, also where a stratum gives none: so a mode waits only if no stratum has drawn
+    it.
+    """
     population, strata, modes, per_round = setting
     schedule = Stratified(modes=modes, strata=strata, clients_per_round=per_round)
     state = schedule.init(population, seed)
@@ -148,5 +155,6 @@ def test_clients_of_equal_strata_are_drawn_alike():
     schedule = Stratified(modes=2, strata=5, clients_per_round=7)
     state = schedule.init(20, seed=0)
     drawn = torch.cat([schedule.plan(state, round).client for round in range(3000)])
-    # Without replacement the counts scatter less than a multinomial's, so the bound holds all the more.
+    # Without replacement the counts scatter less than a multinomial's, so the bound holds all the
+    # more.
     assert float(chi_square(torch.bincount(drawn, minlength=20).double())) < quantile(19)

@@ -60,7 +60,19 @@ def test_views_and_transposed_tensors_are_stored_as_they_look(tmp_path):
 def test_truncated_anywhere(path):
     content = path.read_bytes()
     end = header_end(content)
-    places = {0, 1, 7, 8, 9, end // 2, end - 1, end, end + 1, (end + len(content)) // 2, len(content) - 1}
+    places = {
+        0,
+        1,
+        7,
+        8,
+        9,
+        end // 2,
+        end - 1,
+        end,
+        end + 1,
+        (end + len(content)) // 2,
+        len(content) - 1,
+    }
     for place in sorted(places):
         path.write_bytes(content[:place])
         with pytest.raises(StoreError, match=r"file\.safetensors"):
@@ -145,7 +157,11 @@ def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
 
 def test_facts_that_are_nested_too_deep(tmp_path):
     nested = "[" * 100_000 + "]" * 100_000
-    for entry in (nested, json.dumps({"facts": nested, "sha256": ""}), json.dumps({"facts": "[]", "sha256": ""})):
+    for entry in (
+        nested,
+        json.dumps({"facts": nested, "sha256": ""}),
+        json.dumps({"facts": "[]", "sha256": ""}),
+    ):
         save_file({"a": torch.ones(2)}, tmp_path / "file", {"fedensemble": entry})
         with pytest.raises(StoreError, match="is damaged"):
             read_checkpoint(tmp_path / "file")

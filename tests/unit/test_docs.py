@@ -1,4 +1,6 @@
-"""The pages for users say what is so: examples run, commands parse, links lead somewhere, names are complete."""
+"""The pages for users say what is so: examples run, commands parse, links lead somewhere, names are
+complete.
+"""
 
 import doctest
 import re
@@ -20,7 +22,12 @@ from fedensemble.core.algorithm import algorithms
 from fedensemble.testing import check_algorithm
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PYTHON_PAGE = ROOT / "docs" / "ref-python.md"
 
 
@@ -36,7 +43,9 @@ def test_examples_of_the_python_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in blocks(PYTHON_PAGE, "console"):  # the run that is served
         command = shlex.split(line.removeprefix("$ fedensemble "))
-        subprocess.run([sys.executable, "-m", "fedensemble", *command], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "fedensemble", *command], check=True, capture_output=True
+        )
     source = "\n".join(blocks(PYTHON_PAGE, "pycon"))
     test = doctest.DocTestParser().get_doctest(source, {}, PYTHON_PAGE.name, str(PYTHON_PAGE), 0)
     said: list[str] = []
@@ -56,26 +65,45 @@ def test_the_readme_trains(tmp_path, monkeypatch, capsys):
     pairs = list(zip(x, (x.sum(-1) > 0).long(), strict=True))
     (x0, y0), (x1, y1), *others = pairs
     data = fe.FederatedData.from_clients(pairs)
-    names = {"MyNet": lambda: nn.Linear(4, 2), "x0": x0, "y0": y0, "x1": x1, "y1": y1, "others": others}
+    names = {
+        "MyNet": lambda: nn.Linear(4, 2),
+        "x0": x0,
+        "y0": y0,
+        "x1": x1,
+        "y1": y1,
+        "others": others,
+    }
     names |= {"x_test": x0, "y_test": y0, "data": data}
     exec(example.replace("(x1, y1), ...]", "(x1, y1), *others]"), names)
     assert names["federation"].round == 50
     last = capsys.readouterr().out.splitlines()[-1]
-    comment = next(line for line in example.splitlines() if "fe.evaluate" in line).split("# a dict: ")[1]
+    comment = next(line for line in example.splitlines() if "fe.evaluate" in line).split(
+        "# a dict: "
+    )[1]
     for metric in comment.removesuffix(", ...").split(", "):
         assert f"'{metric}': " in last
 
 
 def test_the_method_of_the_readme_keeps_the_contract(monkeypatch):
-    monkeypatch.setattr(algorithms, "_items", dict(algorithms._items))  # it is there for this test alone
+    # it is there for this test alone
+    monkeypatch.setattr(algorithms, "_items", dict(algorithms._items))
     names = {"fe": fe, "dataclass": dataclass, "__name__": "readme"}
     exec(blocks(ROOT / "README.md", "python")[1], names)
     check_algorithm(names["Leash"]())
 
 
 def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "(?:console|bash)") for line in block.splitlines()]
-    parts = [part.strip() for line in lines for part in line.removeprefix("$ ").split("  #")[0].split(";")]
+    lines = [
+        line
+        for page in PAGES
+        for block in blocks(page, "(?:console|bash)")
+        for line in block.splitlines()
+    ]
+    parts = [
+        part.strip()
+        for line in lines
+        for part in line.removeprefix("$ ").split("  #")[0].split(";")
+    ]
     return sorted({part.split(" > ")[0] for part in parts if part.startswith("fedensemble ")})
 
 
@@ -85,9 +113,13 @@ def test_commands_parse(command):
     words = shlex.split(command, comments=True)[1:]
     context = None
     while hasattr(parser, "commands"):
-        parser, context = parser.commands[words[0]], parser.make_context("fedensemble", words[:1], parent=context)
+        parser, context = (
+            parser.commands[words[0]],
+            parser.make_context("fedensemble", words[:1], parent=context),
+        )
         words = words[1:]
-    parser.make_context(parser.name, words, parent=context)  # raises for what it does not know, and runs nothing
+    # raises for what it does not know, and runs nothing
+    parser.make_context(parser.name, words, parent=context)
 
 
 def test_commands_are_found():
@@ -111,9 +143,16 @@ def test_links_lead_somewhere(page):
 
 
 def test_settings_are_all_in_the_reference():
-    _, *sections = re.split(r"^\| \*\*`\[(\w+)\]`\*\*", text(ROOT / "docs" / "ref-config.md"), flags=re.MULTILINE)
+    _, *sections = re.split(
+        r"^\| \*\*`\[(\w+)\]`\*\*", text(ROOT / "docs" / "ref-config.md"), flags=re.MULTILINE
+    )
     rows = dict(zip(sections[::2], sections[1::2], strict=True))
     for name, field in Config.model_fields.items():
-        known = getattr(field.annotation, "model_fields", ())  # tables of plug-ins are in ref-options.md
-        first = {word for row in rows.get(name, "").splitlines() for word in re.findall(r"`([\w.]+)`", row)}
+        # tables of plug-ins are in ref-options.md
+        known = getattr(field.annotation, "model_fields", ())
+        first = {
+            word
+            for row in rows.get(name, "").splitlines()
+            for word in re.findall(r"`([\w.]+)`", row)
+        }
         assert set(known) <= first, name

@@ -29,9 +29,13 @@ def test_what_a_dead_process_left_is_deleted_whatever_its_number(tmp_path: Path,
     for other in (".other.1.part", "file.part", ".file.part", ".file.x.part", "file"):
         (tmp_path / other).write_bytes(b"")
     durable.write_bytes(tmp_path / "file", b"new")
-    assert sorted(os.listdir(tmp_path)) == sorted([".other.1.part", "file.part", ".file.part", ".file.x.part", "file"])
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        [".other.1.part", "file.part", ".file.part", ".file.x.part", "file"]
+    )
     durable.clean_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(["file.part", ".file.part", ".file.x.part", "file"])
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["file.part", ".file.part", ".file.x.part", "file"]
+    )
 
 
 def test_a_file_that_is_being_written_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
@@ -69,7 +73,9 @@ def test_a_file_of_another_live_process_stays_until_that_is_gone(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_deleted_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_deleted_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Racing(durable.Disk):
         tries = 0
 
@@ -106,10 +112,20 @@ def test_steps_of_a_write_in_their_order(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(durable, "disk", Noting())
     durable.write_bytes(tmp_path / "folder" / "file", b"new")
-    assert steps == ["make_folder", "sync_folder", "create", "write", "sync", "rename", "sync_folder"]
+    assert steps == [
+        "make_folder",
+        "sync_folder",
+        "create",
+        "write",
+        "sync",
+        "rename",
+        "sync_folder",
+    ]
 
 
-def test_a_folder_that_cannot_be_synced_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_synced_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.fsync
 
     def refuse(descriptor):

@@ -27,7 +27,10 @@ def test_leading_dimensions_are_kept():
 
 def test_order_is_that_of_the_layout():
     layout = Layout.of({"a": torch.ones(1), "b": torch.ones(1)})
-    assert layout.flatten({"b": torch.tensor([2.0]), "a": torch.tensor([1.0])}).tolist() == [1.0, 2.0]
+    assert layout.flatten({"b": torch.tensor([2.0]), "a": torch.tensor([1.0])}).tolist() == [
+        1.0,
+        2.0,
+    ]
 
 
 def test_nothing_is_an_empty_vector():

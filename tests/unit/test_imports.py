@@ -1,4 +1,6 @@
-"""Imports go one way: ground <- modeling, data <- core <- plug-ins <- federation <- config <- experiment <- cli."""
+"""Imports go one way: ground <- modeling, data <- core <- plug-ins <- federation <- config <-
+experiment <- cli.
+"""
 
 import ast
 import subprocess
@@ -10,7 +12,18 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "prng", "flat_params", "arguments", "version", "runtime", "durable", "redact", "text"}
+GROUND = {
+    "errors",
+    "registry",
+    "prng",
+    "flat_params",
+    "arguments",
+    "version",
+    "runtime",
+    "durable",
+    "redact",
+    "text",
+}
 MODEL = {"modeling"} | GROUND
 DATA = {"data"} | GROUND
 CORE = {"core"} | MODEL
@@ -88,7 +101,9 @@ def test_direction(path):
             assert other in ALLOWED[room], f"{path.relative_to(ROOT)} imports {name}"
         elif room in LIGHT:
             outside = name.split(".")[0]
-            assert outside in sys.stdlib_module_names | LIGHT[room], f"{path.relative_to(ROOT)} imports {name}"
+            assert outside in sys.stdlib_module_names | LIGHT[room], (
+                f"{path.relative_to(ROOT)} imports {name}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -97,11 +112,18 @@ def test_only_kernels_import_triton(path):
     if path.parent.name == "triton":
         return
     assert not {name for name in imports(path) if name.split(".")[0] == "triton"}
-    inside = [n for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
+    inside = [
+        n
+        for f in ast.walk(ast.parse(path.read_text()))
+        if isinstance(f, ast.FunctionDef)
+        for n in ast.walk(f)
+    ]
     allowed = {n.lineno for n in inside if isinstance(n, ast.ImportFrom)}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and "triton" in (node.module or "").split("."):
-            assert node.lineno in allowed, f"{path.name}, line {node.lineno}: import it where it is used"
+            assert node.lineno in allowed, (
+                f"{path.name}, line {node.lineno}: import it where it is used"
+            )
 
 
 def test_without_triton_both_engines_train_and_nothing_asks_for_it():
@@ -116,7 +138,10 @@ def test_without_triton_both_engines_train_and_nothing_asks_for_it():
         "assert 'torch._dynamo' not in sys.modules, 'it takes a second'"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT.parent)},
     )
     assert done.returncode == 0, done.stderr
 
@@ -135,7 +160,10 @@ def test_importing_the_package_draws_no_random_numbers_and_is_not_heavy():
         "assert not heavy, heavy"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT.parent)},
     )
     assert done.returncode == 0, done.stderr
 
@@ -150,6 +178,9 @@ def test_what_torch_brings_is_set_aside_unless_a_program_imported_it_before(firs
         f"assert (gc.get_freeze_count() > 10_000) == {frozen}, gc.get_freeze_count(); assert gc.isenabled() == looks"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT.parent)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT.parent)},
     )
     assert done.returncode == 0, done.stderr

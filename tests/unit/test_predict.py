@@ -9,7 +9,15 @@ from torch import nn
 
 from fedensemble import FedAvg, Federation, InputError, Prediction, evaluate
 from fedensemble.metrics import CLASSIFICATION, REGRESSION, disagreement
-from fedensemble.testing.toy_problems import SIZES, classification, labels, numbers, ragged, small_model, train
+from fedensemble.testing.toy_problems import (
+    SIZES,
+    classification,
+    labels,
+    numbers,
+    ragged,
+    small_model,
+    train,
+)
 
 DATA = classification()
 EXACT = {"rtol": 0, "atol": 1e-12}  # the same formula in float64
@@ -50,12 +58,16 @@ def test_probabilities_and_logits():
 
 
 def test_a_mode_as_a_module():
-    net = lambda: nn.Sequential(nn.Linear(DATA.x.shape[1], 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))  # noqa: E731
+    net = lambda: nn.Sequential(
+        nn.Linear(DATA.x.shape[1], 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)
+    )
     made = federation(net)
     prediction = made.ensemble.predict(DATA.x)
     for mode in range(4):
         module = made.ensemble.module(mode)
-        torch.testing.assert_close(module(DATA.x).softmax(-1).detach(), prediction.members[mode], **EXACT)
+        torch.testing.assert_close(
+            module(DATA.x).softmax(-1).detach(), prediction.members[mode], **EXACT
+        )
     with torch.no_grad():
         next(module.parameters()).zero_()  # its own weights: the ensemble keeps what it has
     assert torch.equal(made.ensemble.predict(DATA.x).mean, prediction.mean)
@@ -65,7 +77,9 @@ def test_a_mode_as_a_module():
 
 def test_batches_do_not_matter():
     made, x = federation(), numbers(20, 4, word=5)
-    torch.testing.assert_close(made.ensemble.predict(x, batch_size=7).mean, made.ensemble.predict(x).mean, **EXACT)
+    torch.testing.assert_close(
+        made.ensemble.predict(x, batch_size=7).mean, made.ensemble.predict(x).mean, **EXACT
+    )
 
 
 def test_uncertainty_formulas():
@@ -73,10 +87,19 @@ def test_uncertainty_formulas():
     prediction = Prediction(members.mean(0), members)
     for b in range(5):
         p = members[:, b].mean(0).tolist()
-        assert float(prediction.entropy[b]) == pytest.approx(-sum(v * math.log(v) for v in p), abs=1e-12)
+        assert float(prediction.entropy[b]) == pytest.approx(
+            -sum(v * math.log(v) for v in p), abs=1e-12
+        )
         own = [-sum(v * math.log(v) for v in row) for row in members[:, b].tolist()]
         assert float(prediction.member_entropy[b]) == pytest.approx(sum(own) / 4, abs=1e-12)
-        kl = sum(v * math.log(v / m) for row in members[:, b].tolist() for v, m in zip(row, p, strict=True)) / 4
+        kl = (
+            sum(
+                v * math.log(v / m)
+                for row in members[:, b].tolist()
+                for v, m in zip(row, p, strict=True)
+            )
+            / 4
+        )
         assert float(prediction.mutual_information[b]) == pytest.approx(kl, abs=1e-12)
     torch.testing.assert_close(prediction.variance, members.var(0), **EXACT)
 
@@ -94,9 +117,9 @@ def test_mutual_information_is_never_negative_and_certainty_has_no_entropy():
 def test_disagreement_by_brute_force():
     members = probabilities(modes=5)
     pairs = list(itertools.combinations(range(5), 2))
-    expected = sum(float((members[a].argmax(-1) != members[b].argmax(-1)).double().mean()) for a, b in pairs) / len(
-        pairs
-    )
+    expected = sum(
+        float((members[a].argmax(-1) != members[b].argmax(-1)).double().mean()) for a, b in pairs
+    ) / len(pairs)
     assert disagreement(members) == pytest.approx(expected, abs=1e-12)
     assert disagreement(members[:1]) == 0.0
     assert disagreement(members[:1].expand(3, -1, -1)) == 0.0
@@ -113,11 +136,17 @@ def test_classification_metrics():
     assert (metrics["mode_accuracy_min"], metrics["mode_accuracy_max"]) == (min(right), max(right))
     nll = -sum(math.log(float(mean[b, target[b]])) for b in range(50)) / 50
     assert metrics["nll"] == pytest.approx(nll, abs=1e-12)
-    brier = sum((float(mean[b, c]) - (c == int(target[b]))) ** 2 for b in range(50) for c in range(3)) / 50
+    brier = (
+        sum((float(mean[b, c]) - (c == int(target[b]))) ** 2 for b in range(50) for c in range(3))
+        / 50
+    )
     assert metrics["brier"] == pytest.approx(brier, abs=1e-12)
-    assert metrics["ece"] == pytest.approx(_calibration_error(mean, target), abs=1e-7)  # torchmetrics bins in float32
+    # torchmetrics bins in float32
+    assert metrics["ece"] == pytest.approx(_calibration_error(mean, target), abs=1e-7)
     assert metrics["entropy"] == pytest.approx(float(prediction.entropy.mean()))
-    assert metrics["mutual_information"] == pytest.approx(metrics["entropy"] - metrics["mode_entropy"], abs=1e-12)
+    assert metrics["mutual_information"] == pytest.approx(
+        metrics["entropy"] - metrics["mode_entropy"], abs=1e-12
+    )
     assert all(isinstance(value, float) for value in metrics.values())
 
 
@@ -125,7 +154,9 @@ def test_metrics_are_known_by_name_before_there_are_any():
     members, target = probabilities(), labels(50)
     assert tuple(evaluate(Prediction(members.mean(0), members), target)) == CLASSIFICATION
     values = members[..., 0]
-    assert tuple(evaluate(Prediction(values.mean(0), values, "regression"), values[0])) == REGRESSION
+    assert (
+        tuple(evaluate(Prediction(values.mean(0), values, "regression"), values[0])) == REGRESSION
+    )
 
 
 def _calibration_error(mean, target, bins=15):
@@ -149,7 +180,9 @@ def test_calibration_error_by_hand():
 
 def test_a_sure_mistake_is_not_infinite():
     mean = torch.tensor([[1.0, 0.0]])
-    assert evaluate(Prediction(mean, mean.unsqueeze(0)), torch.tensor([1]))["nll"] == pytest.approx(-math.log(1e-12))
+    assert evaluate(Prediction(mean, mean.unsqueeze(0)), torch.tensor([1]))["nll"] == pytest.approx(
+        -math.log(1e-12)
+    )
 
 
 def test_labels_the_model_does_not_know():
@@ -161,7 +194,9 @@ def test_labels_the_model_does_not_know():
 def test_sequences_count_every_position():
     members, target = probabilities(examples=60).reshape(4, 20, 3, 3), labels(20, 3)
     flat = Prediction(members.reshape(4, 60, 3).mean(0), members.reshape(4, 60, 3))
-    assert evaluate(Prediction(members.mean(0), members), target) == pytest.approx(evaluate(flat, target.flatten()))
+    assert evaluate(Prediction(members.mean(0), members), target) == pytest.approx(
+        evaluate(flat, target.flatten())
+    )
 
 
 def test_regression():
@@ -180,9 +215,13 @@ def test_regression():
     )
     assert metrics["variance"] == pytest.approx(float(raw.var(0).mean()), abs=1e-12)
     # ambiguity decomposition: the mean's error is the modes' mean error less their (biased) spread
-    assert metrics["mse"] == pytest.approx(metrics["mode_mse_mean"] - 3 / 4 * metrics["variance"], abs=1e-12)
+    assert metrics["mse"] == pytest.approx(
+        metrics["mode_mse_mean"] - 3 / 4 * metrics["variance"], abs=1e-12
+    )
     for name in ("entropy", "label", "member_entropy", "mutual_information"):
-        with pytest.raises(InputError, match=f"'{name}' needs class probabilities, and this is regression"):
+        with pytest.raises(
+            InputError, match=f"'{name}' needs class probabilities, and this is regression"
+        ):
             getattr(prediction, name)
 
 
@@ -194,16 +233,22 @@ def test_one_mode_has_no_variance():
 
 def test_dropout_kept_active():
     def model():
-        return nn.Sequential(nn.Linear(4, 20), nn.BatchNorm1d(20), nn.Dropout(0.5), nn.Linear(20, 3))
+        return nn.Sequential(
+            nn.Linear(4, 20), nn.BatchNorm1d(20), nn.Dropout(0.5), nn.Linear(20, 3)
+        )
 
     made = federation(model)
     buffers = made.state.buffers.clone()
-    standard, first, again = (made.ensemble.predict(DATA.x, dropout=dropout) for dropout in (False, True, True))
+    standard, first, again = (
+        made.ensemble.predict(DATA.x, dropout=dropout) for dropout in (False, True, True)
+    )
     assert torch.equal(first.members, again.members)
     assert not torch.allclose(first.mean, standard.mean)
     assert torch.equal(made.state.buffers, buffers)  # BatchNorm stays in eval mode
     assert torch.equal(made.ensemble.predict(DATA.x).mean, standard.mean)
-    alone, single = (made.ensemble.predict(DATA.x[:n], dropout=True).members for n in (len(DATA.x), 1))
+    alone, single = (
+        made.ensemble.predict(DATA.x[:n], dropout=True).members for n in (len(DATA.x), 1)
+    )
     assert alone.shape[1] == len(DATA.x)
     assert single.shape[1] == 1  # a batch of one: BatchNorm in training mode would refuse it
 
@@ -212,7 +257,9 @@ def test_dropout_kept_active():
 def test_dropout_does_not_change_statistics_of_other_layers():
     def model():
         norm = nn.InstanceNorm1d(2, track_running_stats=True)
-        return nn.Sequential(nn.Unflatten(1, (2, 2)), norm, nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 3))
+        return nn.Sequential(
+            nn.Unflatten(1, (2, 2)), norm, nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 3)
+        )
 
     made = federation(model)
     before = made.state.buffers.clone()

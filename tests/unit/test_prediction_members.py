@@ -1,4 +1,6 @@
-"""Several models per mode: kept apart in predictions, grouped in metrics, counted in bytes, written to files."""
+"""Several models per mode: kept apart in predictions, grouped in metrics, counted in bytes, written
+to files.
+"""
 
 import numpy as np
 import pytest
@@ -9,14 +11,23 @@ from fedensemble import Federation, InputError, Prediction, evaluate
 from fedensemble.algorithms import FedAvg, FedBENoKD
 from fedensemble.experiment.prediction_summary import describe_predictions
 from fedensemble.metrics import disagreement, evaluate_modes
-from fedensemble.testing.toy_problems import FEATURES, classification, labels, numbers, small_federation, train
+from fedensemble.testing.toy_problems import (
+    FEATURES,
+    classification,
+    labels,
+    numbers,
+    small_federation,
+    train,
+)
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 INDEX = torch.tensor([0, 0, 0, 1, 1, 1])
 
 
 def grouped(combine="probabilities"):
-    """Two modes of three members each for 40 inputs and 4 classes, and their logits [2, 3, 40, 4]."""
+    """Two modes of three members each for 40 inputs and 4 classes, and their logits [2, 3, 40,
+    4].
+    """
     raw = 2 * numbers(2 * 3 * 40, 4).reshape(2, 3, 40, 4)
     members = raw.softmax(-1)
     mean = raw.mean((0, 1)).softmax(-1) if combine == "logits" else members.mean((0, 1))
@@ -24,21 +35,27 @@ def grouped(combine="probabilities"):
 
 
 def test_one_mode_with_samples_is_uncertain():
-    federation = train(small_federation(FedBENoKD(lr=0.5, samples=10), "loop", modes=1, strata=1), 3)
+    federation = train(
+        small_federation(FedBENoKD(lr=0.5, samples=10), "loop", modes=1, strata=1), 3
+    )
     x, y = numbers(30, FEATURES, word=5), labels(30)
     prediction = federation.ensemble.predict(x)
     found = evaluate(prediction, y)
     assert prediction.members.shape[0] == 10 and prediction.modes.shape[0] == 1
     assert prediction.mode_index.tolist() == [0] * 10
     samples = federation.state.modes["samples"].reshape(10, -1)
-    own = torch.stack([federation.learner.outputs(one, torch.empty(0), x).softmax(-1) for one in samples])
+    own = torch.stack(
+        [federation.learner.outputs(one, torch.empty(0), x).softmax(-1) for one in samples]
+    )
     entropies = -(own * own.log()).sum(-1).mean(0)
     mean = own.mean(0)
     information = (-(mean * mean.log()).sum(-1) - entropies).mean()
     assert float(information) > 1e-4
     assert found["mutual_information"] == pytest.approx(float(information), abs=1e-10)
     assert found["mode_entropy"] == pytest.approx(float(entropies.mean()), abs=1e-10)
-    assert found["entropy"] - found["mode_entropy"] == pytest.approx(found["mutual_information"], abs=1e-10)
+    assert found["entropy"] - found["mode_entropy"] == pytest.approx(
+        found["mutual_information"], abs=1e-10
+    )
     assert float(prediction.variance.max()) > 0
     assert found["disagreement"] == 0  # between modes, and there is one
     assert found["mode_accuracy_mean"] == found["accuracy"]
@@ -67,14 +84,18 @@ def test_members_are_not_weighed_by_their_mode():
 
 def test_regression_groups_members():
     members = torch.tensor([[[0.0]], [[2.0]], [[4.0]], [[8.0]]], dtype=torch.float64)
-    prediction = Prediction(members.mean(0), members, "regression", "outputs", torch.tensor([0, 0, 1, 1]))
+    prediction = Prediction(
+        members.mean(0), members, "regression", "outputs", torch.tensor([0, 0, 1, 1])
+    )
     assert prediction.modes.flatten().tolist() == [1.0, 6.0]
     found = evaluate(prediction, torch.tensor([[1.0]]))
     assert (found["mode_mse_min"], found["mode_mse_max"]) == (0.0, 25.0)
     assert found["variance"] == pytest.approx(float(members.flatten().var()))
     assert evaluate_modes(prediction, torch.tensor([[1.0]]))["mse"] == [0.0, 25.0]
-    assert "spreads" in describe_predictions(Prediction(members[0], members[:2], "regression", "outputs",
-                                                        torch.tensor([0, 0])), torch.tensor([[1.0]]))  # fmt: skip
+    assert "spreads" in describe_predictions(
+        Prediction(members[0], members[:2], "regression", "outputs", torch.tensor([0, 0])),
+        torch.tensor([[1.0]]),
+    )
 
 
 def test_members_that_are_modes_are_left_as_they_are():
@@ -94,16 +115,22 @@ def test_models_needed_for_prediction_are_counted():
 
 
 def normed():
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+    )
 
 
 def test_batch_statistics_are_those_of_each_batch():
-    """As torch's own train mode on batches of 16; the last input, alone, joins the batch before it."""
+    """As torch's own train mode on batches of 16; the last input, alone, joins the batch before
+    it.
+    """
 
     def model():
         return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
-    federation = train(Federation(model, classification(), FedAvg(lr=0.5), modes=2, dtype=torch.float64), 2)
+    federation = train(
+        Federation(model, classification(), FedAvg(lr=0.5), modes=2, dtype=torch.float64), 2
+    )
     x, buffers = numbers(33, FEATURES, word=5), federation.state.buffers.clone()
     found = federation.ensemble.predict(x, batch_size=16, dropout=True, batch_statistics=True)
     for mode in range(2):
@@ -120,7 +147,9 @@ def test_batch_statistics_are_those_of_each_batch():
 
 
 def test_train_mode_keeps_dropout_active():
-    federation = train(Federation(normed, classification(), FedAvg(lr=0.5), modes=1, dtype=torch.float64), 1)
+    federation = train(
+        Federation(normed, classification(), FedAvg(lr=0.5), modes=1, dtype=torch.float64), 1
+    )
     x = numbers(32, FEATURES, word=5)
     found = federation.ensemble.predict(x, batch_size=16, dropout=True, batch_statistics=True)
     module = federation.ensemble.module(0).train()

@@ -1,4 +1,6 @@
-"""Registries as users see them: by name, by class name, and each part in the registry of its kind."""
+"""Registries as users see them: by name, by class name, and each part in the registry of its
+kind.
+"""
 
 import importlib
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from fedensemble.registry import Registry
 @pytest.fixture(autouse=True)
 def unchanged_registries():
     """Puts the registries back as they were."""
-    before = {registry: dict(registry._items) for registry in (algorithms, schedules, participations)}
+    before = {
+        registry: dict(registry._items) for registry in (algorithms, schedules, participations)
+    }
     yield
     for registry, items in before.items():
         registry._items.clear()
@@ -43,7 +47,9 @@ def test_subpackages_can_still_be_imported_from():
 def test_classes_are_attributes_of_their_registry():
     assert fe.algorithms.FedBE is fe.algorithms["fedbe"]
     assert fe.schedules.Balanced is fe.schedules["balanced"]
-    with pytest.raises(AttributeError, match=r"algorithms has no attribute 'FedBee'.*algorithms\['name'\].*fedavg"):
+    with pytest.raises(
+        AttributeError, match=r"algorithms has no attribute 'FedBee'.*algorithms\['name'\].*fedavg"
+    ):
         _ = fe.algorithms.FedBee
 
 
@@ -64,7 +70,10 @@ def test_register_files_each_part_in_the_registry_of_its_kind():
 
     assert fe.schedules["test-schedule"] is Mine and "test-schedule" not in fe.algorithms
     assert fe.algorithms["test-algorithm"] is MyMethod and "test-algorithm" not in fe.schedules
-    assert participations["test-participation"] is Reliable and "test-participation" not in fe.algorithms
+    assert (
+        participations["test-participation"] is Reliable
+        and "test-participation" not in fe.algorithms
+    )
 
 
 def test_a_part_of_another_kind_is_refused():

@@ -17,6 +17,22 @@ from .qsgd import QSGD
 from .scaffold import Scaffold
 
 __all__ = [
-    "PFNM", "QSGD", "Diana", "Dore", "FedAc", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBE", "FedBENoKD",
-    "FedDyn", "FedMA", "FedPD", "FedProx", "FedSplit", "FedYogi", "Scaffold",
-]  # fmt: skip
+    "PFNM",
+    "QSGD",
+    "Diana",
+    "Dore",
+    "FedAc",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedBE",
+    "FedBENoKD",
+    "FedDyn",
+    "FedMA",
+    "FedPD",
+    "FedProx",
+    "FedSplit",
+    "FedYogi",
+    "Scaffold",
+]

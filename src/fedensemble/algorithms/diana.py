@@ -1,9 +1,12 @@
-"""DIANA: clients send the compressed difference between their gradient and what the server already knows of it.
+"""DIANA: clients send the compressed difference between their gradient and what the server already
+knows of it.
 
-g_i = (w - w_i) / lr after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i + alpha d_i;
-g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w - server_lr lr v.
+g_i = (w - w_i) / lr after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i
++ alpha d_i; g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w -
+server_lr lr v.
 
-Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019.
+Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient
+differences", 2019.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,8 @@ from .compressed_uploads import GradientDifferences
 class Diana(GradientDifferences):
     """Compressed gradient differences: the noise of Q vanishes as h_i learns the client's gradient.
 
-    Clients and partial participation as in `GradientDifferences`. The prox of a regulariser is left out.
+    Clients and partial participation as in `GradientDifferences`. The prox of a regulariser is left
+    out.
 
     Args:
         beta: momentum on the server.
@@ -40,10 +44,18 @@ class Diana(GradientDifferences):
             raise InputError(f"Diana needs 0 <= beta < 1; got {self.beta}.")
 
     def init_mode(self, theta: Tensor) -> Tree:
-        return {"theta": theta, "gradient": torch.zeros_like(theta), "velocity": torch.zeros_like(theta)}
+        return {
+            "theta": theta,
+            "gradient": torch.zeros_like(theta),
+            "velocity": torch.zeros_like(theta),
+        }
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         h, difference = mode["gradient"], uploads["difference"]
         velocity = self.beta * mode["velocity"] + h + difference
         theta = mode["theta"] - self.step_size(cohort) * velocity
-        return {"theta": theta, "gradient": self.learned(h, difference, cohort), "velocity": velocity}
+        return {
+            "theta": theta,
+            "gradient": self.learned(h, difference, cohort),
+            "velocity": velocity,
+        }

@@ -1,10 +1,12 @@
-"""DORE: DIANA up, and down only the compressed change of the model, with what was lost carried over.
+"""DORE: DIANA up, and down only the compressed change of the model, with what was lost carried
+over.
 
-Clients as in DIANA, at w, the copy that server and clients share;   g = h + mean_S d_i, h as in DIANA;
-q = -server_lr lr g + eta e;   r = Q(q) is all that is broadcast;   e <- q - r;   w <- w + beta r, everywhere.
+Clients as in DIANA, at w, the copy that server and clients share;   g = h + mean_S d_i, h as in
+DIANA; q = -server_lr lr g + eta e;   r = Q(q) is all that is broadcast;   e <- q - r;   w <- w +
+beta r, everywhere.
 
-Reference: Liu, Li, Tang, Yan, "A double residual compression algorithm for efficient distributed learning", AISTATS
-2020.
+Reference: Liu, Li, Tang, Yan, "A double residual compression algorithm for efficient distributed
+learning", AISTATS 2020.
 """
 
 from dataclasses import dataclass
@@ -25,13 +27,14 @@ from .compressed_uploads import GradientDifferences
 class Dore(GradientDifferences):
     """Compression both ways: DIANA whose server, too, sends only a compressed change.
 
-    "theta" is w, the shared copy; the paper's x = w - server_lr lr g is never kept. Clients and partial participation
-    as in `GradientDifferences`. The server's random numbers come from the round's coin. The prox of a regulariser is
-    left out.
+    "theta" is w, the shared copy; the paper's x = w - server_lr lr g is never kept. Clients and
+    partial participation as in `GradientDifferences`. The server's random numbers come from the
+    round's coin. The prox of a regulariser is left out.
 
-    The paper's clients hear every r. Here a client catches up when it is next asked: it receives every r since its last
-    visit, or the whole model where that is shorter, and the whole model on its first visit. This is what is counted;
-    with full participation it is one r per visit after the first.
+    The paper's clients hear every r. Here a client catches up when it is next asked: it receives
+    every r since its last visit, or the whole model where that is shorter, and the whole model on
+    its first visit. This is what is counted; with full participation it is one r per visit after
+    the first.
 
     Args:
         beta: share of r that is applied.
@@ -41,31 +44,47 @@ class Dore(GradientDifferences):
     reference = "Liu et al. 2020"
     sends = "encoded difference up, encoded changes of the model since the last visit down, or the model if shorter"
 
-    # The paper's experiments have beta = eta = 1. With the inf-norm |q - Q(q)| <= |q|_inf, so that e stays bounded for
-    # every eta; but eta = 1 multiplies the noise about five times, which the mean over two or three clients of a mode
-    # does not average out. With the 2-norm eta = 1 diverges. (The bound eta^2 omega < 1 is sufficient, not necessary.)
+    # The paper's experiments have beta = eta = 1. With the inf-norm |q - Q(q)| <= |q|_inf, so that
+    # e stays bounded for
+    # every eta; but eta = 1 multiplies the noise about five times, which the mean over two or three
+    # clients of a mode
+    # does not average out. With the 2-norm eta = 1 diverges. (The bound eta^2 omega < 1 is
+    # sufficient, not necessary.)
     beta: float = 0.7
     eta: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.beta <= 1 or not 0 <= self.eta <= 1:
-            raise InputError(f"Dore needs 0 < beta <= 1 and 0 <= eta <= 1; got {self.beta} and {self.eta}.")
+            raise InputError(
+                f"Dore needs 0 < beta <= 1 and 0 <= eta <= 1; got {self.beta} and {self.eta}."
+            )
 
     def init_mode(self, theta: Tensor) -> Tree:
         updates = torch.zeros_like(theta[..., :1])  # how often w has changed
-        return {"theta": theta, "gradient": torch.zeros_like(theta), "e": torch.zeros_like(theta), "updates": updates}
+        return {
+            "theta": theta,
+            "gradient": torch.zeros_like(theta),
+            "e": torch.zeros_like(theta),
+            "updates": updates,
+        }
 
     def init_memory(self, theta: Tensor) -> Tree:
-        return {**super().init_memory(theta), "updates": torch.full_like(theta[..., :1], -1)}  # -1: w is not known yet
+        # -1: w is not known yet
+        return {**super().init_memory(theta), "updates": torch.full_like(theta[..., :1], -1)}
 
     def broadcast(self, mode: Tree) -> Tree:
         return {"theta": mode["theta"], "updates": mode["updates"]}
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
-        """One compressed change for each update since the client's last visit, at most the whole model; and a count."""
+        """One compressed change for each update since the client's last visit, at most the whole
+        model; and a count.
+        """
         theta, count = sent["theta"], sent["updates"].element_size()
-        change, model = self.quantiser.bytes(theta.shape[-1], theta.element_size()), payload_bytes({"theta": theta})
+        change, model = (
+            self.quantiser.bytes(theta.shape[-1], theta.element_size()),
+            payload_bytes({"theta": theta}),
+        )
         if memory is None:
             return change + count
         missed = (sent["updates"] - memory["updates"]).to(torch.int64)

@@ -2,10 +2,11 @@
 
 Each local step, at a client that keeps (w, a), with rate eta = lr:
 
-    d = w / beta + (1 - 1/beta) a;   g = grad f_i(d);   a <- d - eta g;   w <- (1 - 1/alpha) w + d / alpha - gamma g.
+    d = w / beta + (1 - 1/beta) a;   g = grad f_i(d);   a <- d - eta g;   w <- (1 - 1/alpha) w + d /
+    alpha - gamma g.
 
-gamma = max(sqrt(eta / (mu tau)), eta) for tau local steps. Coupling I: alpha = 1 / (gamma mu), beta = alpha + 1;
-coupling II: alpha = 3 / (2 gamma mu) - 1/2, beta = (2 alpha^2 - 1) / (alpha - 1).
+gamma = max(sqrt(eta / (mu tau)), eta) for tau local steps. Coupling I: alpha = 1 / (gamma mu), beta
+= alpha + 1; coupling II: alpha = 3 / (2 gamma mu) - 1/2, beta = (2 alpha^2 - 1) / (alpha - 1).
 
 Reference: Yuan, Ma, "Federated accelerated stochastic gradient descent", NeurIPS 2020.
 """
@@ -32,18 +33,20 @@ _SMALLEST, _LARGEST = 0.003, 0.3  # the range of mu in which it was tried
 class FedAc(Algorithm):
     """Accelerated FedAvg; "theta" is the aggregate sequence a, which the paper's theorems speak of.
 
-    The paper has all workers take the same number of steps in every round. Here both sequences are averaged over the
-    clients that report, and each client's coupling is that of its own number of local steps.
+    The paper has all workers take the same number of steps in every round. Here both sequences are
+    averaged over the clients that report, and each client's coupling is that of its own number of
+    local steps.
 
-    How far acceleration may go depends on how many clients average their noise away: with ten clients per mode a small
-    mu trains much faster than FedAvg, with two it fails. So the default depends on the clients per mode c, and the
-    server sends it along.
+    How far acceleration may go depends on how many clients average their noise away: with ten
+    clients per mode a small mu trains much faster than FedAvg, with two it fails. So the default
+    depends on the clients per mode c, and the server sends it along.
 
     Args:
-        mu: strong convexity that the coupling assumes; the smaller, the longer the steps of w and the memory of a. None
-            is 1 / c^2 for c clients per mode, at least 0.003 and at most 0.3: about no acceleration with two clients
-            per mode or fewer, 0.01 with ten.
-        coupling: "I" or "II"; II is the one with the faster rate for smooth, strongly convex losses with noise.
+        mu: strong convexity that the coupling assumes; the smaller, the longer the steps of w and
+            the memory of a. None is 1 / c^2 for c clients per mode, at least 0.003 and at most 0.3:
+            about no acceleration with two clients per mode or fewer, 0.01 with ten.
+        coupling: "I" or "II"; II is the one with the faster rate for smooth, strongly convex losses
+            with noise.
     """
 
     reference = "Yuan and Ma 2020"
@@ -73,8 +76,10 @@ class FedAc(Algorithm):
     def notes(self) -> tuple[str, ...]:
         if self.mu is not None:
             return ()
-        return (f"FedAc takes mu = {self.chosen_mu:.3g}, for {self.clients_per_mode:.3g} clients per mode; "
-                "algorithm.mu sets another.",)  # fmt: skip
+        return (
+            f"FedAc takes mu = {self.chosen_mu:.3g}, for {self.clients_per_mode:.3g} clients per mode; "
+            "algorithm.mu sets another.",
+        )
 
     def bind(self, workshop: ServerContext) -> Self:
         if workshop.clients_per_mode is None:
@@ -89,7 +94,8 @@ class FedAc(Algorithm):
     def broadcast(self, mode: Tree) -> Tree:
         if self.mu is not None:
             return mode
-        # Sent, not looked up by the client: a client of a real fleet does not know the schedule, and runs with
+        # Sent, not looked up by the client: a client of a real fleet does not know the schedule,
+        # and runs with
         # different schedules that train together share one algorithm object.
         return {**mode, "mu": torch.full_like(mode["theta"][..., :1], self.chosen_mu)}
 
@@ -107,7 +113,10 @@ class FedAc(Algorithm):
         def step(state: Tree, gradient: Gradient) -> Tree:
             middle = state["w"] / beta + (1 - 1 / beta) * state["theta"]
             g = problem.optimizer.prepare(middle, gradient(middle))  # clipping and weight decay
-            return {"theta": middle - lr * g, "w": (1 - 1 / alpha) * state["w"] + middle / alpha - gamma * g}
+            return {
+                "theta": middle - lr * g,
+                "w": (1 - 1 / alpha) * state["w"] + middle / alpha - gamma * g,
+            }
 
         return problem.iterate({"theta": sent["theta"], "w": sent["w"]}, step), memory
 

@@ -2,8 +2,8 @@
 
 w_i = local SGD from w on client i;   w <- sum_i p_i w_i / sum_i p_i.
 
-Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from
-decentralized data", AISTATS 2017.
+Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of
+deep networks from decentralized data", AISTATS 2017.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from ..flat_params import Tree
 @algorithms.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """Federated averaging; inside the ensemble, each mode is averaged over the clients that trained it.
+    """Federated averaging; inside the ensemble, each mode is averaged over the clients that trained
+    it.
 
     >>> FedAvg(lr=0.05, lr_decay=0.99).rate(round=10)
     0.0495

@@ -2,8 +2,8 @@
 
 D = sum_i p_i (w_i - w) / sum_i p_i;   v <- beta v + D;   w <- w + server_lr v.
 
-Reference: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
-classification", 2019.
+Reference: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated
+visual classification", 2019.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,9 @@ class FedAvgM(ServerRate, FedAvg):
 
     Args:
         beta: how much of the last velocity is kept.
-        server_lr: the server's step along the velocity; what a change leads to adds up to server_lr / (1 - beta) of it.
-            The paper has server_lr = 1, w <- w + v, where a change adds up to ten times itself for beta = 0.9.
+        server_lr: the server's step along the velocity; what a change leads to adds up to server_lr
+            / (1 - beta) of it. The paper has server_lr = 1, w <- w + v, where a change adds up to
+            ten times itself for beta = 0.9.
     """
 
     reference = "Hsu et al. 2019"

@@ -4,8 +4,8 @@ w_i = local SGD from w on f_i(v) - <h_i, v> + alpha/2 ||v - w||^2;   h_i <- h_i 
 h <- h - alpha share mean_S (w_i - w);   w <- mean_S w_i - h / alpha.
 The share is that of S in the weights of all clients, M/N if they are uniform.
 
-Reference: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization", ICLR
-2021.
+Reference: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
+regularization", ICLR 2021.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from ..flat_params import Tree
 class FedDyn(Algorithm):
     """Dynamic regularisation; h_i is the client's last gradient, h their mean.
 
-    Made for partial participation: those who do not take part keep their h_i, and h stays the weighted mean of all N.
-    The paper weighs all clients alike, which is `weighting = "uniform"`.
+    Made for partial participation: those who do not take part keep their h_i, and h stays the
+    weighted mean of all N. The paper weighs all clients alike, which is `weighting = "uniform"`.
 
     Args:
-        alpha: strength of the pull towards the model that was sent; h / alpha is how far the server steps beyond the
-            mean, so that a small alpha is the bold choice.
+        alpha: strength of the pull towards the model that was sent; h / alpha is how far the server
+            steps beyond the mean, so that a small alpha is the bold choice.
     """
 
     reference = "Acar et al. 2021"
@@ -51,7 +51,9 @@ class FedDyn(Algorithm):
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start, h = sent["theta"], memory["h"]
-        theta = problem.descend(start, lambda at, gradient: gradient - h + self.alpha * (at - start))
+        theta = problem.descend(
+            start, lambda at, gradient: gradient - h + self.alpha * (at - start)
+        )
         return {"theta": theta}, {"h": h - self.alpha * (theta - start)}
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:

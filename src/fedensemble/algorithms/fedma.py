@@ -1,11 +1,14 @@
-"""FedMA: federated matched averaging; units are matched layer by layer, and matched layers are frozen.
+"""FedMA: federated matched averaging; units are matched layer by layer, and matched layers are
+frozen.
 
-Layer n, from the inputs up: a unit is the vector of its weights from the layer below (whose order is known by then) and
-its bias; units of clients are matched as in matching.py; w <- the mean over each unit's clients. In round r of a cycle
-of as many rounds as there are layers, clients train only what comes after the first r layers, r = 0, 1, ... In the
-first cycle they may do so with models of their own, whose units they put into the order of the frozen layers.
+Layer n, from the inputs up: a unit is the vector of its weights from the layer below (whose order
+is known by then) and its bias; units of clients are matched as in matching.py; w <- the mean over
+each unit's clients. In round r of a cycle of as many rounds as there are layers, clients train only
+what comes after the first r layers, r = 0, 1, ... In the first cycle they may do so with models of
+their own, whose units they put into the order of the frozen layers.
 
-Reference: Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni, "Federated learning with matched averaging", ICLR 2020.
+Reference: Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni, "Federated learning with matched
+averaging", ICLR 2020.
 """
 
 from collections.abc import Sequence
@@ -28,16 +31,18 @@ from .matching.unit_permutation import Units
 class FedMA(Matched):
     """Matched averaging, layer by layer, for linear, convolution and recurrent layers.
 
-    The paper's clients keep their own upper layers while those below are matched. That is `own_rounds` = the number of
-    layers: in round r a client takes the r layers that are frozen from the server, puts its own upper layers into their
-    order (each of its units goes to the frozen unit nearest to it) and trains these; the server matches the next layer.
-    One that has no model yet starts with a random one above the frozen layers. Between its rounds the server has a
-    whole model, in which the upper layers are matched as well.
+    The paper's clients keep their own upper layers while those below are matched. That is
+    `own_rounds` = the number of
+    layers: in round r a client takes the r layers that are frozen from the server, puts its own
+    upper layers into their order (each of its units goes to the frozen unit nearest to it) and
+    trains these; the server matches the next layer. One that has no model yet starts with a random
+    one above the frozen layers. Between its rounds the server has a whole model, in which the upper
+    layers are matched as well.
 
-    After `own_rounds` a client keeps nothing: it gets the whole model, trains the layers that are not frozen, and all
-    of them are matched; when a cycle is over the next one starts from its model, which is the paper's FedMA with
-    communication. Recurrent layers are matched by their weights from below, and their connections among themselves
-    follow.
+    After `own_rounds` a client keeps nothing: it gets the whole model, trains the layers that are
+    not frozen, and all of them are matched; when a cycle is over the next one starts from its
+    model, which is the paper's FedMA with communication. Recurrent layers are matched by their
+    weights from below, and their connections among themselves follow.
 
     Args:
         freeze: freeze layers once they are matched; without, all layers train in all rounds.
@@ -49,7 +54,8 @@ class FedMA(Matched):
     freeze: bool = True
 
     def init_mode(self, theta: Tensor) -> Tree:
-        return {**super().init_mode(theta), "frozen": torch.zeros_like(theta[..., :1])}  # layers, counted from below
+        # layers, counted from below
+        return {**super().init_mode(theta), "frozen": torch.zeros_like(theta[..., :1])}
 
     def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
         """Frozen layers are what the server sent, and need not travel."""
@@ -64,9 +70,13 @@ class FedMA(Matched):
         trained = self.structure.stage >= sent["frozen"]
 
         def step(state: Tree, gradient: Gradient) -> Tree:
-            theta, slots = state["theta"], {name: slot for name, slot in state.items() if name != "theta"}
+            theta, slots = (
+                state["theta"],
+                {name: slot for name, slot in state.items() if name != "theta"},
+            )
             new, slots = problem.optimizer.step(theta, gradient(theta) * trained, slots, problem.lr)
-            return {"theta": torch.where(trained, new, theta), **slots}  # weight decay moves what has no gradient
+            # weight decay moves what has no gradient
+            return {"theta": torch.where(trained, new, theta), **slots}
 
         return problem.iterate({"theta": start, **problem.optimizer.slots(start)}, step)["theta"]
 
@@ -79,11 +89,16 @@ class FedMA(Matched):
         frozen = sent["frozen"].reshape(-1, 1)
         for place, units in enumerate(structure.layers):
             found = nearest_units(
-                nets[:, units.incoming], theirs[:, units.incoming],
-                structure.alive(nets)[:, units.all], structure.alive(theirs)[:, units.all],
-            )  # fmt: skip
+                nets[:, units.incoming],
+                theirs[:, units.incoming],
+                structure.alive(nets)[:, units.all],
+                structure.alive(theirs)[:, units.all],
+            )
             slot = torch.arange(structure.units, device=nets.device).repeat(len(nets), 1)
-            moved = torch.cat([slot[:, : units.first], units.first + found, slot[:, units.first + units.width :]], 1)
+            moved = torch.cat(
+                [slot[:, : units.first], units.first + found, slot[:, units.first + units.width :]],
+                1,
+            )
             nets = structure.reorder(nets, torch.where(frozen > place, moved, slot))
             nets = torch.where((frozen > place) & (structure.stage == place), theirs, nets)
         return nets.reshape(own.shape)

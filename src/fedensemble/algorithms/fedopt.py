@@ -1,14 +1,18 @@
-"""FedAdagrad, FedAdam and FedYogi: adaptive optimisers on the server, with the clients' mean change as gradient.
+"""FedAdagrad, FedAdam and FedYogi: adaptive optimisers on the server, with the clients' mean change
+as gradient.
 
-D = sum_i p_i (w_i - w) / sum_i p_i;   m <- beta1 m + (1 - beta1) D;   w <- w + server_lr m / (sqrt(v) + tau), where
+D = sum_i p_i (w_i - w) / sum_i p_i;   m <- beta1 m + (1 - beta1) D;   w <- w + server_lr m /
+(sqrt(v) + tau), where
 
     FedAdagrad:  v <- v + D^2
     FedAdam:     v <- beta2 v + (1 - beta2) D^2
     FedYogi:     v <- v - (1 - beta2) D^2 sign(v - D^2)
 
-from m = 0 and v = tau^2, without bias correction. (The paper's first version put m in place of D in v.)
+from m = 0 and v = tau^2, without bias correction. (The paper's first version put m in place of D in
+v.)
 
-Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021.
+Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated
+optimization", ICLR 2021.
 """
 
 from abc import abstractmethod
@@ -51,7 +55,11 @@ class FedOpt(ServerRate, FedAvg):
                 raise InputError(f"{owner} needs 0 <= {name} < 1; got {getattr(self, name)}.")
 
     def init_mode(self, theta: Tensor) -> Tree:
-        return {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta) + self.tau**2}
+        return {
+            "theta": theta,
+            "m": torch.zeros_like(theta),
+            "v": torch.zeros_like(theta) + self.tau**2,
+        }
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         change = uploads["theta"] - mode["theta"]

@@ -1,13 +1,16 @@
-"""FedPD: each client solves an augmented Lagrangian, and a shared coin says whether the round communicates at all.
+"""FedPD: each client solves an augmented Lagrangian, and a shared coin says whether the round
+communicates at all.
 
 From x0_i, the client's copy of the model, and its dual variable l_i:
 
-x_i = local SGD from x0_i on f_i(x) + <l_i, x - x0_i> + ||x - x0_i||^2 / (2 eta);   l_i <- l_i + (x_i - x0_i) / eta;
-y_i = x_i + eta l_i;   with probability 1 - p: x0_i <- mean_i y_i for all;   else, without a message: x0_i <- y_i.
+x_i = local SGD from x0_i on f_i(x) + <l_i, x - x0_i> + ||x - x0_i||^2 / (2 eta);   l_i <- l_i +
+(x_i - x0_i) / eta; y_i = x_i + eta l_i;   with probability 1 - p: x0_i <- mean_i y_i for all;
+else, without a message: x0_i <- y_i.
 
-References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to non-iid data", IEEE
-Transactions on Signal Processing 2021; for average = "all", Wang, Marella, Anderson, "FedADMM: a federated primal-dual
-algorithm allowing partial participation", IEEE CDC 2022.
+References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to
+non-iid data", IEEE Transactions on Signal Processing 2021; for average = "all", Wang, Marella,
+Anderson, "FedADMM: a federated primal-dual algorithm allowing partial participation", IEEE CDC
+2022.
 """
 
 from dataclasses import dataclass
@@ -29,28 +32,33 @@ from .all_clients import first_visit, mean_of_all, unvisited
 class FedPD(Algorithm):
     """Primal-dual federated learning that can skip communication.
 
-    Local training starts at x0_i (the paper starts at the last x_i). With p > 0 clients drift in silent rounds.
+    Local training starts at x0_i (the paper starts at the last x_i). With p > 0 clients drift in
+    silent rounds.
 
-    The paper has all clients take part in every round. In an ensemble a mode never has that, for each client trains one
-    mode per round. `average` says what is done instead; with full participation and p = 0 both are the paper's method.
+    The paper has all clients take part in every round. In an ensemble a mode never has that, for
+    each client trains one mode per round. `average` says what is done instead; with full
+    participation and p = 0 both are the paper's method.
 
-    "all": the model is the mean of y_i over all clients that were ever seen, and clients upload the change of y_i. This
-    is FedADMM (Wang et al. 2022) and converges to the optimum of strongly convex, smooth losses. A round moves the
-    model by the share of the clients that report, so that it is slow where that share is small. It needs p = 0: the
-    mean would miss what absent clients did in silent rounds.
+    "all": the model is the mean of y_i over all clients that were ever seen, and clients upload the
+    change of y_i. This is FedADMM (Wang et al. 2022) and converges to the optimum of strongly
+    convex, smooth losses. A round moves the model by the share of the clients that report, so that
+    it is slow where that share is small. It needs p = 0: the mean would miss what absent clients
+    did in silent rounds.
 
-    "reporting": the model is the mean of y_i over those who report; the others keep l_i. This is a heuristic and not
-    FedPD: the model moves about the optimum, at a distance that shrinks with eta, and in an ensemble can be further
-    from it than FedAvg; but the first hundred rounds with few clients per round are faster. A client goes on from its
-    own copy only if nobody has communicated since; otherwise it receives the model, even in a silent round.
-    (BatchNorm's statistics are averaged, and counted, in every round.) The paper weighs all clients alike, which is
-    `weighting = "uniform"`.
+    "reporting": the model is the mean of y_i over those who report; the others keep l_i. This is a
+    heuristic and not
+    FedPD: the model moves about the optimum, at a distance that shrinks with eta, and in an
+    ensemble can be further from it than FedAvg; but the first hundred rounds with few clients per
+    round are faster. A client goes on from its own copy only if nobody has communicated since;
+    otherwise it receives the model, even in a silent round. (BatchNorm's statistics are averaged,
+    and counted, in every round.) The paper weighs all clients alike, which is `weighting =
+    "uniform"`.
 
     Args:
         eta: penalty parameter; it needs lr < 2 eta or so.
         p: probability that a round does not communicate; in such a round nothing is sent up.
-        average: the model is the mean over "all" clients (exact), or over those "reporting" (a heuristic, faster at
-            first where few clients take part).
+        average: the model is the mean over "all" clients (exact), or over those "reporting" (a
+            heuristic, faster at first where few clients take part).
     """
 
     reference = "Zhang et al. 2020"
@@ -80,12 +88,17 @@ class FedPD(Algorithm):
     def init_mode(self, theta: Tensor) -> Tree:
         if self.average == "all":
             return {"theta": theta, "seen": torch.zeros_like(theta[..., :1])}
-        return {"theta": theta, "talks": torch.zeros_like(theta[..., :1])}  # how often the mode has communicated
+        # how often the mode has communicated
+        return {"theta": theta, "talks": torch.zeros_like(theta[..., :1])}
 
     def init_memory(self, theta: Tensor) -> Tree:
         if self.average == "all":
             return {"dual": torch.zeros_like(theta), "own": theta, "visited": unvisited(theta)}
-        return {"dual": torch.zeros_like(theta), "own": theta, "talks": torch.full_like(theta[..., :1], -1)}
+        return {
+            "dual": torch.zeros_like(theta),
+            "own": theta,
+            "talks": torch.full_like(theta[..., :1], -1),
+        }
 
     def broadcast(self, mode: Tree) -> Tree:
         return mode if self.average == "reporting" else {"theta": mode["theta"]}
@@ -94,7 +107,9 @@ class FedPD(Algorithm):
         return torch.where(coin >= self.p, payload_bytes(uploads), 0)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
-        """The model, unless the client's own copy is still current: nobody has communicated since its last visit."""
+        """The model, unless the client's own copy is still current: nobody has communicated since
+        its last visit.
+        """
         if self.average == "all":
             return payload_bytes(sent)
         if memory is None:
@@ -105,7 +120,11 @@ class FedPD(Algorithm):
         return uploads if bool(coin >= self.p) else {}
 
     def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
-        return message if bool(coin >= self.p) else {name: torch.zeros_like(value) for name, value in like.items()}
+        return (
+            message
+            if bool(coin >= self.p)
+            else {name: torch.zeros_like(value) for name, value in like.items()}
+        )
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         if self.average == "all":
@@ -128,4 +147,7 @@ class FedPD(Algorithm):
         if self.average == "all":
             return mean_of_all(mode, uploads, cohort)
         talk = cohort.coin >= self.p
-        return {"theta": torch.where(talk, uploads["theta"], mode["theta"]), "talks": mode["talks"] + talk}
+        return {
+            "theta": torch.where(talk, uploads["theta"], mode["theta"]),
+            "talks": mode["talks"] + talk,
+        }

@@ -1,9 +1,11 @@
 """FedProx: FedAvg with a spring to the model that was sent.
 
-w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);   then as FedAvg.
-Stragglers send what they have after a random part of their steps, and it counts like the others'.
+w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);
+then as FedAvg. Stragglers send what they have after a random part of their steps, and it counts
+like the others'.
 
-Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
+Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+networks", MLSys 2020.
 """
 
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ class FedProx(FedAvg):
 
     Args:
         mu: strength of the pull towards the model that was sent.
-        stragglers: share of visits that stop early, after a number of steps uniform from one to all of them. (The paper
-            counts epochs, and draws a fixed share of a round's clients; here each visit draws for itself.)
+        stragglers: share of visits that stop early, after a number of steps uniform from one to all
+            of them. (The paper counts epochs, and draws a fixed share of a round's clients; here
+            each visit draws for itself.)
     """
 
     reference = "Li et al. 2020"
@@ -48,5 +51,7 @@ class FedProx(FedAvg):
             return gradient + self.mu * (theta - start)
 
         late, part = (problem.uniform(start[..., :1]) for _ in range(2))
-        limit = torch.where(late < self.stragglers, torch.ceil(part * problem.counts), problem.counts)
+        limit = torch.where(
+            late < self.stragglers, torch.ceil(part * problem.counts), problem.counts
+        )
         return {"theta": problem.descend(start, pulled, limit)}, memory

@@ -1,11 +1,12 @@
-"""PFNM: probabilistic federated neural matching; the server matches hidden units before it averages them.
+"""PFNM: probabilistic federated neural matching; the server matches hidden units before it averages
+them.
 
-From the last hidden layer to the first: a unit is the vector of its bias and its weights into the layer above (whose
-order is known by then), in the first layer also of those from the inputs; units of clients are matched as in
-matching.py; w <- the mean over each unit's clients.
+From the last hidden layer to the first: a unit is the vector of its bias and its weights into the
+layer above (whose order is known by then), in the first layer also of those from the inputs; units
+of clients are matched as in matching.py; w <- the mean over each unit's clients.
 
-Reference: Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni, "Bayesian nonparametric federated learning of neural
-networks", ICML 2019.
+Reference: Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni, "Bayesian nonparametric federated
+learning of neural networks", ICML 2019.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,13 @@ from .matching.unit_permutation import Units
 class PFNM(Matched):
     """FedAvg that matches hidden units across clients first, from the outputs down.
 
-    The paper matches once, after clients have trained models of their own to the end: one round with many epochs and
-    all clients. Here that is the first round of a mode; matching goes on in every round after it, from the model of the
-    round before. Units are in the order of the first client.
+    The paper matches once, after clients have trained models of their own to the end: one round
+    with many epochs and all clients. Here that is the first round of a mode; matching goes on in
+    every round after it, from the model of the round before. Units are in the order of the first
+    client.
 
-    In a convolution a unit is a channel, in a recurrent layer a cell with its gates. All biases and, in the layers
-    above the first, no weights from below are used, as in the paper.
+    In a convolution a unit is a channel, in a recurrent layer a cell with its gates. All biases
+    and, in the layers above the first, no weights from below are used, as in the paper.
     """
 
     reference = "Yurochkin et al. 2019"

@@ -2,11 +2,12 @@
 
 D_i = Q(w_i - w);   w <- w + mean_S D_i.
 
-Q is TernGrad by default (ternary, maximum norm of a block); compressor = "qsgd" is the dithering of the QSGD paper.
+Q is TernGrad by default (ternary, maximum norm of a block); compressor = "qsgd" is the dithering of
+the QSGD paper.
 
-Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and
-encoding", NeurIPS 2017; Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communication in
-distributed deep learning", NeurIPS 2017.
+Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient
+quantization and encoding", NeurIPS 2017; Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary
+gradients to reduce communication in distributed deep learning", NeurIPS 2017.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from .compressed_uploads import Compressed
 @algorithms.register("qsgd")
 @dataclass(frozen=True, kw_only=True)
 class QSGD(Compressed):
-    """FedAvg with compressed uploads, and nothing to make up for the noise: it stops at a distance from the optimum.
+    """FedAvg with compressed uploads, and nothing to make up for the noise: it stops at a distance
+    from the optimum.
 
-    The plain baseline to DIANA and DORE, and the only method here that takes top-k. Under partial participation the
-    mean is over the clients that report.
+    The plain baseline to DIANA and DORE, and the only method here that takes top-k. Under partial
+    participation the mean is over the clients that report.
 
-    The default compressor is that of TernGrad: three levels and the maximum norm of a block, which has less variance
-    than the 2-norm. `compressor = "qsgd"` is the one of Alistarh et al., dithering with the 2-norm and s = `levels`.
+    The default compressor is that of TernGrad: three levels and the maximum norm of a block, which
+    has less variance than the 2-norm. `compressor = "qsgd"` is the one of Alistarh et al.,
+    dithering with the 2-norm and s = `levels`.
     """
 
     reference = "Alistarh et al. 2017"

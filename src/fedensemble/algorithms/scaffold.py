@@ -1,11 +1,11 @@
 """SCAFFOLD: local SGD with control variates that take out the drift of clients.
 
-Steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;   c_i+ = c_i - c + (w - w_i) / (tau lr), its option II;
-w <- w + server_lr mean_S (w_i - w);   c <- c + share mean_S (c_i+ - c_i).
+Steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;   c_i+ = c_i - c + (w - w_i) / (tau lr),
+its option II; w <- w + server_lr mean_S (w_i - w);   c <- c + share mean_S (c_i+ - c_i).
 The share is that of S in the weights of all clients, M/N if they are uniform.
 
-Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
-learning", ICML 2020.
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
+averaging for federated learning", ICML 2020.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from .server_rate import ServerRate
 class Scaffold(ServerRate):
     """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
 
-    Made for partial participation: those who do not take part keep their c_i, and c stays the weighted mean of all N.
-    The paper weighs all clients alike, which is `weighting = "uniform"`.
+    Made for partial participation: those who do not take part keep their c_i, and c stays the
+    weighted mean of all N. The paper weighs all clients alike, which is `weighting = "uniform"`.
 
     Args:
         server_lr: the server's step along the mean change.

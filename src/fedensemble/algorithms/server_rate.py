@@ -11,8 +11,9 @@ from ..errors import InputError
 class ServerRate(Algorithm):
     """A method whose server takes a step of its own, with a rate that may decay.
 
-    The rate of clients (`lr_decay`) hardly reaches adaptive server optimisers, which normalise the mean change. Rounds
-    are those of the run, for every mode: a mode that was idle for some rounds goes on with the rate of its round.
+    The rate of clients (`lr_decay`) hardly reaches adaptive server optimisers, which normalise the
+    mean change. Rounds are those of the run, for every mode: a mode that was idle for some rounds
+    goes on with the rate of its round.
 
     Args:
         server_lr: learning rate of the server's step.

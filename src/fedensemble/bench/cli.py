@@ -23,7 +23,9 @@ def _growth(device: str, seconds: float, full: bool, out: Path | None, say: Say)
 BENCHMARKS: dict[str, Bench] = {"engines": _engines, "growth": _growth}
 
 
-def bench(name: str | None, device: str, seconds: float, full: bool, folder: Path | None, say: Say) -> None:
+def bench(
+    name: str | None, device: str, seconds: float, full: bool, folder: Path | None, say: Say
+) -> None:
     """Runs a benchmark, or all of them.
 
     Args:
@@ -36,4 +38,6 @@ def bench(name: str | None, device: str, seconds: float, full: bool, folder: Pat
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for chosen in [name] if name is not None else BENCHMARKS:
-        BENCHMARKS[chosen](device, seconds, full, None if folder is None else folder / f"{chosen}.json", say)
+        BENCHMARKS[chosen](
+            device, seconds, full, None if folder is None else folder / f"{chosen}.json", say
+        )

@@ -49,18 +49,31 @@ class Work:
         return FederatedData.from_arrays(x, y, [self.examples] * clients, classes=10)
 
     def federation(
-        self, clients: int, modes: int, visits: int, algorithm: Algorithm | None = None, **options: Any
+        self,
+        clients: int,
+        modes: int,
+        visits: int,
+        algorithm: Algorithm | None = None,
+        **options: Any,
     ) -> Federation:
         """A federation in which so many clients train a round."""
         data = self.data(clients)
         name, shape = ("cnn", (1, 28, 28)) if self.images else ("mlp", (32,))
         return Federation(
-            lambda: models[name](shape=shape, outputs=10), data, algorithm or FedAvg(lr=0.01), modes=modes,
-            clients_per_round=visits, batch_size=self.examples, device=self.device, engine_options=options,
-        )  # fmt: skip
+            lambda: models[name](shape=shape, outputs=10),
+            data,
+            algorithm or FedAvg(lr=0.01),
+            modes=modes,
+            clients_per_round=visits,
+            batch_size=self.examples,
+            device=self.device,
+            engine_options=options,
+        )
 
     def measure(self, *given: Any, **named: Any) -> tuple[float, float, float]:
-        """Seconds of the fastest of some rounds, MiB of the data, and MiB taken at most beyond them."""
+        """Seconds of the fastest of some rounds, MiB of the data, and MiB taken at most beyond
+        them.
+        """
         peak = PeakMemory(self.device)
         federation = self.federation(*given, **named)
         list(federation.rounds(1))
@@ -71,7 +84,13 @@ class Work:
             list(federation.rounds(1))
             wait(self.device)
             best = min(best, time.perf_counter() - started)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in (federation.data.x, federation.data.y)) / _MIB
+        size = (
+            sum(
+                tensor.numel() * tensor.element_size()
+                for tensor in (federation.data.x, federation.data.y)
+            )
+            / _MIB
+        )
         return best, size, max(0.0, peak() / _MIB - size)
 
 
@@ -88,7 +107,14 @@ def clients(work: Work, say: Say) -> LiveTable:
     visits = max(2, 100 // work.scale)
     counts = [visits * factor for factor in (1, 10, 100, 1000)]
     table = LiveTable(f"Clients, {visits} of them a round, FedAvg", _HEADER, say)
-    _rows(work, table, [(f"{n:,} clients", {"clients": n, "modes": min(5, visits), "visits": visits}) for n in counts])
+    _rows(
+        work,
+        table,
+        [
+            (f"{n:,} clients", {"clients": n, "modes": min(5, visits), "visits": visits})
+            for n in counts
+        ],
+    )
     return table
 
 
@@ -107,35 +133,56 @@ def visits(work: Work, say: Say) -> LiveTable:
     counts = sorted({max(2, m // work.scale) for m in (100, 1000, 10_000)})
     population = counts[-1]
     table = LiveTable(f"Clients a round, of {population:,}, 2 modes, FedAvg", _HEADER, say)
-    _rows(work, table, [(f"{m:,} a round", {"clients": population, "modes": 2, "visits": m}) for m in counts])
+    _rows(
+        work,
+        table,
+        [(f"{m:,} a round", {"clients": population, "modes": 2, "visits": m}) for m in counts],
+    )
     return table
 
 
 def memory(work: Work, say: Say) -> LiveTable:
     """What clients remember, in each place it can be."""
     count = max(2, 1000 // work.scale)
-    table = LiveTable(f"Client memory (SCAFFOLD), {count} clients, all of them a round, 2 modes", _HEADER, say)
-    given, stateful = {"clients": count, "modes": 2, "visits": count}, {"algorithm": Scaffold(lr=0.01)}
+    table = LiveTable(
+        f"Client memory (SCAFFOLD), {count} clients, all of them a round, 2 modes", _HEADER, say
+    )
+    given, stateful = (
+        {"clients": count, "modes": 2, "visits": count},
+        {"algorithm": Scaffold(lr=0.01)},
+    )
     _rows(
-        work, table,
+        work,
+        table,
         [("stateless (FedAvg)", given)]
-        + [(f"on {place}", {**given, **stateful, "client_memory": place}) for place in ("device", "host", "disk")],
-    )  # fmt: skip
+        + [
+            (f"on {place}", {**given, **stateful, "client_memory": place})
+            for place in ("device", "host", "disk")
+        ],
+    )
     return table
 
 
 def rounds(work: Work, say: Say) -> LiveTable:
     """Many rounds: neither time nor memory may grow."""
     count = max(20, 1000 // work.scale)
-    table = LiveTable(f"{count} rounds, SCAFFOLD, 20 clients, all of them a round", ("what", "first", "last"), say)
+    table = LiveTable(
+        f"{count} rounds, SCAFFOLD, 20 clients, all of them a round", ("what", "first", "last"), say
+    )
     federation = work.federation(20, 2, 20, Scaffold(lr=0.001))
     tenth, seconds, taken = count // 10, [0.0] * count, []
     for index, _ in enumerate(_timed(federation, count, seconds, work.device)):
         if index + 1 in (tenth, count):
             gc.collect()
             taken.append(torch.cuda.memory_allocated() if work.images else resident())
-    table.add("ms a round, fastest", *(f"{1000 * min(part):.2f}" for part in (seconds[:tenth], seconds[-tenth:])))
-    table.add(f"memory after {tenth} and after {count} rounds, MiB", *(f"{value / _MIB:.1f}" for value in taken))
+    table.add(
+        "ms a round, fastest",
+        *(f"{1000 * min(part):.2f}" for part in (seconds[:tenth], seconds[-tenth:])),
+    )
+    table.add(
+        f"memory after {tenth} and after {count} rounds, MiB",
+        *(f"{value / _MIB:.1f}" for value in taken),
+    )
     return table
 
 
@@ -148,12 +195,20 @@ def _timed(federation: Federation, count: int, seconds: list[float], device: str
 
 
 PARTS: dict[str, Callable[[Work, Say], LiveTable]] = {
-    "clients": clients, "modes": modes, "visits": visits, "memory": memory, "rounds": rounds,
-}  # fmt: skip
+    "clients": clients,
+    "modes": modes,
+    "visits": visits,
+    "memory": memory,
+    "rounds": rounds,
+}
 
 
 def run(
-    parts: Sequence[str] = (), device: str = "cpu", scale: int = 1, out: Path | None = None, say: Say = say
+    parts: Sequence[str] = (),
+    device: str = "cpu",
+    scale: int = 1,
+    out: Path | None = None,
+    say: Say = say,
 ) -> list[LiveTable]:
     """Measures parts by name and prints a table of each."""
     for name in parts:

@@ -1,6 +1,7 @@
 """How much faster are batched visits than one client after another? Samples a second, and ratios.
 
-Everything goes through `Federation.rounds`: gathering, shuffling, aggregation and reporting included, evaluation not.
+Everything goes through `Federation.rounds`: gathering, shuffling, aggregation and reporting
+included, evaluation not.
 """
 
 from __future__ import annotations
@@ -48,23 +49,37 @@ CASES = {
     "pfl": Case("cnn-pfl", 50, 50, 10, "cifar"),
     "mlp-10": Case("mlp", 10, 100, 10, "digits"),
 }
-QUICK = {"cpu": ("cnn-10-of-100", "mlp-10"), "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl")}
+QUICK = {
+    "cpu": ("cnn-10-of-100", "mlp-10"),
+    "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl"),
+}
 INPUTS = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "text": (80,), "digits": (64,)}
 WAYS = ("plain", "loop", "vector")
 PLAIN = "plain torch loop"
 _LOOPED = 10  # clients; the speed of a loop does not depend on how many there are
 
 
-def federation(case: Case, engine: str, device: str, options: dict[str, Any], clients: int | None = None) -> Federation:
-    """A federation of synthetic data of the case's shape, so many of whose clients train in every round."""
+def federation(
+    case: Case, engine: str, device: str, options: dict[str, Any], clients: int | None = None
+) -> Federation:
+    """A federation of synthetic data of the case's shape, so many of whose clients train in every
+    round.
+    """
     clients = clients or case.clients
     data = _data(case.input, case.examples, max(clients, case.population))
     given: dict[str, Any] = {"outputs": data.classes} | ({"norm": case.norm} if case.norm else {})
     given |= {} if case.input == "text" else {"shape": INPUTS[case.input]}
     return Federation(
-        lambda: models[case.model](**given), data, FedAvg(lr=0.01), modes=5, clients_per_round=clients,
-        batch_size=case.batch, engine=engine, device=device, engine_options=options,
-    )  # fmt: skip
+        lambda: models[case.model](**given),
+        data,
+        FedAvg(lr=0.01),
+        modes=5,
+        clients_per_round=clients,
+        batch_size=case.batch,
+        engine=engine,
+        device=device,
+        engine_options=options,
+    )
 
 
 @lru_cache(maxsize=1)  # the ways of a case have the same
@@ -81,12 +96,18 @@ def _data(kind: str, examples: int, clients: int) -> FederatedData:
 
 
 def plain_loop(case: Case, device: str) -> Callable[[], None]:
-    """The usual way: one nn.Module, torch.optim.SGD, one client; each call trains the next and adds it to the sum."""
+    """The usual way: one nn.Module, torch.optim.SGD, one client; each call trains the next and adds
+    it to the sum.
+    """
     made = federation(case, "loop", device, {}, min(case.clients, _LOOPED))
     data = made.data.to(device)
     model = made.learner.build(0).to(device).train()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    sums = {name: torch.zeros_like(tensor) for name, tensor in start.items() if tensor.is_floating_point()}
+    sums = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in start.items()
+        if tensor.is_floating_point()
+    }
     done = 0
 
     def call() -> None:
@@ -140,9 +161,14 @@ def _round(made: Federation) -> None:
 
 
 def run(
-    cases: Sequence[str] = (), device: str = "cpu", seconds: float = 3.0, precisions: Sequence[str] = (),
-    ways: Sequence[str] = WAYS, out: Path | None = None, say: Say = say,
-) -> LiveTable:  # fmt: skip
+    cases: Sequence[str] = (),
+    device: str = "cpu",
+    seconds: float = 3.0,
+    precisions: Sequence[str] = (),
+    ways: Sequence[str] = WAYS,
+    out: Path | None = None,
+    say: Say = say,
+) -> LiveTable:
     """Measures cases by name and prints the table."""
     for name in cases:
         if name not in CASES:
@@ -154,7 +180,11 @@ def run(
     for name in cases or QUICK["cuda" if cuda else "cpu"]:
         case = CASES[name]
         base: float | None = None
-        chosen = [(way, precision) for way in ways for precision in (precisions if way == "vector" else [""])]
+        chosen = [
+            (way, precision)
+            for way in ways
+            for precision in (precisions if way == "vector" else [""])
+        ]
         # Ways take turns, so that all meet the same load; but a card is given to one at a time.
         for together in [[way] for way in chosen] if cuda else [chosen]:
             prepared = [_prepare(case, device, *way) for way in together]
@@ -177,11 +207,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; or 'all'")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="to spend on each way of a case")
-    parser.add_argument("--precision", action="append", help="float32, tf32 or bf16; may be repeated")
     parser.add_argument(
-        "--way", action="append", choices=WAYS, help="a plain torch loop, or an engine; may be repeated"
+        "--precision", action="append", help="float32, tf32 or bf16; may be repeated"
+    )
+    parser.add_argument(
+        "--way",
+        action="append",
+        choices=WAYS,
+        help="a plain torch loop, or an engine; may be repeated",
     )
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     chosen = parser.parse_args(arguments)
     cases = list(CASES) if chosen.cases == ["all"] else chosen.cases
-    run(cases, chosen.device, chosen.seconds, chosen.precision or (), chosen.way or WAYS, chosen.out)
+    run(
+        cases, chosen.device, chosen.seconds, chosen.precision or (), chosen.way or WAYS, chosen.out
+    )

@@ -1,4 +1,6 @@
-"""What benchmarks share: the machine in words, time, memory, and a table that grows line by line."""
+"""What benchmarks share: the machine in words, time, memory, and a table that grows line by
+line.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def wait(device: str) -> None:
 
 
 def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, float]:
-    """Seconds of the fastest call of each way, after one to warm up; ways take turns, so that all meet the same load.
+    """Seconds of the fastest call of each way, after one to warm up; ways take turns, so that all
+    meet the same load.
 
     Args:
         seconds: to spend on each way; each is called twice at least.
@@ -60,7 +63,9 @@ def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) 
 
 
 class PeakMemory:
-    """Bytes taken at most since it was made, beyond those taken then: of the card, or of the process."""
+    """Bytes taken at most since it was made, beyond those taken then: of the card, or of the
+    process.
+    """
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
@@ -69,15 +74,20 @@ class PeakMemory:
             self.before = torch.cuda.memory_allocated()
         else:
             gc.collect()
-            with suppress(OSError, AttributeError):  # what is free goes back: used again, it would not be seen
+            # what is free goes back: used again, it would not be seen
+            with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
-            with suppress(OSError):  # the peak starts anew; elsewhere it is that of the whole process
+            # the peak starts anew; elsewhere it is that of the whole process
+            with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             self.before = resident()
 
     def __call__(self) -> int:
         """Bytes."""
-        return max(0, (torch.cuda.max_memory_allocated() if self.cuda else resident(peak=True)) - self.before)
+        return max(
+            0,
+            (torch.cuda.max_memory_allocated() if self.cuda else resident(peak=True)) - self.before,
+        )
 
 
 def resident(peak: bool = False) -> int:
@@ -120,8 +130,13 @@ class LiveTable:
 def write(path: Path | None, device: str, tables: Sequence[LiveTable]) -> None:
     """Writes tables as JSON, if there is a path."""
     if path is not None:
-        told = [{"title": table.title, "header": table.header, "rows": table.rows} for table in tables]
-        path.write_text(json.dumps({"machine": machine(device), "tables": told}, indent=1) + "\n", encoding="utf-8")
+        told = [
+            {"title": table.title, "header": table.header, "rows": table.rows} for table in tables
+        ]
+        path.write_text(
+            json.dumps({"machine": machine(device), "tables": told}, indent=1) + "\n",
+            encoding="utf-8",
+        )
 
 
 def say(text: str) -> None:

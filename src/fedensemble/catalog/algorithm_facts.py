@@ -10,11 +10,13 @@ from ..core.algorithm import Algorithm
 from ..core.probe import probe
 from ..flat_params import payload_bytes
 
-_SIZE = 10_000  # parameters; many blocks of a quantiser, so that a message's length is that of a real model's
+# parameters; many blocks of a quantiser, so that a message's length is that of a real model's
+_SIZE = 10_000
 
 
 def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
-    """A record: what the server and a client keep, what is sent, and how long messages are beside the model's.
+    """A record: what the server and a client keep, what is sent, and how long messages are beside
+    the model's.
 
     Only the reference is known of a method that has no defaults for all of its settings.
     """
@@ -23,7 +25,8 @@ def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
         algorithm = kind()
     except TypeError:
         return record
-    theta, one = torch.zeros(_SIZE), torch.ones(1)  # a coin of one reaches any threshold: a round that communicates
+    # a coin of one reaches any threshold: a round that communicates
+    theta, one = torch.zeros(_SIZE), torch.ones(1)
     mode, memory, sent, uploads = probe(algorithm, theta)
     model = payload_bytes({"theta": theta})
     return record | {

@@ -40,16 +40,24 @@ class Kind:
 _COMMON = tuple(field.name for field in fields(Algorithm))
 _OF_SCHEDULES = tuple(field.name for field in fields(Schedule))
 KINDS = {
-    "algorithms": Kind(algorithms, f"options go into [algorithm]; all take {', '.join(_COMMON)}", (), _COMMON),
+    "algorithms": Kind(
+        algorithms, f"options go into [algorithm]; all take {', '.join(_COMMON)}", (), _COMMON
+    ),
     "optimizers": Kind(optimizers, "options go into [algorithm.optimizer]"),
     "datasets": Kind(sources, "options go into [data]; those with chance take its seed", ("seed",)),
-    "partitions": Kind(partitions, "options go into [data]; all take its clients and seed", GIVEN_TO_PARTITIONS),
+    "partitions": Kind(
+        partitions, "options go into [data]; all take its clients and seed", GIVEN_TO_PARTITIONS
+    ),
     "models": Kind(models, "options go into [model]", GIVEN_TO_MODELS),
-    "schedules": Kind(schedules, f"all take {', '.join(_OF_SCHEDULES)} of [ensemble]", _OF_SCHEDULES),
+    "schedules": Kind(
+        schedules, f"all take {', '.join(_OF_SCHEDULES)} of [ensemble]", _OF_SCHEDULES
+    ),
     "participations": Kind(participations, "options go into [participation]"),
     "aggregators": Kind(aggregators, "options go into [aggregator]"),
     "attacks": Kind(attacks, "options go into [attack]; simulation only"),
-    "engines": Kind(engines, "options go into [engine.options]", ("learner", "data", "work", "seed")),
+    "engines": Kind(
+        engines, "options go into [engine.options]", ("learner", "data", "work", "seed")
+    ),
 }
 
 
@@ -107,7 +115,9 @@ def values(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(map(json.dumps, inner))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(values(part) for part in inner if part is not str or Path not in inner))
+        return " or ".join(
+            dict.fromkeys(values(part) for part in inner if part is not str or Path not in inner)
+        )
     if inspect.isclass(hint) and issubclass(hint, Optimizer):
         return "name or table"
     if inner:
@@ -120,7 +130,9 @@ def _plain(default: Any) -> Any:
         return optimizers.name_of(type(default))
     if isinstance(default, (tuple, list)):
         return [_plain(inner) for inner in default]
-    return default if default is None or isinstance(default, (bool, int, float, str)) else str(default)
+    return (
+        default if default is None or isinstance(default, (bool, int, float, str)) else str(default)
+    )
 
 
 def default_text(option: Option) -> str:
@@ -135,16 +147,28 @@ def in_brief(kind: Kind, item: Any) -> str:
     shown = []
     for option in own(kind, item):
         text = default_text(option)
-        shown.append(f"{option['name']} ({text})" if text == "required" else f"{option['name']} = {text}".rstrip(" ="))
+        shown.append(
+            f"{option['name']} ({text})"
+            if text == "required"
+            else f"{option['name']} = {text}".rstrip(" =")
+        )
     return ", ".join(shown)
 
 
 def own(kind: Kind, item: Any) -> list[Option]:
     """Options that not all of the kind have, or not with this default."""
-    usual = {field.name: _plain(field.default) for field in fields(Algorithm)} if kind.common else {}
-    return [o for o in options(kind, item) if o["name"] not in usual or o.get("default") != usual[o["name"]]]
+    usual = (
+        {field.name: _plain(field.default) for field in fields(Algorithm)} if kind.common else {}
+    )
+    return [
+        o
+        for o in options(kind, item)
+        if o["name"] not in usual or o.get("default") != usual[o["name"]]
+    ]
 
 
 def option_rows(found: Sequence[Option]) -> tuple[tuple[str, ...], ...]:
     """A line for each option."""
-    return tuple((option["name"], option["values"], default_text(option), option["what"]) for option in found)
+    return tuple(
+        (option["name"], option["values"], default_text(option), option["what"]) for option in found
+    )

@@ -1,4 +1,6 @@
-"""The reference page of all options: python -m fedensemble.catalog.options_page > docs/ref-options.md."""
+"""The reference page of all options: python -m fedensemble.catalog.options_page >
+docs/ref-options.md.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def page() -> str:
         for name in kind.registry:
             item = kind.registry[name]
             if item.__module__.startswith("fedensemble."):
-                rows += [(f"**`{name}`**", "", "", _escaped(summary(item))), *_cells(own(kind, item))]
+                rows += [
+                    (f"**`{name}`**", "", "", _escaped(summary(item))),
+                    *_cells(own(kind, item)),
+                ]
         place = re.sub(r"(\[[\w.]+\])", r"`\1`", kind.place[0].upper() + kind.place[1:])
         text += f"\n## {title.capitalize()}\n\n{place}.\n\n{TextTable(title, HEADER, tuple(rows)).markdown()}"
     return text
@@ -37,7 +42,12 @@ def page() -> str:
 
 def _cells(found: Sequence[Option]) -> list[tuple[str, ...]]:
     return [
-        (f"`{name}`", _escaped(values), default if default in ("", "required") else f"`{default}`", _escaped(what))
+        (
+            f"`{name}`",
+            _escaped(values),
+            default if default in ("", "required") else f"`{default}`",
+            _escaped(what),
+        )
         for name, values, default, what in option_rows(found)
     ]
 

@@ -16,18 +16,26 @@ from .progress import Live
 
 
 def compare_rows(
-    file: Path | None, settings: Sequence[str], algorithms: str | None, modes: str | None, schedules: str | None,
-    seeds: str | None, runs: Path,
-) -> None:  # fmt: skip
+    file: Path | None,
+    settings: Sequence[str],
+    algorithms: str | None,
+    modes: str | None,
+    schedules: str | None,
+    seeds: str | None,
+    runs: Path,
+) -> None:
     """Trains the rows of a comparison and reports on it, and on each of its runs."""
     refuse_ranks("compare")
     wanted = find_comparison(file, settings, algorithms, modes, schedules, seeds)
     with Live(console, runs=len(wanted.rows) * len(wanted.seeds)) as live:
-        results = compare(wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished)
+        results = compare(
+            wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished
+        )
     failed = [f"{result.label}, seed {seed}" for result in results for seed in result.failed]
     if not all(result.failed for result in results):
         folder = wanted.folder(runs)
-        with expecting_whole_files(folder):  # runs that were finished before are read from their folders
+        # runs that were finished before are read from their folders
+        with expecting_whole_files(folder):
             table = write_comparison(folder, wanted, results)
         print_table(table)
         for run in (run for result in results for run in result.folders):

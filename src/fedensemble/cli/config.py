@@ -10,12 +10,16 @@ from ..config.schema import Config, resolve
 from ..config.toml import default_file, read_toml, with_settings
 
 
-def load_config(file: Path | None, settings: Sequence[str] | None, device: str | None = None) -> Config:
+def load_config(
+    file: Path | None, settings: Sequence[str] | None, device: str | None = None
+) -> Config:
     """The config, with its device resolved."""
     return resolve_device(read_config(file, settings, device))
 
 
-def read_config(file: Path | None, settings: Sequence[str] | None, device: str | None = None) -> Config:
+def read_config(
+    file: Path | None, settings: Sequence[str] | None, device: str | None = None
+) -> Config:
     """The config as it is written, for any machine: "auto" stays."""
     values = read_toml(file or default_file("digits.toml"))
     sets = "".join(f" --set {text}" for text in settings or ())

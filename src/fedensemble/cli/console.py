@@ -16,7 +16,9 @@ console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def print_line(text: object) -> None:
-    """Prints a line as it is: what looks like rich's markup is text, and control characters are shown as escapes."""
+    """Prints a line as it is: what looks like rich's markup is text, and control characters are
+    shown as escapes.
+    """
     console.print(printable(str(text)), markup=False, highlight=False, emoji=False)
 
 

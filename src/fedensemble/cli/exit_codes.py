@@ -1,4 +1,6 @@
-"""How the command line ends: errors a user can cause are one message and an exit code, without a traceback."""
+"""How the command line ends: errors a user can cause are one message and an exit code, without a
+traceback.
+"""
 
 from __future__ import annotations
 

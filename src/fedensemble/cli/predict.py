@@ -16,11 +16,17 @@ from ..experiment.ensemble_file import load_ensemble
 
 
 def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:
-    """Predicts the rows of `inputs` with a finished run, writes them to `output`; returns how many."""
+    """Predicts the rows of `inputs` with a finished run, writes them to `output`; returns how
+    many.
+    """
     if output.suffix != ".npz":
-        raise InputError(f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz.")
+        raise InputError(
+            f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz."
+        )
     if not output.parent.is_dir():
-        raise InputError(f"There is no folder {output.parent} to write {output.name} to. Make it, or change -o.")
+        raise InputError(
+            f"There is no folder {output.parent} to write {output.name} to. Make it, or change -o."
+        )
     ensemble = load_ensemble(run, device)
     x = read_inputs(inputs)
     prediction = ensemble.predict(x)
@@ -36,7 +42,9 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
     if members:
         arrays |= {"members": prediction.members, "mode_index": prediction.mode_index}
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **{name: tensor.numpy() for name, tensor in arrays.items()})
+    np.savez(
+        content, allow_pickle=False, **{name: tensor.numpy() for name, tensor in arrays.items()}
+    )
     write_bytes(output, content.getvalue())
     return len(x)
 
@@ -47,7 +55,9 @@ def read_inputs(path: Path) -> NDArray[Any]:
         raise DataError(f"There is no file {path}.")
     with path.open("rb") as opened:
         archive = open_archive(path, opened)
-        name = "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
+        name = (
+            "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
+        )
         if name is None:
             there = ", ".join(archive.files) or "none"
             raise DataError(f"{path} needs an array named x, or one array only; it has {there}.")

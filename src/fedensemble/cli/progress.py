@@ -6,7 +6,14 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..config.schema import Config
 from ..core.types import RoundReport
@@ -26,11 +33,17 @@ class Live:
         self.console, self.runs = console, runs
         self._said: set[str] = set()
         self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(bar_width=12), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=console, disable=not console.is_terminal, transient=runs > 1,
-        )  # fmt: skip
+            console=console,
+            disable=not console.is_terminal,
+            transient=runs > 1,
+        )
         self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
 
     def __enter__(self) -> Self:
@@ -38,7 +51,10 @@ class Live:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.bar.stop()
 
@@ -82,7 +98,9 @@ class Live:
 
 
 def note(report: RoundReport, metrics: dict[str, float], tested: int) -> str:
-    """The loss of a round and the latest test of the ensemble and its modes; which round's, if not of this one."""
+    """The loss of a round and the latest test of the ensemble and its modes; which round's, if not
+    of this one.
+    """
     text = "nobody answered" if report.loss is None else f"loss {report.loss:.3f}"
     if report.turnout is not None:
         text += f"  clock {hours(report.turnout.clock)} h"

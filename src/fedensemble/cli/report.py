@@ -12,7 +12,9 @@ from ..report.tables import TextTable
 
 
 def write_and_warn(folder: Path, out: Path | None) -> tuple[TextTable, Path]:
-    """Writes the report and returns its table and its page; warns if the run's files have changed."""
+    """Writes the report and returns its table and its page; warns if the run's files have
+    changed.
+    """
     if changes := RunFolder(folder).changes():
         typer.echo(f"warning: {changes}", err=True)
     return write_all(folder, out)

@@ -21,12 +21,21 @@ from .progress import Live
 
 
 def reproduce_names(
-    names: Sequence[str], scale: str, settings: Sequence[str], seeds: str | None, device: str | None,
-    only: Sequence[str], runs: Path, out: Path, page: Path | None,
-) -> None:  # fmt: skip
-    """Trains tables and figures, prints them, and puts all there are so far into a page if it has a name.
+    names: Sequence[str],
+    scale: str,
+    settings: Sequence[str],
+    seeds: str | None,
+    device: str | None,
+    only: Sequence[str],
+    runs: Path,
+    out: Path,
+    page: Path | None,
+) -> None:
+    """Trains tables and figures, prints them, and puts all there are so far into a page if it has a
+    name.
 
-    They are written to `out`/scale/name; with `settings` or `seeds`, a hash of these follows the name.
+    They are written to `out`/scale/name; with `settings` or `seeds`, a hash of these follows the
+    name.
     """
     if not names and page is None:
         raise InputError(f"Say which table or figure: {', '.join(NAMES)}, or all.")
@@ -34,7 +43,9 @@ def reproduce_names(
         check_page(page, scale)
     chosen = [int_(seed, "--seeds") for seed in parts(seeds)] if seeds else None
     wanted = [name for given in names for name in (NAMES if given == "all" else (given,))]
-    planned = [read_reproduction(find_experiment(name), scale, settings, chosen, device) for name in wanted]
+    planned = [
+        read_reproduction(find_experiment(name), scale, settings, chosen, device) for name in wanted
+    ]
     tables, failed = _carry_out(planned, only, runs, out)
     for table in tables:
         print_table(table)
@@ -86,11 +97,17 @@ def _one(
     started = time.monotonic()
     with Live(console, runs=len(paths)) as live:
         results = reproduce(
-            checked, root, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished, only
+            checked,
+            root,
+            lambda label, seed: live.watcher(f"{label}, seed {seed}"),
+            live.finished,
+            only,
         )
     seconds = time.monotonic() - started
     trained = [str(path) for path in waiting if RunFolder(path).done]
-    failed = [result.cell.label for result in results if result.failed and is_chosen(result.cell, only)]
+    failed = [
+        result.cell.label for result in results if result.failed and is_chosen(result.cell, only)
+    ]
     try:
         return write_reproduction(folder, checked, results, root, seconds, trained), failed
     except DataError:

@@ -20,10 +20,19 @@ from .progress import Live
 
 
 def run_config(
-    file: Path | None, settings: Sequence[str] | None, device: str | None, out: Path | None, runs: Path, *,
-    checkpoint_seconds: float, rank_timeout: float, profile: bool,
-) -> None:  # fmt: skip
-    """Trains an ensemble and reports on it; of several ranks, all train and the first one does the rest."""
+    file: Path | None,
+    settings: Sequence[str] | None,
+    device: str | None,
+    out: Path | None,
+    runs: Path,
+    *,
+    checkpoint_seconds: float,
+    rank_timeout: float,
+    profile: bool,
+) -> None:
+    """Trains an ensemble and reports on it; of several ranks, all train and the first one does the
+    rest.
+    """
     with job(rank_timeout) as ranks:
         config, _ = ranks.together(lambda: load_config(file, settings, device))
         folder = out or run_folder(config, runs)
@@ -31,7 +40,9 @@ def run_config(
             return follow(config, ranks)
         with profiling() if profile else nullcontext() as timed, Live(console) as live:
             watcher = live.watcher(config.name)
-            summary = run(config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks)
+            summary = run(
+                config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks
+            )
     for table in profile_tables(timed.write(folder)) if timed is not None and timed.rounds else ():
         print_table(table)
     if timed is not None and not timed.rounds:

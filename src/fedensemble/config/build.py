@@ -39,7 +39,9 @@ def resolve_device(config: Config) -> Config:
 
 
 def data_table(config: Config) -> dict[str, Any]:
-    """All that the data depend on: their settings, with the run's seed where they have none of their own."""
+    """All that the data depend on: their settings, with the run's seed where they have none of
+    their own.
+    """
     own = config.data.get("seed")
     return {**config.data, "seed": config.seed if own is None else own}
 
@@ -49,7 +51,9 @@ def load_source(name: str, options: Mapping[str, Any]) -> Source:
     return sources[name](**options)
 
 
-def build_data(config: Config, load: Callable[[str, Mapping[str, Any]], Source] = load_source) -> FederatedData:
+def build_data(
+    config: Config, load: Callable[[str, Mapping[str, Any]], Source] = load_source
+) -> FederatedData:
     """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
     table = data_table(config)
     split = partitions[table["partition"]]
@@ -77,7 +81,9 @@ def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
     outputs = data.classes if loss == "cross_entropy" else int(data.y[0].numel())
     if outputs is None:
         advice = advise_labels(data.y) or 'For regression set training.loss = "mse".'
-        raise DataError(f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}")
+        raise DataError(
+            f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}"
+        )
     return {"shape": list(data.x.shape[1:]), "outputs": outputs}
 
 

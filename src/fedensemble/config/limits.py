@@ -21,8 +21,9 @@ LONGEST_CHAIN = 20  # files that extend one another
 def read_text(path: Path, extended: bool) -> str:
     """The text of a config file.
 
-    The file named on the command line may be a pipe, as in `fedensemble run <(make-config)`. One that is extended must
-    be a regular file: a pipe without a writer would wait for ever, and a device may never end.
+    The file named on the command line may be a pipe, as in `fedensemble run <(make-config)`. One
+    that is extended must be a regular file: a pipe without a writer would wait for ever, and a
+    device may never end.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting if extended else None) as file:
@@ -33,11 +34,15 @@ def read_text(path: Path, extended: bool) -> str:
     except InputError:
         raise
     except ValueError:
-        raise InputError(f"{str(path)!r} is not a path: it holds a character that no path can hold.") from None
+        raise InputError(
+            f"{str(path)!r} is not a path: it holds a character that no path can hold."
+        ) from None
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
     if len(content) > LARGEST_FILE:
-        raise InputError(f"{path} has more than {LARGEST_FILE:,} bytes; a config is a short TOML file.")
+        raise InputError(
+            f"{path} has more than {LARGEST_FILE:,} bytes; a config is a short TOML file."
+        )
     try:
         return content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -49,7 +54,9 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The values of a TOML text within the limits; raises TOMLDecodeError as tomllib does where it is not TOML."""
+    """The values of a TOML text within the limits; raises TOMLDecodeError as tomllib does where it
+    is not TOML.
+    """
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -57,7 +64,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{where}: tables or lists nest more than {DEEPEST} deep.") from None
     except ValueError as error:  # an integer of thousands of digits, a date that does not exist
-        raise InputError(f"{where} holds a value that cannot be read: {str(error).partition(';')[0]}.") from None
+        raise InputError(
+            f"{where} holds a value that cannot be read: {str(error).partition(';')[0]}."
+        ) from None
     check_values(values, where)
     return values
 
@@ -70,14 +79,20 @@ def check_values(values: Any, where: str) -> None:
         if depth > DEEPEST:
             raise InputError(f"{where}: tables or lists nest more than {DEEPEST} deep.")
         pending += [(inner, depth + 1) for inner in _inside(value)]
-        if isinstance(value, Mapping) and (long := next((key for key in value if len(str(key)) > LONGEST_KEY), None)):
-            raise InputError(f"{where}: a key has at most {LONGEST_KEY} characters; got {str(long)[:60]!a}...")
+        if isinstance(value, Mapping) and (
+            long := next((key for key in value if len(str(key)) > LONGEST_KEY), None)
+        ):
+            raise InputError(
+                f"{where}: a key has at most {LONGEST_KEY} characters; got {str(long)[:60]!a}..."
+            )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             digits = f"{value}" if abs(value) < 10**30 else "an integer of more than 30 digits"
             raise InputError(f"{where}: integers have at most 64 bits; got {digits}.")
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{where}: a setting cannot be nan.")
-        if isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        if isinstance(value, str) and (
+            "\0" in value or any("\ud800" <= c <= "\udfff" for c in value)
+        ):
             raise InputError(f"{where}: text must be Unicode without NUL; got {value[:60]!a}.")
 
 

@@ -32,7 +32,8 @@ def sentence(error: Any, table: type[Table], prefix: str = "") -> str:
     if kind == "missing":
         return f"{key}: is missing, and has no default."
     if kind in _NO_LIST and error.get("ctx", {}).get("class", "Sequence") == "Sequence":
-        example = [32] if isinstance(got, str) and got.startswith("[") else [got]  # "[8" was to be a list
+        # "[8" was to be a list
+        example = [32] if isinstance(got, str) and got.startswith("[") else [got]
         return f"{key}: must be a list, such as {example}; got {got!r}."
     if kind == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME:
         return f"{key}: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got {got!r}."
@@ -47,7 +48,9 @@ def _shown(got: Any) -> str:
 
 
 def _key(place: Sequence[str | int], prefix: str) -> str:
-    """Where it is: names with dots between them, and after a list's name a number, counted from 1."""
+    """Where it is: names with dots between them, and after a list's name a number, counted from
+    1.
+    """
     key, joint = prefix, "." if prefix else ""
     for part in place:
         key += f" {part + 1}" if isinstance(part, int) else f"{joint}{part}"

@@ -1,4 +1,6 @@
-"""Schemas for tables whose keys depend on a name: what a plug-in's own signature takes, checked by pydantic."""
+"""Schemas for tables whose keys depend on a name: what a plug-in's own signature takes, checked by
+pydantic.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Table(BaseModel):
 
 
 def parameters(plug_in: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Parameter]:
-    """Names, types and defaults of what a function or class takes, without what it is `given` in another way."""
+    """Names, types and defaults of what a function or class takes, without what it is `given` in
+    another way.
+    """
     call = plug_in.__init__ if inspect.isclass(plug_in) else plug_in
     hints = get_type_hints(call)
     taken = {}

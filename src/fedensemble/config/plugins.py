@@ -1,4 +1,6 @@
-"""Tables whose options depend on a name: which there are, what they take, and what is made of them."""
+"""Tables whose options depend on a name: which there are, what they take, and what is made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Choice(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table with the options of what is chosen in `names_at`; `common` ones it takes whatever is chosen."""
+    """A table with the options of what is chosen in `names_at`; `common` ones it takes whatever is
+    chosen.
+    """
 
     path: tuple[str, ...]
     choices: tuple[Choice, ...]
@@ -59,19 +63,25 @@ class Section(NamedTuple):
 
     def knows(self, names: Sequence[Any]) -> bool:
         """Whether there is something of each name."""
-        return all(isinstance(n, str) and n in c.registry for c, n in zip(self.choices, names, strict=True))
+        return all(
+            isinstance(n, str) and n in c.registry for c, n in zip(self.choices, names, strict=True)
+        )
 
     def fits(self, names: Sequence[Any], key: str, value: Any) -> bool:
         """Whether the table with these names takes this option with this value."""
         taken = self.options(names) if self.knows(names) else {}
         try:
-            return key in taken and bool(schema(key, {key: taken[key]}).model_validate({key: value}))
+            return key in taken and bool(
+                schema(key, {key: taken[key]}).model_validate({key: value})
+            )
         except ValidationError:
             return False
 
     def has(self, key: str) -> bool:
         """Whether any plug-in takes this option."""
-        return any(key in choice.options(name) for choice in self.choices for name in choice.registry)
+        return any(
+            key in choice.options(name) for choice in self.choices for name in choice.registry
+        )
 
 
 _DATA: dict[str, Parameter] = {
@@ -82,41 +92,56 @@ _DATA: dict[str, Parameter] = {
     "server_share": (float | None, None),
     "server_file": (Path | None, None),
 }
-_SOURCE, _PARTITION = Choice("source", sources, "digits"), Choice("partition", partitions, "iid", GIVEN_TO_PARTITIONS)
+_SOURCE, _PARTITION = (
+    Choice("source", sources, "digits"),
+    Choice("partition", partitions, "iid", GIVEN_TO_PARTITIONS),
+)
 DATA = Section(("data",), (_SOURCE, _PARTITION), ("data",), _DATA)
 MODEL = Section(("model",), (Choice("name", models, "mlp", GIVEN_TO_MODELS),), ("model",), {})
 ALGORITHM = Section(("algorithm",), (Choice("name", algorithms, "fedavg"),), ("algorithm",), {})
 OPTIMIZER = Section(
     ("algorithm", "optimizer"), (Choice("name", optimizers, "sgd"),), ("algorithm", "optimizer"), {}
-)  # fmt: skip
+)
 PARTICIPATION = Section(
     ("participation",), (Choice("name", participations, "devices"),), ("participation",), {}
-)  # fmt: skip
+)
 AGGREGATOR = Section(("aggregator",), (Choice("name", aggregators, "median"),), ("aggregator",), {})
 ATTACK = Section(("attack",), (Choice("name", attacks, "sign-flip"),), ("attack",), {})
-ENGINE = Section(("engine", "options"), (Choice("name", engines, "vector", GIVEN_TO_ENGINES),), ("engine",), {})
+ENGINE = Section(
+    ("engine", "options"), (Choice("name", engines, "vector", GIVEN_TO_ENGINES),), ("engine",), {}
+)
 SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
 
 
 def without_leftovers(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` without the options that belonged to a name which `over` replaces and that the new one does not take.
+    """`under` without the options that belonged to a name which `over` replaces and that the new
+    one does not take.
 
-    Nor does one stay that the new one takes as something else: `hidden` is a list for "mlp", a number for "lstm".
-    An option nobody takes stays, so that a slip of the pen is not swallowed.
+    Nor does one stay that the new one takes as something else: `hidden` is a list for "mlp", a
+    number for "lstm". An option nobody takes stays, so that a slip of the pen is not swallowed.
     """
     kept = dict(under)
     for section in SECTIONS:
         here, there = _table(kept, section.names_at), _table(over, section.names_at)
         before = [here.get(choice.key, choice.default) for choice in section.choices]
-        after = [there.get(choice.key, name) for choice, name in zip(section.choices, before, strict=True)]
+        after = [
+            there.get(choice.key, name)
+            for choice, name in zip(section.choices, before, strict=True)
+        ]
         options = _table(kept, section.path)
         if before != after and options and section.knows(after):
-            left = {key: value for key, value in options.items() if _stays(section, key, value, before, after)}
+            left = {
+                key: value
+                for key, value in options.items()
+                if _stays(section, key, value, before, after)
+            }
             kept = _with_table(kept, section.path, left)
     return kept
 
 
-def _stays(section: Section, key: str, value: Any, before: Sequence[Any], after: Sequence[Any]) -> bool:
+def _stays(
+    section: Section, key: str, value: Any, before: Sequence[Any], after: Sequence[Any]
+) -> bool:
     """Whether an option outlives the names it was given with."""
     if key not in section.options(after):
         return not section.has(key)
@@ -138,7 +163,9 @@ def _table(values: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _with_table(values: Mapping[str, Any], path: Sequence[str], table: Mapping[str, Any]) -> dict[str, Any]:
+def _with_table(
+    values: Mapping[str, Any], path: Sequence[str], table: Mapping[str, Any]
+) -> dict[str, Any]:
     if not path:
         return dict(table)
     return {**values, path[0]: _with_table(values[path[0]], path[1:], table)}
@@ -151,7 +178,9 @@ def build_optimizer(table: Mapping[str, Any]) -> Optimizer:
 
 def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
     """The method with its hyper-parameters."""
-    return algorithms[table["name"]](**{**_options(table), "optimizer": build_optimizer(table["optimizer"])})
+    return algorithms[table["name"]](
+        **{**_options(table), "optimizer": build_optimizer(table["optimizer"])}
+    )
 
 
 def build_participation(table: Mapping[str, Any] | None) -> Participation:

@@ -38,7 +38,9 @@ class EnsembleTable(Table):
     """How many models, and who trains which."""
 
     modes: PositiveInt = Field(default=5, description="K")
-    strata: PositiveInt | None = Field(default=None, description="Q; left out, a stratum for each client of a round")
+    strata: PositiveInt | None = Field(
+        default=None, description="Q; left out, a stratum for each client of a round"
+    )
     clients_per_round: PositiveInt = Field(default=10, description="M")
     schedule: str = "stratified"
     combine: Combine | None = None
@@ -57,16 +59,24 @@ class TrainingTable(Table):
 class EvaluationTable(Table):
     """When and how the test set is used."""
 
-    every: PositiveInt = Field(default=10, description="rounds between evaluations; the last round always has one")
-    dropout: bool = Field(default=False, description="test in train mode too, as the authors' code did")
+    every: PositiveInt = Field(
+        default=10, description="rounds between evaluations; the last round always has one"
+    )
+    dropout: bool = Field(
+        default=False, description="test in train mode too, as the authors' code did"
+    )
     batch_size: PositiveInt = 1024
 
 
 class ReportTable(Table):
     """What the run's files and its report tell of people's data; changes no result."""
 
-    publish_clients: bool = Field(default=True, description="names, sizes and label counts of single clients")
-    publish_targets: bool = Field(default=True, description="for regression, single targets of the test set")
+    publish_clients: bool = Field(
+        default=True, description="names, sizes and label counts of single clients"
+    )
+    publish_targets: bool = Field(
+        default=True, description="for regression, single targets of the test set"
+    )
 
 
 class EngineTable(Table):
@@ -79,7 +89,9 @@ class EngineTable(Table):
 
 
 class Config(Table):
-    """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and checked."""
+    """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and
+    checked.
+    """
 
     name: str = Field(default="run", pattern=NAME, max_length=LONGEST_NAME)
     seed: NonNegativeInt = 0
@@ -109,7 +121,9 @@ class Config(Table):
         return tomli_w.dumps(values)
 
     def last_test(self, round: int) -> int:
-        """The latest round, this one or one before, after which there is a test; 0 before the first."""
+        """The latest round, this one or one before, after which there is a test; 0 before the
+        first.
+        """
         return round if round == self.rounds else round - round % self.evaluation.every
 
     def hash(self) -> str:
@@ -134,17 +148,26 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
 
 def listed(problems: Sequence[str]) -> str:
     """The words for some problems, one a line."""
-    return f"{len(problems)} problem{'s' * (len(problems) > 1)}:" + "".join(f"\n  - {each}" for each in problems)
+    return f"{len(problems)} problem{'s' * (len(problems) > 1)}:" + "".join(
+        f"\n  - {each}" for each in problems
+    )
 
 
 def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
-    """The config with every default filled in, or None and all that is wrong with it, as far as no data are needed."""
+    """The config with every default filled in, or None and all that is wrong with it, as far as no
+    data are needed.
+    """
     problems: list[str] = []
     check_values(values, "config")
     filled = dict(values)
-    for name, checked in (("data", check_data), ("model", check_model), ("algorithm", check_algorithm),
-                          ("participation", check_participation), ("aggregator", check_aggregator),
-                          ("attack", check_attack)):  # fmt: skip
+    for name, checked in (
+        ("data", check_data),
+        ("model", check_model),
+        ("algorithm", check_algorithm),
+        ("participation", check_participation),
+        ("aggregator", check_aggregator),
+        ("attack", check_attack),
+    ):
         given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
         if isinstance(given, Mapping):
             filled[name] = checked(dict(given), problems)
@@ -175,7 +198,11 @@ def _schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
         return  # said with the rest of the config
     modes, strata, per_round = sizes.modes, sizes.strata, sizes.clients_per_round
     enough = max(per_round, strata or 1)
-    tried("ensemble", lambda: resolve_schedule(name, modes, strata, per_round, enough).check(enough), problems)
+    tried(
+        "ensemble",
+        lambda: resolve_schedule(name, modes, strata, per_round, enough).check(enough),
+        problems,
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,9 @@ def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
     if path in _above:
         raise InputError(f"{path} extends itself: {' -> '.join(p.name for p in (*_above, path))}.")
     if len(_above) >= LONGEST_CHAIN:
-        raise InputError(f"{_above[0]} extends a file that extends a file, {LONGEST_CHAIN} times and more. Merge some.")
+        raise InputError(
+            f"{_above[0]} extends a file that extends a file, {LONGEST_CHAIN} times and more. Merge some."
+        )
     text = read_text(path, extended=bool(_above))
     try:
         values = parse_toml(text, str(path))
@@ -50,12 +52,17 @@ def _resolved(path: Path) -> Path:
 
 def _words(error: tomllib.TOMLDecodeError, text: str) -> str:
     """The parser's words; where a key is there twice, which one."""
-    found = re.match(r"Cannot (?:overwrite a value|declare .* twice) \(at (?:line (\d+)|end)", str(error))
+    found = re.match(
+        r"Cannot (?:overwrite a value|declare .* twice) \(at (?:line (\d+)|end)", str(error)
+    )
     if found is None:
         return str(error)
     lines = text.splitlines()
-    for number in range(int(found[1] or len(lines)), 0, -1):  # a value may have several lines; the last one is told
-        key = re.match(r"\s*(?:\[+\s*(?P<table>[\w.\"'-]+)\s*\]|(?P<key>[\w.\"'-]+)\s*=)", lines[number - 1])
+    # a value may have several lines; the last one is told
+    for number in range(int(found[1] or len(lines)), 0, -1):
+        key = re.match(
+            r"\s*(?:\[+\s*(?P<table>[\w.\"'-]+)\s*\]|(?P<key>[\w.\"'-]+)\s*=)", lines[number - 1]
+        )
         if key is not None:
             return f"line {number} gives '{key['table'] or key['key']}' for the second time"
     return str(error)
@@ -78,7 +85,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
 
 
 def lay(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """`over` laid on `under` as if both were written in one place: nothing goes but what is given anew."""
+    """`over` laid on `under` as if both were written in one place: nothing goes but what is given
+    anew.
+    """
     merged = dict(under)
     for key, value in over.items():
         kept, new = as_table(key, merged.get(key)), as_table(key, value)
@@ -99,7 +108,8 @@ def parse_setting(text: str) -> Values:
         raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{shorten(text)}'.")
     try:
         read = parse_toml(f"value = {value.strip()}", f"--set {shorten(text)}")
-        parsed = read["value"] if len(read) == 1 else value.strip()  # a newline in it may begin another key
+        # a newline in it may begin another key
+        parsed = read["value"] if len(read) == 1 else value.strip()
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     check_values([*names, parsed], f"--set {shorten(text)}")
@@ -118,7 +128,9 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
     for text in settings:
         key = text.partition("=")[0].strip()
         if key in given:
-            raise InputError(f"{key} is given twice: '{shorten(given[key])}' and '{shorten(text)}'. Give it once.")
+            raise InputError(
+                f"{key} is given twice: '{shorten(given[key])}' and '{shorten(text)}'. Give it once."
+            )
         given[key] = text
         changes = lay(changes, parse_setting(text))
     return merge(values, changes)

@@ -1,4 +1,6 @@
-"""Checks the tables of plug-ins: names, keys, types, and whether the thing can be made; problems are collected."""
+"""Checks the tables of plug-ins: names, keys, types, and whether the thing can be made; problems
+are collected.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,16 @@ def check_data(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     made = _names(DATA, given, problems)
     table, good = _filled("data", given, made and DATA.schema(made), problems)
     if good and table["clients"] is None and not _knows_its_clients(table["partition"]):
-        problems.append(f"data.clients: is missing; partition '{table['partition']}' needs a number of clients.")
+        problems.append(
+            f"data.clients: is missing; partition '{table['partition']}' needs a number of clients."
+        )
     return table
 
 
 def _knows_its_clients(partition: str) -> bool:
-    """Whether clients may be left out: for "natural", and where a partition of another package has a default."""
+    """Whether clients may be left out: for "natural", and where a partition of another package has
+    a default.
+    """
     return partition == "natural" or parameters(partitions[partition])["clients"][1] is not ...
 
 
@@ -67,7 +73,9 @@ def check_algorithm(given: dict[str, Any], problems: list[str]) -> dict[str, Any
         chosen = (OPTIMIZER.choices[0].default,)  # the schema says that this is no table
     made = None
     if method and chosen:
-        made = schema("algorithm", {**ALGORITHM.options(method), "optimizer": (OPTIMIZER.schema(chosen), ...)})
+        made = schema(
+            "algorithm", {**ALGORITHM.options(method), "optimizer": (OPTIMIZER.schema(chosen), ...)}
+        )
     table, good = _filled("algorithm", given, made, problems)
     if good:
         sound = tried("algorithm.optimizer", lambda: build_optimizer(table["optimizer"]), problems)
@@ -99,7 +107,10 @@ def check_attack(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
 
 
 def _checked(
-    section: Section, build: Callable[[dict[str, Any]], Any], given: dict[str, Any], problems: list[str]
+    section: Section,
+    build: Callable[[dict[str, Any]], Any],
+    given: dict[str, Any],
+    problems: list[str],
 ) -> dict[str, Any]:
     """The table of a part that is chosen by name, with its defaults."""
     made = _names(section, given, problems)
@@ -115,7 +126,11 @@ def check_engine(given: Any, problems: list[str]) -> None:
     names, options = _names(ENGINE, table, problems), table.get("options")
     if names and isinstance(options, Mapping):
         owner, engine = f"engine '{names[0]}'", engines[names[0]]
-        tried("engine.options", lambda: check_names(owner, engine, options, GIVEN_TO_ENGINES), problems)
+        tried(
+            "engine.options",
+            lambda: check_names(owner, engine, options, GIVEN_TO_ENGINES),
+            problems,
+        )
 
 
 def _names(section: Section, given: dict[str, Any], problems: list[str]) -> tuple[str, ...]:
@@ -123,12 +138,19 @@ def _names(section: Section, given: dict[str, Any], problems: list[str]) -> tupl
     at = ".".join(section.names_at)
     for choice in section.choices:
         given.setdefault(choice.key, choice.default)
-    good = [named(f"{at}.{choice.key}", given[choice.key], choice.registry, problems) for choice in section.choices]
+    good = [
+        named(f"{at}.{choice.key}", given[choice.key], choice.registry, problems)
+        for choice in section.choices
+    ]
     return tuple(given[choice.key] for choice in section.choices) if all(good) else ()
 
 
-def _filled(name: str, given: dict[str, Any], made: Any, problems: list[str]) -> tuple[dict[str, Any], bool]:
-    """A plug-in's table with its defaults, and whether it is good; what is wrong with it goes to `problems`."""
+def _filled(
+    name: str, given: dict[str, Any], made: Any, problems: list[str]
+) -> tuple[dict[str, Any], bool]:
+    """A plug-in's table with its defaults, and whether it is good; what is wrong with it goes to
+    `problems`.
+    """
     if not made:
         return given, False
     try:
@@ -136,7 +158,8 @@ def _filled(name: str, given: dict[str, Any], made: Any, problems: list[str]) ->
     except ValidationError as error:
         problems += [sentence(item, made, name) for item in error.errors()]
         known = {key: value for key, value in given.items() if key in made.model_fields}
-        return (given, False) if len(known) == len(given) else _filled(name, known, made, [])  # is the rest good?
+        # is the rest good?
+        return (given, False) if len(known) == len(given) else _filled(name, known, made, [])
 
 
 def tried(key: str, make: Callable[[], Any], problems: list[str]) -> bool:

@@ -1,1 +1,3 @@
-"""The method: what a mode, a plan, a visit and a round are. Knows no dataset, no file and no particular engine."""
+"""The method: what a mode, a plan, a visit and a round are. Knows no dataset, no file and no
+particular engine.
+"""

@@ -33,17 +33,29 @@ class ModeMeans:
         """
         one = len(mode) == 1
         if one and self.count is None:
-            sums = {name: value.new_zeros(self.modes, value.shape[-1]) for name, value in uploads.items()}
-            self.sums, self.count, self.weight = sums, weight.new_zeros(self.modes, 1), weight.new_zeros(self.modes, 1)
+            sums = {
+                name: value.new_zeros(self.modes, value.shape[-1])
+                for name, value in uploads.items()
+            }
+            self.sums, self.count, self.weight = (
+                sums,
+                weight.new_zeros(self.modes, 1),
+                weight.new_zeros(self.modes, 1),
+            )
         place: int | slice = slice(None)
         if one:  # one client at a time: touch one row only
             place, count, total = int(mode[0]), torch.ones_like(weight), weight
             added = {name: weight[0] * value[0] for name, value in uploads.items()}
         else:
-            # A product with a K x J matrix, not index_add: its sums come in the same order every time, on a GPU too.
-            chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(weight.dtype)
+            # A product with a K x J matrix, not index_add: its sums come in the same order every
+            # time, on a GPU too.
+            chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(
+                weight.dtype
+            )
             count, total = chosen.sum(1, keepdim=True), (chosen * weight).sum(1, keepdim=True)
-            added = {name: (chosen * weight).to(value.dtype) @ value for name, value in uploads.items()}
+            added = {
+                name: (chosen * weight).to(value.dtype) @ value for name, value in uploads.items()
+            }
         if self.count is None or self.weight is None:
             self.sums, self.count, self.weight = added, count, total
             return
@@ -60,7 +72,9 @@ class ModeMeans:
         return {name: total / scale.to(total.dtype) for name, total in self.sums.items()}
 
     def cohort(self, population: int, total: float, coin: Tensor) -> Cohort:
-        """Who stands behind the means, among `population` clients whose weights add up to `total`."""
+        """Who stands behind the means, among `population` clients whose weights add up to
+        `total`.
+        """
         empty = torch.zeros(self.modes, 1)
         count, weight = (empty if value is None else value for value in (self.count, self.weight))
         return Cohort(count, weight, weight / total, population, coin)
@@ -69,8 +83,11 @@ class ModeMeans:
 def gather(parts: Sequence[Members]) -> Members:
     """What blocks of visits sent, as one, in ascending order of (client, mode)."""
     client, mode, weight, buffers = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("client", "mode", "weight", "buffers")
+        torch.cat([getattr(part, name) for part in parts])
+        for name in ("client", "mode", "weight", "buffers")
     )
     order = torch.argsort(client * (int(mode.max()) + 1) + mode)
-    uploads = {name: torch.cat([part.uploads[name] for part in parts])[order] for name in parts[0].uploads}
+    uploads = {
+        name: torch.cat([part.uploads[name] for part in parts])[order] for name in parts[0].uploads
+    }
     return Members(client[order], mode[order], weight[order], uploads, buffers[order])

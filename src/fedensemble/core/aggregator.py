@@ -1,4 +1,6 @@
-"""How the server combines what a mode's clients sent: the weighted mean, or a rule that outvotes malicious clients."""
+"""How the server combines what a mode's clients sent: the weighted mean, or a rule that outvotes
+malicious clients.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ Method = TypeVar("Method", bound=Algorithm)
 class Aggregator(ABC):
     """A rule that makes one update of a mode from the changes that its clients sent.
 
-    A *change* is an upload less what a client that learns nothing would upload: for FedAvg, the client's model less
-    the model it was sent. Running statistics are one more tensor of changes. A rule sees one mode at a time.
+    A *change* is an upload less what a client that learns nothing would upload: for FedAvg, the
+    client's model less the model it was sent. Running statistics are one more tensor of changes. A
+    rule sees one mode at a time.
     """
 
     gathers: ClassVar[bool] = True  # whether it needs every client's upload; the mean does not
@@ -41,7 +44,8 @@ class Aggregator(ABC):
         """One mode's update, [P] for each tensor.
 
         Args:
-            changes: what the mode's n clients sent, in ascending order of clients, [n, P] for each tensor.
+            changes: what the mode's n clients sent, in ascending order of clients, [n, P] for each
+                tensor.
             weight: their aggregation weights, [n].
         """
 
@@ -64,8 +68,9 @@ MEAN = Mean()
 def gathering(algorithm: Method) -> Method:
     """The same method, for which engines keep what each client sent.
 
-    Engines ask `algorithm.gathers`, a constant of the class. The copy has a value of its own, so that no engine has to
-    know of aggregators. Fields, and with them equality and what is saved, stay as they are.
+    Engines ask `algorithm.gathers`, a constant of the class. The copy has a value of its own, so
+    that no engine has to know of aggregators. Fields, and with them equality and what is saved,
+    stay as they are.
     """
     other = copy(algorithm)
     object.__setattr__(other, "gathers", True)
@@ -101,7 +106,9 @@ def check_aggregator(aggregator: Aggregator, algorithm: Algorithm, theta: Tensor
 
 
 def few_clients(aggregator: Aggregator, per_mode: float) -> str:
-    """What a user should know where too few clients train a mode per round; empty if there are enough."""
+    """What a user should know where too few clients train a mode per round; empty if there are
+    enough.
+    """
     if not aggregator.gathers or per_mode >= SMALLEST_MAJORITY:
         return ""
     rule = aggregators.name_of(type(aggregator)) or type(aggregator).__name__
@@ -129,7 +136,9 @@ def aggregate(
     statistics = buffers.clone()
     for mode in sorted(set(members.mode.tolist())):
         own = torch.nonzero(members.mode == mode).flatten()
-        found = aggregator.combine(changes_of(members, own, still, buffers, mode), members.weight[own])
+        found = aggregator.combine(
+            changes_of(members, own, still, buffers, mode), members.weight[own]
+        )
         statistics[mode] += found.pop(STATISTICS)
         for name, change in found.items():
             uploads[name][mode] = still[name][mode] + change
@@ -138,5 +147,7 @@ def aggregate(
 
 def changes_of(members: Members, own: Tensor, still: Tree, buffers: Tensor, mode: int) -> Tree:
     """Changes that the visits `own`, all to one mode, sent; running statistics are among them."""
-    changes = {name: value - still[name][mode] for name, value in rows(members.uploads, own).items()}
+    changes = {
+        name: value - still[name][mode] for name, value in rows(members.uploads, own).items()
+    }
     return {**changes, STATISTICS: members.buffers[own] - buffers[mode]}

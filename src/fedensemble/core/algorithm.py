@@ -1,4 +1,6 @@
-"""What a federated method is: what a client does with a mode, and what the server does with the answers."""
+"""What a federated method is: what a client does with a mode, and what the server does with the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,33 @@ algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
 class Algorithm(ABC):
     """A federated method as arithmetic on models.
 
-    Everything it touches has shape [..., P]: the leading dimensions are whoever is being processed (none on a single
-    client, J visits in a batch, K modes on the server), the last one is the flattened model. Code broadcasts over `...`
-    and reduces only over the last dimension; then one definition runs on every engine.
+    Everything it touches has shape [..., P]: the leading dimensions are whoever is being processed
+    (none on a single client, J visits in a batch, K modes on the server), the last one is the
+    flattened model. Code broadcasts over `...` and reduces only over the last dimension; then one
+    definition runs on every engine.
 
     Args:
         lr: learning rate of local training.
-        lr_decay: multiplies the rate every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is constant).
+        lr_decay: multiplies the rate every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is
+            constant).
         lr_decay_every: rounds between two such steps.
-        weighting: a mode's clients count by their "examples" (the paper's appendix) or are "uniform" (its remark).
+        weighting: a mode's clients count by their "examples" (the paper's appendix) or are
+            "uniform" (its remark).
         optimizer: the local optimiser.
     """
 
     reference: ClassVar[str] = ""  # who described it first
-    sends: ClassVar[str] = ""  # what travels up and down, for people; left empty, the names of the tensors are shown
-    full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part in every round
+    # what travels up and down, for people; left empty, the names of the tensors are shown
+    sends: ClassVar[str] = ""
+    # its paper assumes that all clients take part in every round
+    full_participation: ClassVar[bool] = False
     plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
-    distils: ClassVar[bool] = False  # its server learns from unlabelled inputs of its own, the data's `x_server`
-    gathers: ClassVar[bool] = False  # its server needs what each client sent: `cohort.members`, not means alone
-    quantised: ClassVar[bool] = False  # its uploads are rounded or sparse: a median by coordinate is zero
+    # its server learns from unlabelled inputs of its own, the data's `x_server`
+    distils: ClassVar[bool] = False
+    # its server needs what each client sent: `cohort.members`, not means alone
+    gathers: ClassVar[bool] = False
+    # its uploads are rounded or sparse: a median by coordinate is zero
+    quantised: ClassVar[bool] = False
 
     lr: float = 0.1
     lr_decay: float = 1.0
@@ -61,9 +71,13 @@ class Algorithm(ABC):
                 f"got {self.lr_decay} and {self.lr_decay_every}."
             )
         if self.weighting not in ("examples", "uniform"):
-            raise InputError(f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}.")
+            raise InputError(
+                f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}."
+            )
         if not isinstance(self.optimizer, Optimizer):
-            raise InputError(f"{owner} needs an optimizer such as SGD() or Adam(); got {self.optimizer!r}.")
+            raise InputError(
+                f"{owner} needs an optimizer such as SGD() or Adam(); got {self.optimizer!r}."
+            )
         if self.plain_sgd and (not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0):
             raise InputError(f"{owner} needs local SGD without momentum; got {self.optimizer!r}.")
 
@@ -73,7 +87,9 @@ class Algorithm(ABC):
 
     @property
     def assumes_full_participation(self) -> bool:
-        """Whether the method, with these settings, relies on all clients taking part in every round."""
+        """Whether the method, with these settings, relies on all clients taking part in every
+        round.
+        """
         return self.full_participation
 
     @property
@@ -82,7 +98,9 @@ class Algorithm(ABC):
         return ()
 
     def bind(self, workshop: ServerContext) -> Self:
-        """The method with what its server may use; called once, before `init_mode`. Raises if it cannot work there."""
+        """The method with what its server may use; called once, before `init_mode`. Raises if it
+        cannot work there.
+        """
         return self
 
     def init_mode(self, theta: Tensor) -> Tree:
@@ -90,14 +108,18 @@ class Algorithm(ABC):
         return {"theta": theta}
 
     def check_state(self, mode: Tree) -> None:  # noqa: B027 (most methods never changed what they keep)
-        """Raises StoreError if server state from a file cannot be continued, such as that of an earlier version."""
+        """Raises StoreError if server state from a file cannot be continued, such as that of an
+        earlier version.
+        """
 
     def init_memory(self, theta: Tensor) -> Tree:
         """What a client keeps for a mode before it first trains it; empty for most methods."""
         return {}
 
     def predictors(self, mode: Tree) -> Tensor:
-        """The models whose predictions a mode averages, [K, S, P]; one, its own, for most methods."""
+        """The models whose predictions a mode averages, [K, S, P]; one, its own, for most
+        methods.
+        """
         return mode["theta"].unsqueeze(-2)
 
     def broadcast(self, mode: Tree) -> Tree:
@@ -107,8 +129,8 @@ class Algorithm(ABC):
     def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
         """Bytes of what one client sends; methods that compress give the length of their encoding.
 
-        A method whose messages differ between visits returns int64 [..., 1] in place of one number. An override may
-        leave out the last argument.
+        A method whose messages differ between visits returns int64 [..., 1] in place of one number.
+        An override may leave out the last argument.
 
         Args:
             uploads: their shapes and types count, not their values, [..., P].
@@ -118,18 +140,21 @@ class Algorithm(ABC):
         return payload_bytes(uploads)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
-        """Bytes of what one client receives; returns as `upload_bytes` does. An override may leave out `memory`.
+        """Bytes of what one client receives; returns as `upload_bytes` does. An override may leave
+        out `memory`.
 
         Args:
             sent: what is broadcast, [..., P].
             coin: the round's, on the CPU, [..., 1].
-            memory: what the client keeps for the mode, [..., P]; None asks for the size of an ordinary message, to a
-                client that has missed nothing.
+            memory: what the client keeps for the mode, [..., P]; None asks for the size of an
+                ordinary message, to a client that has missed nothing.
         """
         return payload_bytes(sent)
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
-        """What one client's message carries, [P] each: the uploads as they are, or their encoding in bytes (uint8)."""
+        """What one client's message carries, [P] each: the uploads as they are, or their encoding
+        in bytes (uint8).
+        """
         return uploads
 
     def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:

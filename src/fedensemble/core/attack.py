@@ -1,4 +1,6 @@
-"""Simulated attacks: what malicious clients send in place of what they trained. For experiments, never for a fleet."""
+"""Simulated attacks: what malicious clients send in place of what they trained. For experiments,
+never for a fleet.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,20 @@ class Attack(ABC):
         share: of all clients that are malicious, the same ones in every round.
     """
 
-    forges: ClassVar[bool] = True  # whether malicious clients change what they send; otherwise only their labels
+    # whether malicious clients change what they send; otherwise only their labels
+    forges: ClassVar[bool] = True
 
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 <= self.share <= 1:
-            raise InputError(f"{type(self).__name__} needs 0 <= share <= 1; got share={self.share!r}.")
+        if (
+            isinstance(self.share, bool)
+            or not isinstance(self.share, (int, float))
+            or not 0 <= self.share <= 1
+        ):
+            raise InputError(
+                f"{type(self).__name__} needs 0 <= share <= 1; got share={self.share!r}."
+            )
 
     def malicious(self, population: int, seed: int) -> Tensor:
         """Which of N clients are malicious, bool [N]."""
@@ -55,16 +64,22 @@ class Attack(ABC):
 
         Args:
             own: the changes that they trained, [m, P].
-            honest: those of the mode's honest clients, [n - m, P]: colluding clients know them. Where a mode has no
-                honest client, these are `own`.
+            honest: those of the mode's honest clients, [n - m, P]: colluding clients know them.
+                Where a mode has no honest client, these are `own`.
             key: of each malicious client's random numbers, int64 [m].
         """
 
 
 def corrupt(
-    attack: Attack, malicious: Tensor, seed: int, round: int, algorithm: Algorithm, sent: Tree, buffers: Tensor,
+    attack: Attack,
+    malicious: Tensor,
+    seed: int,
+    round: int,
+    algorithm: Algorithm,
+    sent: Tree,
+    buffers: Tensor,
     returned: RoundResult,
-) -> RoundResult:  # fmt: skip
+) -> RoundResult:
     """What came back from a round after malicious clients forged their uploads, means included.
 
     Args:

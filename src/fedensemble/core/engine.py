@@ -21,11 +21,15 @@ class Engine(ABC):
     notes: Sequence[str] = ()  # what a user should know of how the work is done
     precision: str = ""  # of products, such as "tf32" or "float64", where it is known
     writes: bool = True  # whether this process keeps files; of the processes of a job, one does
-    blocks: Sequence[tuple[int, int]] = ()  # rounds (counted from 0) and the number of visits at once from then on
+    # rounds (counted from 0) and the number of visits at once from then on
+    blocks: Sequence[tuple[int, int]] = ()
 
     @abstractmethod
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
-        """Lets every client of the plan train its mode. What they are to remember waits for `commit`.
+    def visit(
+        self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
+    ) -> RoundResult:
+        """Lets every client of the plan train its mode. What they are to remember waits for
+        `commit`.
 
         Args:
             sent: what is broadcast, one row a mode, [K, P].
@@ -34,7 +38,9 @@ class Engine(ABC):
         """
 
     def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
-        """What counts in place of what the last visit gave, where the server's step went wrong; None if it did not."""
+        """What counts in place of what the last visit gave, where the server's step went wrong;
+        None if it did not.
+        """
         return None
 
     def commit(self) -> None:  # noqa: B027 (not every engine keeps clients' memory)
@@ -48,18 +54,22 @@ class Engine(ABC):
         return modes
 
     def numerics(self) -> Tree:
-        """Choices that change the last bits of results, such as a block's size, as named tensors for a checkpoint."""
+        """Choices that change the last bits of results, such as a block's size, as named tensors
+        for a checkpoint.
+        """
         return {}
 
     def keep_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
-        """Makes the choices that `numerics` gave again; ignores those that do not fit this engine or device."""
+        """Makes the choices that `numerics` gave again; ignores those that do not fit this engine
+        or device.
+        """
 
     def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
         """What the plan's clients remember of its modes, [J, ...], without training them.
 
         Args:
-            fresh: what those remember that have not trained the mode yet, [J, ...]; an engine that cannot look into its
-                clients returns it for all.
+            fresh: what those remember that have not trained the mode yet, [J, ...]; an engine that
+                cannot look into its clients returns it for all.
         """
         return fresh
 

@@ -19,16 +19,21 @@ LARGEST = 3.4028234663852886e38  # of float32; some operations of torch raise fo
 def check_hyperparameters(part: Any) -> None:
     """Raises unless every field declared as a number holds one: not text, not nan and not infinity.
 
-    Called first by a plug-in's `__post_init__`, so that its own comparisons cannot fail on other types.
+    Called first by a plug-in's `__post_init__`, so that its own comparisons cannot fail on other
+    types.
     """
     owner, kind = type(part).__name__, cast(Hashable, type(part))
     for name, choices in _choices(kind):
         if not isinstance(getattr(part, name), type(choices[0])):
             words = ", ".join(map(repr, choices))
-            raise InputError(f"{owner} needs {name} to be one of {words}; got {getattr(part, name)!r}.")
+            raise InputError(
+                f"{owner} needs {name} to be one of {words}; got {getattr(part, name)!r}."
+            )
     for name, _ in _fields_of(kind, frozenset({bool})):
         if not isinstance(getattr(part, name), bool):
-            raise InputError(f"{owner} needs {name} to be True or False; got {getattr(part, name)!r}.")
+            raise InputError(
+                f"{owner} needs {name} to be True or False; got {getattr(part, name)!r}."
+            )
     for name, kinds in _fields_of(kind, _NUMBERS):
         value = getattr(part, name)
         if value is None and type(None) in kinds:
@@ -62,7 +67,9 @@ def _choices(kind: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
 @cache
 def _fields_of(kind: Any, wanted: frozenset[Any]) -> tuple[tuple[str, frozenset[Any]], ...]:
-    """Fields of a dataclass that are declared as one of the wanted types or a union of them, and their types."""
+    """Fields of a dataclass that are declared as one of the wanted types or a union of them, and
+    their types.
+    """
     try:
         hints = get_type_hints(kind)
     except NameError:  # a plug-in's annotation that names a type it imports for type checkers only

@@ -9,10 +9,14 @@ from .. import prng
 
 
 def visit_key(purpose: str, seed: int, round: int, client: Tensor, mode: Tensor) -> Tensor:
-    """The key of visits (client, mode) in a round for a purpose: "batches", "model" or "algorithm"; [...]."""
+    """The key of visits (client, mode) in a round for a purpose: "batches", "model" or "algorithm";
+    [...].
+    """
     return torch.as_tensor(prng.key(seed, purpose, round, client, mode))
 
 
 def shared_uniform(seed: int, round: int, mode: Tensor) -> Tensor:
-    """A number in (0, 1) that the server and all clients of a mode share in a round, float64, [..., 1]."""
+    """A number in (0, 1) that the server and all clients of a mode share in a round, float64, [...,
+    1].
+    """
     return prng.uniform(prng.key(seed, "coin", round, mode), 1)

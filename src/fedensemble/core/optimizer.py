@@ -32,16 +32,22 @@ class Optimizer(ABC):
         check_hyperparameters(self)
         for name in ("weight_decay", "clip"):
             if getattr(self, name) < 0:
-                raise InputError(f"{type(self).__name__} needs {name} >= 0; got {getattr(self, name)}.")
+                raise InputError(
+                    f"{type(self).__name__} needs {name} >= 0; got {getattr(self, name)}."
+                )
         if self.clip > LARGEST:
-            raise InputError(f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. 0 never clips.")
+            raise InputError(
+                f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. 0 never clips."
+            )
 
     @abstractmethod
     def slots(self, theta: Tensor) -> Tree:
         """Slots before the first step, each shaped like `theta`, [..., P], or [..., 1]."""
 
     @abstractmethod
-    def step(self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float) -> tuple[Tensor, Tree]:
+    def step(
+        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+    ) -> tuple[Tensor, Tree]:
         """The next point and slots."""
 
     def prepare(self, theta: Tensor, gradient: Tensor) -> Tensor:
@@ -55,7 +61,8 @@ class Optimizer(ABC):
 @optimizers.register("sgd")
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent: `v <- momentum * v + g`, `theta <- theta - lr * v`, as torch.optim.SGD.
+    """Stochastic gradient descent: `v <- momentum * v + g`, `theta <- theta - lr * v`, as
+    torch.optim.SGD.
 
     Args:
         momentum: share of the last step's direction that is kept.
@@ -74,20 +81,24 @@ class SGD(Optimizer):
     def slots(self, theta: Tensor) -> Tree:
         return {"velocity": torch.zeros_like(theta)} if self.momentum > 0 else {}
 
-    def step(self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float) -> tuple[Tensor, Tree]:
+    def step(
+        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+    ) -> tuple[Tensor, Tree]:
         gradient = self.prepare(theta, gradient)
         if self.momentum > 0:
             gradient = self.momentum * slots["velocity"] + gradient
             slots = {"velocity": gradient}
         if isinstance(lr, Tensor):
-            return torch.addcmul(theta, gradient, lr, value=-1), slots  # one pass over the weights, not two
+            # one pass over the weights, not two
+            return torch.addcmul(theta, gradient, lr, value=-1), slots
         return theta - lr * gradient, slots
 
 
 @optimizers.register("adam")
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam; the paper's choice for Shakespeare.
+    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam; the paper's choice for
+    Shakespeare.
 
     Args:
         beta1, beta2: share of the running means of the gradient and of its square that is kept.
@@ -110,7 +121,9 @@ class Adam(Optimizer):
         zero = torch.zeros_like(theta)
         return {"mean": zero, "square": zero, "count": torch.zeros_like(theta[..., :1])}
 
-    def step(self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float) -> tuple[Tensor, Tree]:
+    def step(
+        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+    ) -> tuple[Tensor, Tree]:
         gradient = self.prepare(theta, gradient)
         count = slots["count"] + 1
         mean = self.beta1 * slots["mean"] + (1 - self.beta1) * gradient

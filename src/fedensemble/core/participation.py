@@ -32,14 +32,20 @@ class Costs:
         carried: bytes of running statistics, which travel both ways.
         sizes: examples of each client, [N].
         seed: of the run.
-        look: gives what is sent to a plan's visits and what their clients remember, [J, ...] each; without it
-            `of_visits` counts ordinary messages.
+        look: gives what is sent to a plan's visits and what their clients remember, [J, ...] each;
+            without it `of_visits` counts ordinary messages.
     """
 
     look: Callable[[Plan], tuple[Tree, Tree]] | None = None
 
     def __init__(
-        self, algorithm: Algorithm, theta: Tensor, carried: int, sizes: Tensor, work: LocalWork, seed: int
+        self,
+        algorithm: Algorithm,
+        theta: Tensor,
+        carried: int,
+        sizes: Tensor,
+        work: LocalWork,
+        seed: int,
     ) -> None:
         self._algorithm, self._theta, self._carried, self._seed = algorithm, theta, carried, seed
         self.samples = work.samples(sizes.cpu())  # [N] a round
@@ -55,7 +61,9 @@ class Costs:
         return other
 
     def of_visits(self, round: int, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Bytes down and bytes up of each visit of a plan, [J] each, as the engine will count them."""
+        """Bytes down and bytes up of each visit of a plan, [J] each, as the engine will count
+        them.
+        """
         algorithm = self._algorithm
         looking = any(sees(type(algorithm), name) for name in ("upload_bytes", "download_bytes"))
         if self.look is None or not looking or not len(plan.client):
@@ -66,10 +74,14 @@ class Costs:
         down = torch.as_tensor(bytes_down(algorithm, sent, memory, coin)).cpu()
         up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, coin)).cpu()
         visits = len(plan.mode)
-        return self._carried + down.expand(visits, 1)[:, 0], self._carried + up.expand(visits, 1)[:, 0]
+        return self._carried + down.expand(visits, 1)[:, 0], self._carried + up.expand(visits, 1)[
+            :, 0
+        ]
 
     def traffic(self, round: int, modes: int) -> tuple[Tensor, Tensor]:
-        """Bytes down and bytes up of an ordinary visit to each mode, [K] each: of a client that has missed nothing."""
+        """Bytes down and bytes up of an ordinary visit to each mode, [K] each: of a client that has
+        missed nothing.
+        """
         coin = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
         down = self._carried + self._algorithm.download_bytes(self._messages.sent, coin)
         up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, coin)
@@ -78,23 +90,32 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(ABC):
-    """A rule for who is asked and who answers, made from the seed, the round and the clock alone."""
+    """A rule for who is asked and who answers, made from the seed, the round and the clock
+    alone.
+    """
 
     def asking(self, schedule: Schedule) -> Schedule:
-        """The schedule that says who is asked: the given one, or one that asks more clients; raises if it cannot."""
+        """The schedule that says who is asked: the given one, or one that asks more clients; raises
+        if it cannot.
+        """
         return schedule
 
     def init(self, population: int, seed: int) -> Tree:
-        """The state before the first round of N clients: tensors, so that a checkpoint can hold it."""
+        """The state before the first round of N clients: tensors, so that a checkpoint can hold
+        it.
+        """
         return {}
 
     @abstractmethod
-    def outcome(self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs) -> Outcome:
+    def outcome(
+        self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs
+    ) -> Outcome:
         """Whose answers count in a round (counted from 0); nothing is changed.
 
         Args:
             schedule: whose `clients_per_round` answers are wanted.
-            planned: its state; `self.asking(schedule).plan(planned, round)` are the visits asked for.
+            planned: its state; `self.asking(schedule).plan(planned, round)` are the visits asked
+                for.
         """
 
 
@@ -103,5 +124,7 @@ class Participation(ABC):
 class Everybody(Participation):
     """Whoever is asked answers, and no time is simulated; the default."""
 
-    def outcome(self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs) -> Outcome:
+    def outcome(
+        self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs
+    ) -> Outcome:
         return Outcome(schedule.plan(planned, round), state)

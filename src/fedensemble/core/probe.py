@@ -29,7 +29,9 @@ class _OneStep:
     count = 1
     active: Tensor | None = None
 
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gradient(
+        self, step: int, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return torch.ones_like(at), (at.sum(-1), buffers)
 
 
@@ -39,12 +41,15 @@ class _ZeroGradient:
     count = 1
     active: Tensor | None = None
 
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gradient(
+        self, step: int, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
 
 
 def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
-    """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes to expect.
+    """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes
+    to expect.
 
     The step is one of plain SGD: weight decay would move even a client that learns nothing.
     """
@@ -56,15 +61,26 @@ def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Te
 
 
 def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
-    """The forms of what a method keeps and sends for a model `theta` [P]; the values mean nothing."""
+    """The forms of what a method keeps and sends for a model `theta` [P]; the values mean
+    nothing.
+    """
     mode = algorithm.init_mode(theta)
     sent, memory = algorithm.broadcast(mode), algorithm.init_memory(theta)
     one, key = theta.new_ones(1), torch.zeros((), dtype=torch.int64, device=theta.device)
     # A coin of one reaches any threshold: a round that communicates.
     problem = LocalProblem(
-        _OneStep(), theta.new_empty(0), algorithm.optimizer, algorithm.rate(0), one, one, key, coin=one
+        _OneStep(),
+        theta.new_empty(0),
+        algorithm.optimizer,
+        algorithm.rate(0),
+        one,
+        one,
+        key,
+        coin=one,
     )
-    uploads, _ = check_local_training_result(algorithm, algorithm.local_training(sent, memory, problem))
+    uploads, _ = check_local_training_result(
+        algorithm, algorithm.local_training(sent, memory, problem)
+    )
     return Messages(mode, memory, sent, uploads)
 
 

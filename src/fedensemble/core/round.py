@@ -28,7 +28,12 @@ class Request(NamedTuple):
 
 
 def run_round(
-    state: EnsembleState, *, algorithm: Algorithm, schedule: Schedule, engine: Engine, aggregator: Aggregator = MEAN
+    state: EnsembleState,
+    *,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    engine: Engine,
+    aggregator: Aggregator = MEAN,
 ) -> tuple[EnsembleState, RoundReport]:
     """The state after one more round, and what happened in it."""
     request = start_round(state, algorithm, schedule)
@@ -43,18 +48,28 @@ def run_round(
 def start_round(
     state: EnsembleState, algorithm: Algorithm, schedule: Schedule, outcome: Outcome | None = None
 ) -> Request:
-    """Who trains which mode, and what they are sent; with an outcome, only whose answers will count."""
+    """Who trains which mode, and what they are sent; with an outcome, only whose answers will
+    count.
+    """
     plan = schedule.plan(state.schedule, state.round) if outcome is None else outcome.plan
     return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
 
 
 def finish_round(
-    state: EnsembleState, request: Request, returned: RoundResult, schedule: Schedule, outcome: Outcome | None = None,
+    state: EnsembleState,
+    request: Request,
+    returned: RoundResult,
+    schedule: Schedule,
+    outcome: Outcome | None = None,
     aggregator: Aggregator = MEAN,
-) -> tuple[EnsembleState, RoundReport]:  # fmt: skip
-    """The server's step: every mode from the clients that trained it; nothing but the time if nobody did."""
+) -> tuple[EnsembleState, RoundReport]:
+    """The server's step: every mode from the clients that trained it; nothing but the time if
+    nobody did.
+    """
     plan = returned.answered or request.plan
-    after, turnout = (state.participation, None) if outcome is None else (outcome.state, outcome.turnout)
+    after, turnout = (
+        (state.participation, None) if outcome is None else (outcome.state, outcome.turnout)
+    )
     losses = returned.loss.detach().cpu()
     down = int(returned.bytes_down.sum()) if turnout is None else turnout.bytes_down
     age = state.round // schedule.modes + 1
@@ -69,7 +84,8 @@ def finish_round(
     trained = sorted(set(plan.mode.tolist()))
     modes = {name: updated[name].expand_as(kept).contiguous() for name, kept in state.modes.items()}
     buffers = returned.buffers
-    if len(trained) < schedule.modes:  # a mode nobody trained keeps its weights and its server state
+    # a mode nobody trained keeps its weights and its server state
+    if len(trained) < schedule.modes:
         there = returned.cohort.count > 0
         modes = {name: torch.where(there, modes[name], kept) for name, kept in state.modes.items()}
         buffers = torch.where(there, buffers, state.buffers)
@@ -97,7 +113,8 @@ def finish_round(
 def check_finite(losses: Tensor, returned: RoundResult, plan: Plan, round: int) -> None:
     """Raises if a visit diverged, naming the first one.
 
-    A fleet never comes to that: its engine refuses such an answer, for no client may end everybody's training.
+    A fleet never comes to that: its engine refuses such an answer, for no client may end
+    everybody's training.
     """
     bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):

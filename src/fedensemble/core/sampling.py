@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 _MOST = (1 << 63) - 1
-_SPARE = 20  # expected beside twice what is needed; then a group comes out short once in some 10^8 draws
+# expected beside twice what is needed; then a group comes out short once in some 10^8 draws
+_SPARE = 20
 
 
 def sample_without_replacement(group: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
-    """The `share[q]` members of each group q with the lowest numbers: group after group, ascending, [sum of shares].
+    """The `share[q]` members of each group q with the lowest numbers: group after group, ascending,
+    [sum of shares].
 
     Where a group has fewer, all of it. Ties go to who comes first.
 

@@ -22,8 +22,9 @@ schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 class Schedule(ABC):
     """A rule that makes each round's plan from the seed and the round alone.
 
-    Every client should be asked equally often on average, and train every mode equally often: otherwise the fixed point
-    of FedAvg moves towards some clients. A schedule that prefers clients on purpose sets `uniform = False`.
+    Every client should be asked equally often on average, and train every mode equally often:
+    otherwise the fixed point of FedAvg moves towards some clients. A schedule that prefers clients
+    on purpose sets `uniform = False`.
 
     Args:
         modes: K, number of models in the ensemble.
@@ -32,7 +33,8 @@ class Schedule(ABC):
     """
 
     one_mode_a_client: ClassVar[bool] = True  # within a round; False where models are trained apart
-    uniform: ClassVar[bool] = True  # every client is asked equally often on average; False where some are preferred
+    # every client is asked equally often on average; False where some are preferred
+    uniform: ClassVar[bool] = True
 
     modes: int = 5
     strata: int = 1
@@ -99,4 +101,6 @@ def check_number(schedule: str, what: str, value: object) -> None:
     if value < 1:
         raise InputError(f"Schedule '{schedule}' needs {what} >= 1; got {value}.")
     if what == "modes" and value > MOST_MODES:
-        raise InputError(f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. Lower ensemble.modes.")
+        raise InputError(
+            f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. Lower ensemble.modes."
+        )

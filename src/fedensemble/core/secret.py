@@ -12,10 +12,11 @@ SecretSource = Callable[[int], Tensor]  # so many numbers in (0, 1), float64, on
 
 
 def system_uniform(count: int) -> Tensor:
-    """Numbers in (0, 1) from the operating system's cryptographic source, float64, [count]; new ones at every call.
+    """Numbers in (0, 1) from the operating system's cryptographic source, float64, [count]; new
+    ones at every call.
 
-    All 53 bits of each number come from the system. Expanding a random 64-bit key as in `draws` would not do: whoever
-    sees one of its numbers can compute the key, and with it all the others.
+    All 53 bits of each number come from the system. Expanding a random 64-bit key as in `draws`
+    would not do: whoever sees one of its numbers can compute the key, and with it all the others.
 
     >>> bool((system_uniform(3) == system_uniform(3)).any())
     False

@@ -22,7 +22,9 @@ class Plan(NamedTuple):
 
 
 class Members(NamedTuple):
-    """What each visit of a round sent up, in ascending order of (client, mode); only for methods that gather."""
+    """What each visit of a round sent up, in ascending order of (client, mode); only for methods
+    that gather.
+    """
 
     client: Tensor  # [J] int64
     mode: Tensor  # [J] int64
@@ -31,7 +33,9 @@ class Members(NamedTuple):
     buffers: Tensor  # [J, R] running statistics the client ended with
 
     def shares(self, modes: int) -> Tensor:
-        """The share of each visit in its mode, [K, J]: rows add up to 1, or to 0 where nobody trained the mode."""
+        """The share of each visit in its mode, [K, J]: rows add up to 1, or to 0 where nobody
+        trained the mode.
+        """
         own = (self.mode == torch.arange(modes, device=self.mode.device).unsqueeze(1)) * self.weight
         total = own.sum(1, keepdim=True)
         return own / torch.where(total > 0, total, torch.ones_like(total))
@@ -45,7 +49,8 @@ class Cohort:
     weight: Tensor  # [K, 1] sum of their aggregation weights
     share: Tensor  # [K, 1] that sum over the one of all N clients; M/N with uniform weights
     population: int  # N
-    coin: Tensor  # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
+    # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
+    coin: Tensor
     members: Members | None = None  # what each client sent, where the method gathers it
     round: int = 0  # counted from 0; every engine fills it in
     lr: float = math.nan  # learning rate of local training in this round; every engine fills it in
@@ -53,12 +58,15 @@ class Cohort:
     def key(self, word: int) -> Tensor:
         """A key for random numbers of the server, one a mode and word, [K].
 
-        It is made of the first 53 bits of the coin (24 where the coin is float32), so every engine finds it.
+        It is made of the first 53 bits of the coin (24 where the coin is float32), so every engine
+        finds it.
         """
         return torch.as_tensor(prng.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the same each call."""
+        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the
+        same each call.
+        """
         return prng.uniform(self.key(0), like.shape[-1]).to(like.dtype)
 
 
@@ -72,7 +80,8 @@ class RoundResult(NamedTuple):
     first_bad_step: Tensor  # [J] first local step whose loss was not finite, or -1
     bytes_up: Tensor  # [J]
     bytes_down: Tensor  # [J]
-    answered: Plan | None = None  # the J visits that count, where real clients were asked and some did not answer
+    # the J visits that count, where real clients were asked and some did not answer
+    answered: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +95,42 @@ class EnsembleState:
     participation: Tree = field(default_factory=dict)  # the simulated clock, where there is one
 
     def tensors(self, memory: Tree) -> Tree:
-        """Everything that training changes, by name, for a file: this state, and what clients remember."""
+        """Everything that training changes, by name, for a file: this state, and what clients
+        remember.
+        """
         groups = {
-            "modes": self.modes, "schedule": self.schedule, "memory": memory, "participation": self.participation,
-        }  # fmt: skip
-        named = {f"{group}/{name}": tensor for group, tree in groups.items() for name, tensor in tree.items()}
+            "modes": self.modes,
+            "schedule": self.schedule,
+            "memory": memory,
+            "participation": self.participation,
+        }
+        named = {
+            f"{group}/{name}": tensor
+            for group, tree in groups.items()
+            for name, tensor in tree.items()
+        }
         return {**named, "buffers": self.buffers}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], round: int, device: torch.device | str) -> tuple[EnsembleState, Tree]:
+    def of(
+        cls, tensors: Mapping[str, Tensor], round: int, device: torch.device | str
+    ) -> tuple[EnsembleState, Tree]:
         """The state after `round` rounds, and the clients' memory, that `tensors` gave."""
 
         def group(prefix: str) -> Tree:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
         modes = {name: tensor.to(device) for name, tensor in group("modes/").items()}
-        state = cls(round, modes, tensors["buffers"].to(device), group("schedule/"), group("participation/"))
+        state = cls(
+            round, modes, tensors["buffers"].to(device), group("schedule/"), group("participation/")
+        )
         return state, group("memory/")
 
 
 class ParticipationStats(NamedTuple):
-    """How many of those asked in a round answered in time; asked = visits that count + late + dropped."""
+    """How many of those asked in a round answered in time; asked = visits that count + late +
+    dropped.
+    """
 
     asked: int
     late: int  # finished after the places were taken, or after the deadline
@@ -137,4 +161,5 @@ class RoundReport:
     bytes_up: int  # all visits together
     bytes_down: int
     trained: tuple[int, ...]  # modes that had at least one client
-    turnout: ParticipationStats | None = None  # who answered and how long it took, where that is simulated
+    # who answered and how long it took, where that is simulated
+    turnout: ParticipationStats | None = None

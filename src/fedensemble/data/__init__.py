@@ -1,6 +1,9 @@
-"""Data: sources, how their rows are divided among clients, and the federated data that comes of it."""
+"""Data: sources, how their rows are divided among clients, and the federated data that comes of
+it.
+"""
 
-# These modules are imported for the names they register; none of them imports a heavy library before it is used.
+# These modules are imported for the names they register; none of them imports a heavy library
+# before it is used.
 from . import cifar, digits, fake, label_partition, mnist, npz, openimage, shakespeare, synthetic  # noqa: F401
 from .dataset import Source, data_folder, load, sources
 from .download import get

@@ -1,7 +1,8 @@
 """Sizes that arrays in a zip archive claim, checked before anything is unpacked.
 
-A zip archive can unpack to a thousand times its size, and the header of an array can claim any shape. Both sizes are
-written in the archive, so that they can be compared with a limit before memory is allocated.
+A zip archive can unpack to a thousand times its size, and the header of an array can claim any
+shape. Both sizes are written in the archive, so that they can be compared with a limit before
+memory is allocated.
 """
 
 import math
@@ -18,12 +19,14 @@ from ..runtime.hardware import free_memory
 
 VARIABLE = "FEDENSEMBLE_MAX_GB"
 _ALWAYS = 2_000_000_000  # bytes that any file may unpack to
-_RATIO = 20  # how many times its own size a larger file may unpack to; photographs and text reach 2 to 10
+# how many times its own size a larger file may unpack to; photographs and text reach 2 to 10
+_RATIO = 20
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def largest_size(file: Path) -> int:
-    """Bytes that the arrays read from a file may take: $FEDENSEMBLE_MAX_GB, or by default 2 GB or 20 times its size.
+    """Bytes that the arrays read from a file may take: $FEDENSEMBLE_MAX_GB, or by default 2 GB or
+    20 times its size.
 
     Without the variable it is never more than the memory that is free.
     """
@@ -40,7 +43,9 @@ def largest_size(file: Path) -> int:
 
 
 def check_member(archive: zipfile.ZipFile, name: str) -> tuple[np.dtype[Any], int]:
-    """Type and number of elements that a member's header claims; raises ValueError if the member has another size."""
+    """Type and number of elements that a member's header claims; raises ValueError if the member
+    has another size.
+    """
     size = archive.getinfo(name).file_size
     with archive.open(name) as member:
         version = npy.read_magic(member)
@@ -51,5 +56,7 @@ def check_member(archive: zipfile.ZipFile, name: str) -> tuple[np.dtype[Any], in
             raise ValueError(f"its header has shape {shape}")
         count = math.prod(shape)
         if not dtype.hasobject and member.tell() + count * dtype.itemsize != size:
-            raise ValueError(f"its header has shape {shape} of {dtype}, which does not fit its {size} bytes")
+            raise ValueError(
+                f"its header has shape {shape} of {dtype}, which does not fit its {size} bytes"
+            )
     return dtype, count

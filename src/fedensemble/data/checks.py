@@ -9,7 +9,9 @@ from ..errors import DataError
 
 
 def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None) -> None:
-    """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes` - 1."""
+    """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes`
+    - 1.
+    """
     check_lengths(x, y, where)
     for what, values in (("Inputs", x), ("Targets", y)):
         if len(values) and not values.numel():
@@ -18,11 +20,15 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
             )
     for what, values in (("Inputs", x), ("Targets", y)):
         if (row := first_bad_row(values)) is not None:
-            raise DataError(f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows.")
+            raise DataError(
+                f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows."
+            )
     if len(y) and not y.is_floating_point() and int(y.min()) < 0:
         raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
     if len(y) and classes is not None and not y.is_floating_point() and int(y.max()) >= classes:
-        raise DataError(f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}.")
+        raise DataError(
+            f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}."
+        )
 
 
 def check_test(x: Tensor | None, y: Tensor | None, like: Tensor, classes: int | None) -> None:
@@ -46,18 +52,24 @@ def check_server(x: Tensor, like: Tensor) -> None:
             "give x_server one row or more of the same kind, or None."
         )
     if (row := first_bad_row(x)) is not None:
-        raise DataError(f"The server's inputs contain nan or infinity (first in row {row}). Clean or drop such rows.")
+        raise DataError(
+            f"The server's inputs contain nan or infinity (first in row {row}). Clean or drop such rows."
+        )
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
     """Raises unless inputs and targets are of one length."""
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
         got = f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise DataError(f"Inputs and targets of {where} must have one row an example each; got shapes {got}.")
+        raise DataError(
+            f"Inputs and targets of {where} must have one row an example each; got shapes {got}."
+        )
 
 
 def first_bad_row(values: Tensor) -> int | None:
-    """The first row with nan or infinity, or None; found without a copy: both show in the smallest or the largest."""
+    """The first row with nan or infinity, or None; found without a copy: both show in the smallest
+    or the largest.
+    """
     if not values.is_floating_point() or not values.numel():
         return None
     if bool(torch.isfinite(torch.stack(torch.aminmax(values))).all()):
@@ -66,12 +78,17 @@ def first_bad_row(values: Tensor) -> int | None:
 
 
 def first_too_large(values: Tensor, dtype: torch.dtype) -> tuple[int, ...] | None:
-    """The place of the first finite number that `dtype` cannot hold, or None; found without a copy if there is none.
+    """The place of the first finite number that `dtype` cannot hold, or None; found without a copy
+    if there is none.
 
     >>> first_too_large(torch.tensor([[1.0, 1e300]], dtype=torch.float64), torch.float32)
     (0, 1)
     """
-    if not values.is_floating_point() or not values.numel() or torch.finfo(values.dtype).max <= torch.finfo(dtype).max:
+    if (
+        not values.is_floating_point()
+        or not values.numel()
+        or torch.finfo(values.dtype).max <= torch.finfo(dtype).max
+    ):
         return None
     most = torch.finfo(dtype).max
     if float(torch.stack(torch.aminmax(values)).abs().max()) <= most:
@@ -81,7 +98,9 @@ def first_too_large(values: Tensor, dtype: torch.dtype) -> tuple[int, ...] | Non
 
 
 def check_range(values: Tensor | None, what: str, dtype: torch.dtype) -> None:
-    """Raises if `dtype` would make infinities of finite numbers: where, which one, and what to do."""
+    """Raises if `dtype` would make infinities of finite numbers: where, which one, and what to
+    do.
+    """
     if values is None or (place := first_too_large(values, dtype)) is None:
         return
     row, *rest = place

@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100 from the official binary versions: 32x32 colour images (Krizhevsky, 2009)."""
+"""CIFAR-10 and CIFAR-100 from the official binary versions: 32x32 colour images (Krizhevsky,
+2009).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,16 @@ def cifar10(*, root: Path | None = None) -> Source:
         root: data folder; the files are in its folder cifar-10-batches-bin.
     """
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    paths = [find_file("cifar10", root, [f"cifar-10-batches-bin/{name}"]) for name in [*names, "test_batch.bin"]]
+    paths = [
+        find_file("cifar10", root, [f"cifar-10-batches-bin/{name}"])
+        for name in [*names, "test_batch.bin"]
+    ]
     batches = [read_records(path, label_bytes=1) for path in paths]
     for path, batch in zip(paths[1:5], batches[1:5], strict=True):
         if len(batch) != len(batches[0]):  # catches a file cut off between two records
-            raise bad_file(path, f"expected {len(batches[0])} images, as in {paths[0].name}, got {len(batch)}")
+            raise bad_file(
+                path, f"expected {len(batches[0])} images, as in {paths[0].name}, got {len(batch)}"
+            )
     train, test = np.concatenate(batches[:5]), batches[5]
     for path, batch in zip(paths, batches, strict=True):
         check_labels(path, batch[:, 0], classes=10)
@@ -54,9 +61,13 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
         root: data folder; the files are in its folder cifar-100-binary.
         labels: "fine" for the 100 classes, "coarse" for the 20 superclasses.
     """
-    column = {"coarse": 0, "fine": 1}[one_of("dataset 'cifar100'", "labels", labels, ("fine", "coarse"))]
+    column = {"coarse": 0, "fine": 1}[
+        one_of("dataset 'cifar100'", "labels", labels, ("fine", "coarse"))
+    ]
     classes = {"coarse": 20, "fine": 100}[labels]
-    paths = [find_file("cifar100", root, [f"cifar-100-binary/{part}.bin"]) for part in ("train", "test")]
+    paths = [
+        find_file("cifar100", root, [f"cifar-100-binary/{part}.bin"]) for part in ("train", "test")
+    ]
     train, test = (read_records(path, label_bytes=2) for path in paths)
     for path, records in zip(paths, (train, test), strict=True):
         check_labels(path, records[:, 0], classes=20)
@@ -68,16 +79,22 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
 
 
 def read_records(path: Path, label_bytes: int) -> NDArray[np.uint8]:
-    """The records of a binary file, [n, label_bytes + 3072]: labels, then the red, green and blue planes."""
+    """The records of a binary file, [n, label_bytes + 3072]: labels, then the red, green and blue
+    planes.
+    """
     content = read_bytes(path)
     size = label_bytes + PIXELS
     if not content or len(content) % size:
-        raise bad_file(path, f"expected a whole number of records of {size} bytes, got {len(content)} bytes")
+        raise bad_file(
+            path, f"expected a whole number of records of {size} bytes, got {len(content)} bytes"
+        )
     return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
 def check_labels(path: Path, values: NDArray[np.uint8], classes: int) -> None:
-    """Raises unless all labels are below `classes`, which they are not in a file of another kind."""
+    """Raises unless all labels are below `classes`, which they are not in a file of another
+    kind.
+    """
     if values.max() >= classes:
         raise bad_file(path, f"expected labels 0 to {classes - 1}, got {values.max()}")
 

@@ -1,4 +1,6 @@
-"""What a dataset is before it is divided among clients, the table of datasets, and where their files are found."""
+"""What a dataset is before it is divided among clients, the table of datasets, and where their
+files are found.
+"""
 
 import gzip
 import os
@@ -23,7 +25,8 @@ from .normalize import Standardise
 Array = Tensor | NDArray[Any]
 Rows = NDArray[np.int64]
 
-# Each takes keyword options, all of which have defaults where there is a sensible one, and gives back a Source.
+# Each takes keyword options, all of which have defaults where there is a sensible one, and gives
+# back a Source.
 sources: Registry[Callable[..., "Source"]] = Registry("dataset")
 
 
@@ -57,10 +60,14 @@ class Source:
     def __post_init__(self) -> None:
         for what in ("x", "y"):
             if not len(getattr(getattr(self, what), "shape", ())):
-                raise DataError(f"{self.name} needs an array or a tensor with one row per example for {what}; "
-                                f"got {type(getattr(self, what)).__name__}.")  # fmt: skip
+                raise DataError(
+                    f"{self.name} needs an array or a tensor with one row per example for {what}; "
+                    f"got {type(getattr(self, what)).__name__}."
+                )
         if len(self.x) != len(self.y):
-            raise DataError(f"{self.name} has {len(self.x)} inputs but {len(self.y)} targets; they must agree.")
+            raise DataError(
+                f"{self.name} has {len(self.x)} inputs but {len(self.y)} targets; they must agree."
+            )
         if len(self.x) == 0:
             raise DataError(f"{self.name} has no training examples.")
         if self.group is not None and self.group.shape != (len(self.x),):
@@ -71,7 +78,9 @@ class Source:
         # Here, where rows still have the numbers they have in the file.
         check_examples(as_tensor(self.x), as_targets(self.y), self.place)
         if self.x_test is not None and self.y_test is not None:
-            check_examples(as_tensor(self.x_test), as_targets(self.y_test), f"the test data of {self.place}")
+            check_examples(
+                as_tensor(self.x_test), as_targets(self.y_test), f"the test data of {self.place}"
+            )
 
     def __len__(self) -> int:
         """Number of training examples, n."""
@@ -115,13 +124,17 @@ def load(name: str, **options: Any) -> Source:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator for one purpose: the same for the same seed and purpose, on every machine."""
+    """A random generator for one purpose: the same for the same seed and purpose, on every
+    machine.
+    """
     # crc32, not hash(): Python salts the hash of strings in every process.
     return np.random.default_rng([whole(purpose, "seed", seed), zlib.crc32(purpose.encode())])
 
 
 def data_folder(root: Path | str | None = None) -> Path:
-    """The folder datasets are kept in: `root`, else $FEDENSEMBLE_DATA, else the user's cache folder."""
+    """The folder datasets are kept in: `root`, else $FEDENSEMBLE_DATA, else the user's cache
+    folder.
+    """
     chosen = root or os.environ.get("FEDENSEMBLE_DATA")
     if not chosen:
         import pooch
@@ -131,7 +144,8 @@ def data_folder(root: Path | str | None = None) -> Path:
 
 
 def find_file(dataset: str, root: Path | str | None, places: Sequence[str], how: str = "") -> Path:
-    """The first of `places` (relative to the data folder) that exists; raises an error that lists them all.
+    """The first of `places` (relative to the data folder) that exists; raises an error that lists
+    them all.
 
     Args:
         how: the sentence that says how to get the file; by default, by `fedensemble data get`.
@@ -141,7 +155,10 @@ def find_file(dataset: str, root: Path | str | None, places: Sequence[str], how:
         if (folder / place).is_file():
             return folder / place
     looked = ", ".join(str(folder / place) for place in places)
-    how = how or f"Get it by `fedensemble data get {dataset}`, or set FEDENSEMBLE_DATA to the folder that has it."
+    how = (
+        how
+        or f"Get it by `fedensemble data get {dataset}`, or set FEDENSEMBLE_DATA to the folder that has it."
+    )
     raise DataError(
         f"Dataset '{dataset}' needs the file {Path(places[0]).name}, which is missing. Looked for {looked}. {how}"
     )
@@ -157,4 +174,6 @@ def read_bytes(path: Path) -> bytes:
 
 def bad_file(path: Path, problem: str) -> DataError:
     """The error for a file that is there but cannot be used."""
-    return DataError(f"The file {path} is damaged or of another kind: {problem}. Delete it and get it again.")
+    return DataError(
+        f"The file {path} is damaged or of another kind: {problem}. Delete it and get it again."
+    )

@@ -1,4 +1,6 @@
-"""Downloads of public datasets into the data folder: checked by their hashes, and all or nothing."""
+"""Downloads of public datasets into the data folder: checked by their hashes, and all or
+nothing.
+"""
 
 import logging
 import os
@@ -23,7 +25,8 @@ class Remote:
         url: where it is.
         known_hash: "md5:..." or "sha256:...".
         folder: the folder below the data folder it, or what is in it, belongs to.
-        members: for an archive, the files it must have in `folder`, and their sizes in bytes; empty for a plain file.
+        members: for an archive, the files it must have in `folder`, and their sizes in bytes; empty
+            for a plain file.
     """
 
     url: str
@@ -83,7 +86,9 @@ BY_HAND = {
 }
 
 
-def get(name: str, root: Path | str | None = None, progress: Callable[[str], None] | None = None) -> list[Path]:
+def get(
+    name: str, root: Path | str | None = None, progress: Callable[[str], None] | None = None
+) -> list[Path]:
     """The dataset's files, downloaded if they are not there yet; empty for datasets that need none.
 
     Args:
@@ -92,7 +97,9 @@ def get(name: str, root: Path | str | None = None, progress: Callable[[str], Non
     """
     folder = data_folder(root)
     if name in BY_HAND:
-        raise DataError(f"Dataset '{name}' cannot be downloaded. {BY_HAND[name].format(folder=folder)}")
+        raise DataError(
+            f"Dataset '{name}' cannot be downloaded. {BY_HAND[name].format(folder=folder)}"
+        )
     if name not in REMOTES:
         sources[name]  # raises for unknown names
         return []
@@ -103,7 +110,8 @@ def get(name: str, root: Path | str | None = None, progress: Callable[[str], Non
                 paths += get_archive(remote, folder, progress)
             else:
                 paths.append(fetch(remote, folder / remote.folder, progress))
-        except (OSError, ValueError, tarfile.TarError) as error:  # requests' errors are OSErrors, pooch's ValueErrors
+        # requests' errors are OSErrors, pooch's ValueErrors
+        except (OSError, ValueError, tarfile.TarError) as error:
             if getattr(error, "response", None) is not None:
                 error.response.close()  # type: ignore[union-attr]  # pooch leaves the connection of a refusal open
             what = "unpack it there" if remote.members else "put it there"
@@ -123,10 +131,13 @@ def get_archive(remote: Remote, folder: Path, progress: Callable[[str], None] | 
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as scratch:
             archive = fetch(remote, Path(scratch), progress)
             with tarfile.open(archive) as tar:
-                tar.extractall(Path(scratch) / "new", filter="data")  # refuses paths and links that lead outside
+                # refuses paths and links that lead outside
+                tar.extractall(Path(scratch) / "new", filter="data")
             unpacked = Path(scratch) / "new" / remote.folder
             if not is_complete(remote, unpacked):
-                raise ValueError(f"the archive has not all of {', '.join(remote.members)} in {remote.folder}")
+                raise ValueError(
+                    f"the archive has not all of {', '.join(remote.members)} in {remote.folder}"
+                )
             if target.exists():  # left by someone else, and incomplete
                 os.replace(target, Path(scratch) / "old")
             os.replace(unpacked, target)
@@ -140,7 +151,9 @@ def is_complete(remote: Remote, target: Path) -> bool:
 
 
 def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) -> Path:
-    """The file in `folder`, written under another name until its hash is checked; kept if one there has it already."""
+    """The file in `folder`, written under another name until its hash is checked; kept if one there
+    has it already.
+    """
     import pooch
 
     path = folder / remote.file_name
@@ -148,13 +161,21 @@ def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) 
         progress(f"downloading {remote.url} to {path}")
     downloader = pooch.HTTPDownloader(timeout=CONNECT_SECONDS)
     with quiet(pooch.get_logger()):
-        pooch.retrieve(remote.url, remote.known_hash, fname=remote.file_name, path=folder, downloader=downloader)
+        pooch.retrieve(
+            remote.url,
+            remote.known_hash,
+            fname=remote.file_name,
+            path=folder,
+            downloader=downloader,
+        )
     return path
 
 
 @contextmanager
 def quiet(logger: logging.Logger) -> Iterator[None]:
-    """Keeps a logger from anything below a warning for a while; what is to be said, `progress` says."""
+    """Keeps a logger from anything below a warning for a while; what is to be said, `progress`
+    says.
+    """
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:

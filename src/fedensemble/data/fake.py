@@ -1,4 +1,5 @@
-"""Stand-ins: made-up images and text of the shape of real datasets, so that every experiment runs without downloads.
+"""Stand-ins: made-up images and text of the shape of real datasets, so that every experiment runs
+without downloads.
 
 They say that the machinery works at the real shapes; they say nothing of accuracy on the real data.
 """
@@ -14,7 +15,8 @@ from .normalize import Standardise
 from .shakespeare import VOCABULARY, cut_windows
 
 OPENIMAGE_SIZES = "fedscale/openimage_client_sizes.npy"
-# Of 10,000 OpenImage clients: smallest, median, and the spread of the logarithm by the 90th percentile, 1,029.
+# Of 10,000 OpenImage clients: smallest, median, and the spread of the logarithm by the 90th
+# percentile, 1,029.
 SMALLEST, MEDIAN, SPREAD = 32, 104, 1.79
 COARSE = 4  # a class is a pattern of so many patches a side
 NOISE = 32.0  # standard deviation of a pixel, of 255
@@ -33,21 +35,29 @@ def stand_in_images(
     most: int = 64,
     seed: int = 0,
 ) -> Source:
-    """Made-up images, uint8 [n, channels, side, side]: a coarse random pattern for each class, under noise.
+    """Made-up images, uint8 [n, channels, side, side]: a coarse random pattern for each class,
+    under noise.
 
     Args:
         channels, side: of an image, which is a square.
         classes: as many labels as the real data have, each as often as can be.
         n, n_test: number of training and of test images.
-        groups: so many natural clients in place of `n` images, of the sizes OpenImage's clients have: read from
-            fedscale/openimage_client_sizes.npy of the data folder where it is there, else drawn alike.
+        groups: so many natural clients in place of `n` images, of the sizes OpenImage's clients
+            have: read from fedscale/openimage_client_sizes.npy of the data folder where it is
+                there, else drawn alike.
         most: natural clients have at most so many images.
 
     >>> stand_in_images(channels=1, side=28, n=20, n_test=10).x.shape
     (20, 1, 28, 28)
     """
     owner = "dataset 'stand-in-images'"
-    for name, value in (("channels", channels), ("side", side), ("classes", classes), ("n", n), ("most", most)):
+    for name, value in (
+        ("channels", channels),
+        ("side", side),
+        ("classes", classes),
+        ("n", n),
+        ("most", most),
+    ):
         whole(owner, name, value, minimum=1)
     whole(owner, "n_test", n_test)
     random = generator(seed, "stand-in images")
@@ -78,7 +88,9 @@ def openimage_sizes(count: int, seed: int) -> Rows:
     """Numbers of examples of so many clients, drawn from the real ones where they are there."""
     random = generator(seed, "openimage sizes")
     path = data_folder() / OPENIMAGE_SIZES
-    sizes: Rows = np.maximum(MEDIAN * np.exp(SPREAD * random.standard_normal(count)), SMALLEST).astype(np.int64)
+    sizes: Rows = np.maximum(
+        MEDIAN * np.exp(SPREAD * random.standard_normal(count)), SMALLEST
+    ).astype(np.int64)
     if path.is_file():
         try:
             sizes = random.choice(np.load(path, allow_pickle=False).astype(np.int64), count)
@@ -89,9 +101,15 @@ def openimage_sizes(count: int, seed: int) -> Rows:
 
 @sources.register("stand-in-text")
 def stand_in_text(
-    *, roles: int = 20, characters: int = 1000, sequence: int = 80, test_fraction: float = 0.2, seed: int = 0
+    *,
+    roles: int = 20,
+    characters: int = 1000,
+    sequence: int = 80,
+    test_fraction: float = 0.2,
+    seed: int = 0,
 ) -> Source:
-    """Made-up text with the vocabulary of `shakespeare`: every character has a few that may follow it.
+    """Made-up text with the vocabulary of `shakespeare`: every character has a few that may follow
+    it.
 
     Args:
         roles: number of natural clients.
@@ -99,7 +117,10 @@ def stand_in_text(
         sequence, test_fraction: as of `shakespeare`.
     """
     owner = "dataset 'stand-in-text'"
-    roles, sequence = whole(owner, "roles", roles, minimum=1), whole(owner, "sequence", sequence, minimum=1)
+    roles, sequence = (
+        whole(owner, "roles", roles, minimum=1),
+        whole(owner, "sequence", sequence, minimum=1),
+    )
     characters = whole(owner, "characters", characters, minimum=2 * sequence + 2)
     cut = characters - round(fraction(owner, "test_fraction", test_fraction) * characters)
     random = generator(seed, "stand-in text")

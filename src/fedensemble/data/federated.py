@@ -1,4 +1,6 @@
-"""All clients' examples in one flat array with offsets: client i owns rows `start[i] : start[i] + size[i]`."""
+"""All clients' examples in one flat array with offsets: client i owns rows `start[i] : start[i] +
+size[i]`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class FederatedData:
 
     Args:
         x: inputs of all clients, one after another, [n, ...].
-        y: targets, [n, ...]; integers are class labels or tokens, floating-point numbers are regression targets.
+        y: targets, [n, ...]; integers are class labels or tokens, floating-point numbers are
+            regression targets.
         start: first row of each client, [N].
         size: number of rows of each client, [N].
         x_test, y_test: held-out examples, or None.
@@ -32,7 +35,8 @@ class FederatedData:
         classes: number of classes (or tokens); None for regression.
         names: names of the clients, where they have any.
         info: facts for the run's record (source, partition, ...).
-        notes: what a user should know of the data: labels that are missing, rows that were left out.
+        notes: what a user should know of the data: labels that are missing, rows that were left
+            out.
     """
 
     x: Tensor
@@ -63,15 +67,15 @@ class FederatedData:
                 "Leave them out, or lower the number of clients."
             )
         if int(self.start.min()) < 0 or int((self.start + self.size).max()) > len(self.x):
-            raise DataError(f"Some client's rows, start : start + size, are not among the {len(self.x)} rows of x.")
+            raise DataError(
+                f"Some client's rows, start : start + size, are not among the {len(self.x)} rows of x."
+            )
 
     def __repr__(self) -> str:
         """What it is, on one line; not its examples."""
         tests = 0 if self.x_test is None else len(self.x_test)
         kind = "regression" if self.classes is None else f"{self.classes} classes"
-        return (
-            f"FederatedData({len(self)} clients, {len(self.x)} examples of {describe(self.x)}, {kind}, {tests} to test)"
-        )
+        return f"FederatedData({len(self)} clients, {len(self.x)} examples of {describe(self.x)}, {kind}, {tests} to test)"
 
     def __len__(self) -> int:
         """Number of clients, N."""
@@ -83,13 +87,17 @@ class FederatedData:
         return self.x[rows], self.y[rows]
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Stored inputs as the model sees them: standardised; integers without a rule (tokens) stay integers."""
+        """Stored inputs as the model sees them: standardised; integers without a rule (tokens) stay
+        integers.
+        """
         if self.standardise is not None:
             return self.standardise(x, dtype)
         return x.to(dtype) if x.is_floating_point() else x
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """The same data with the training examples on `device`; nothing is copied if they are there."""
+        """The same data with the training examples on `device`; nothing is copied if they are
+        there.
+        """
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def label_counts(self) -> Tensor:
@@ -99,7 +107,9 @@ class FederatedData:
         owner = torch.repeat_interleave(torch.arange(len(self)), self.size.cpu())
         per_row = self.y.cpu().reshape(len(self.y), -1).long()
         flat = owner.unsqueeze(1) * self.classes + per_row
-        return torch.bincount(flat.flatten(), minlength=len(self) * self.classes).reshape(len(self), self.classes)
+        return torch.bincount(flat.flatten(), minlength=len(self) * self.classes).reshape(
+            len(self), self.classes
+        )
 
     @classmethod
     def from_clients(cls, clients: Iterable[tuple[Any, Any]], **options: Any) -> FederatedData:
@@ -109,16 +119,23 @@ class FederatedData:
         >>> len(data), data.size.tolist(), data.classes
         (2, [2, 1], 2)
         """
-        if not isinstance(clients, Iterable) or (hasattr(clients, "shape") and not len(clients.shape)):
-            raise DataError(f"from_clients takes a list of pairs, [(x0, y0), ...]; got {type(clients).__name__}.")
+        if not isinstance(clients, Iterable) or (
+            hasattr(clients, "shape") and not len(clients.shape)
+        ):
+            raise DataError(
+                f"from_clients takes a list of pairs, [(x0, y0), ...]; got {type(clients).__name__}."
+            )
         clients = list(clients)
         if not clients:
             raise DataError("There are no clients: pass at least one (inputs, targets) pair.")
         if not all(isinstance(client, Sequence) and len(client) == 2 for client in clients):
-            raise DataError("Each client must be a pair of inputs and targets: from_clients([(x0, y0), ...]).")
+            raise DataError(
+                "Each client must be a pair of inputs and targets: from_clients([(x0, y0), ...])."
+            )
         pairs = [(as_tensor(x), as_targets(y)) for x, y in clients]
         for index, (x, y) in enumerate(pairs):
-            if x.dim() > 0 and len(x) == 0:  # before shapes are compared: an empty list has no shape to speak of
+            # before shapes are compared: an empty list has no shape to speak of
+            if x.dim() > 0 and len(x) == 0:
                 raise DataError(f"Client {index} has no examples. Leave it out.")
             check_lengths(x, y, f"client {index}")
             for what, got, first in (("inputs", x, pairs[0][0]), ("targets", y, pairs[0][1])):
@@ -130,7 +147,8 @@ class FederatedData:
         sizes = torch.tensor([len(x) for x, _ in pairs])
         every_x, every_y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         try:
-            check_examples(every_x, every_y, "the clients' data")  # at once: there may be a million clients
+            # at once: there may be a million clients
+            check_examples(every_x, every_y, "the clients' data")
         except DataError:
             for index, (x, y) in enumerate(pairs):
                 check_examples(x, y, f"client {index}")
@@ -145,16 +163,27 @@ class FederatedData:
         check_lengths(x, y, "the clients' data")
         if x.dtype == torch.uint8:
             options.setdefault("standardise", Standardise((0.0,), (255.0,)))  # images
-        for name, convert in (("x_test", as_inputs), ("y_test", as_targets), ("x_server", as_inputs)):
+        for name, convert in (
+            ("x_test", as_inputs),
+            ("y_test", as_targets),
+            ("x_server", as_inputs),
+        ):
             if options.get(name) is not None:
                 options[name] = convert(options[name])
         total = sum(size.tolist())  # as Python's integers: a sum of int64 could wrap
         if total != len(x):
             raise DataError(f"Client sizes add up to {total}, but there are {len(x)} examples.")
         if "classes" not in options and not y.is_floating_point():
-            targets = [values for values in (y, options.get("y_test")) if values is not None and values.numel()]
+            targets = [
+                values
+                for values in (y, options.get("y_test"))
+                if values is not None and values.numel()
+            ]
             options["classes"] = count_classes(targets)
-            options["notes"] = (*options.get("notes", ()), *check_numbering(y, options.get("y_test")))
+            options["notes"] = (
+                *options.get("notes", ()),
+                *check_numbering(y, options.get("y_test")),
+            )
         if (strange := unseen_labels(y, options.get("y_test"))) is not None:
             options["notes"] = (*options.get("notes", ()), strange)
         return cls(x=x, y=y, start=torch.cumsum(size, 0) - size, size=size, **options)

@@ -1,4 +1,6 @@
-"""Checks of what `FederatedData` is made of beside the examples: types, sizes and names of clients."""
+"""Checks of what `FederatedData` is made of beside the examples: types, sizes and names of
+clients.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def check_kinds(data: FederatedData) -> None:
     for name in ("start", "size"):
         value = getattr(data, name)
         if value.dtype != torch.int64 or value.dim() != 1:
-            raise DataError(f"{name} must be an int64 tensor [N]; got {value.dtype} of shape {tuple(value.shape)}.")
+            raise DataError(
+                f"{name} must be an int64 tensor [N]; got {value.dtype} of shape {tuple(value.shape)}."
+            )
     if len(data.start) != len(data.size) or not len(data.size):
         raise DataError(
             f"start and size need one number per client, and one client or more; got {len(data.start)} and "
@@ -36,7 +40,9 @@ def check_kinds(data: FederatedData) -> None:
     if data.classes is not None:
         whole("FederatedData", "classes", data.classes, minimum=1)
     if data.standardise is not None and not callable(data.standardise):
-        raise InputError(f"standardise must be a Standardise(mean, std) or None; got {data.standardise!r}.")
+        raise InputError(
+            f"standardise must be a Standardise(mean, std) or None; got {data.standardise!r}."
+        )
     if isinstance(data.standardise, Standardise):
         channels = data.x.shape[1] if data.x.dim() > 1 else 1
         for name in ("mean", "std"):
@@ -74,12 +80,16 @@ def as_sizes(sizes: Any) -> Tensor:
     """Client sizes as int64 [N]; raises unless they are integers."""
     size = as_tensor(sizes)
     if size.is_floating_point() or size.dim() != 1:
-        raise DataError(f"sizes must be one integer per client, [N]; got {size.dtype} of shape {tuple(size.shape)}.")
+        raise DataError(
+            f"sizes must be one integer per client, [N]; got {size.dtype} of shape {tuple(size.shape)}."
+        )
     return size.long()
 
 
 def check_names(names: Any, clients: int) -> None:
-    """Raises unless there is one printable name per client: a lone surrogate cannot be written to any file."""
+    """Raises unless there is one printable name per client: a lone surrogate cannot be written to
+    any file.
+    """
     if not isinstance(names, (tuple, list)):
         raise DataError(f"names must be a sequence of texts, one per client; got {names!r}.")
     if len(names) != clients:
@@ -90,4 +100,6 @@ def check_names(names: Any, clients: int) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise DataError(f"The name of client {client} is not valid Unicode text: {name!a}. Rename it.") from None
+            raise DataError(
+                f"The name of client {client} is not valid Unicode text: {name!a}. Rename it."
+            ) from None

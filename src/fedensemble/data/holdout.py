@@ -1,4 +1,6 @@
-"""What is tested on: part of the training data in place of the test set, so that a search never sees it; or less."""
+"""What is tested on: part of the training data in place of the test set, so that a search never
+sees it; or less.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,8 @@ SEED = 0  # the same examples for every run, so that all choices are made on one
 
 
 def with_validation(source: Source, share: float) -> Source:
-    """The source with this share of its training examples as its test set: of every class, or of all rows.
+    """The source with this share of its training examples as its test set: of every class, or of
+    all rows.
 
     The real test set is left out altogether.
 
@@ -30,7 +33,9 @@ def with_validation(source: Source, share: float) -> Source:
     x, y = as_tensor(source.x), as_tensor(source.y)
     test = (x[held], y[held]) if held.any() else (None, None)
     info = {**source.info, "validation": share}
-    return replace(source, x=x[~held], y=y[~held], x_test=test[0], y_test=test[1], group=group, info=info)
+    return replace(
+        source, x=x[~held], y=y[~held], x_test=test[0], y_test=test[1], group=group, info=info
+    )
 
 
 def with_fewer_tests(source: Source, most: int) -> Source:

@@ -1,4 +1,6 @@
-"""Labels that are odd: numbers left out, test labels never trained on, classes not written as whole numbers."""
+"""Labels that are odd: numbers left out, test labels never trained on, classes not written as whole
+numbers.
+"""
 
 from collections.abc import Sequence
 
@@ -7,12 +9,14 @@ from torch import Tensor
 
 from ..errors import DataError
 
-MOST_CLASSES = 10_000_000  # that are believed where labels are counted; more must be asked for by `classes`
+# that are believed where labels are counted; more must be asked for by `classes`
+MOST_CLASSES = 10_000_000
 
 
 def count_classes(targets: Sequence[Tensor]) -> int:
     """The largest label and one more; raises where that is no plausible number of classes."""
-    known = [values for values in targets if bool(values.isfinite().all())]  # others are refused where they are checked
+    # others are refused where they are checked
+    known = [values for values in targets if bool(values.isfinite().all())]
     most = max((int(values.max()) for values in known), default=-1)
     if most >= MOST_CLASSES:
         raise DataError(
@@ -42,7 +46,8 @@ def check_whole(y: Tensor, what: str) -> Tensor:
 
 
 def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:
-    """A note where labels leave numbers out, as a stray one does; raises if no label of the test set is in training.
+    """A note where labels leave numbers out, as a stray one does; raises if no label of the test
+    set is in training.
 
     For where the number of classes was counted; tokens of a sequence may well leave some out.
     """
@@ -80,14 +85,25 @@ def unseen_labels(y: Tensor, y_test: Tensor | None) -> str | None:
 
 
 def advise_labels(y: Tensor) -> str | None:
-    """What to do with targets [n, ...] that are classes, but not written as one whole number an example; or None."""
-    if y.dim() == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all()):
+    """What to do with targets [n, ...] that are classes, but not written as one whole number an
+    example; or None.
+    """
+    if (
+        y.dim() == 2
+        and y.shape[1] > 1
+        and bool(((y == 0) | (y == 1)).all())
+        and bool((y.sum(1) == 1).all())
+    ):
         return "They look like one-hot rows: give the number of the class, y.argmax(-1)."
     if y.is_floating_point():
         if bool((y == y.floor()).all()) and bool((y >= 0).all()):
             return "They look like labels stored as floats: convert them, y.long() (NumPy: y.astype(int))."
         return None
-    return "Each is in a row of its own: flatten them, y.reshape(-1)." if y.dim() == 2 and y.shape[1] == 1 else None
+    return (
+        "Each is in a row of its own: flatten them, y.reshape(-1)."
+        if y.dim() == 2 and y.shape[1] == 1
+        else None
+    )
 
 
 def _labels(y: Tensor) -> bool:

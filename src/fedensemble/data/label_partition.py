@@ -7,15 +7,16 @@ from ..errors import InputError
 from .dataset import Rows, Source, generator
 from .partition import cuts, dirichlet_shares, fill_up, number_of_clients, partitions
 
-SWEEPS_PER_CLASS = 20  # every client is offered so many swaps for each class it has; the graph is random before that
+# every client is offered so many swaps for each class it has; the graph is random before that
+SWEEPS_PER_CLASS = 20
 
 
 @partitions.register("classes")
 def classes(source: Source, clients: int | None, seed: int, classes_per_client: int) -> list[Rows]:
     """Every client has examples of exactly C distinct classes, and every example is given out.
 
-    A class is given to a number of clients in proportion to its size and divided evenly among them; who gets which
-    classes is a random bipartite graph with those degrees.
+    A class is given to a number of clients in proportion to its size and divided evenly among them;
+    who gets which classes is a random bipartite graph with those degrees.
 
     Args:
         classes_per_client: C.
@@ -30,7 +31,8 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
     parts: list[list[Rows]] = [[] for _ in range(count)]
     order = np.argsort(held.ravel(), kind="stable") // wanted  # clients of class 0, of class 1, ...
     for rows, owners in zip(by_class, np.split(order, np.cumsum(quota)[:-1]), strict=True):
-        # Both shuffled: neither does a client number decide who gets an odd example, nor the order of the rows.
+        # Both shuffled: neither does a client number decide who gets an odd example, nor the order
+        # of the rows.
         pieces = np.array_split(random.permutation(rows), len(owners))
         for client, piece in zip(random.permutation(owners), pieces, strict=True):
             parts[client].append(piece)
@@ -38,8 +40,11 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
 
 
 @partitions.register("dirichlet")
-def dirichlet(source: Source, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1) -> list[Rows]:
-    """Label-Dirichlet (Hsu, Qi and Brown, 2019): the clients' shares of every class ~ Dirichlet(alpha).
+def dirichlet(
+    source: Source, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
+) -> list[Rows]:
+    """Label-Dirichlet (Hsu, Qi and Brown, 2019): the clients' shares of every class ~
+    Dirichlet(alpha).
 
     Args:
         alpha: the smaller, the fewer classes a client has.
@@ -65,7 +70,8 @@ def rows_by_class(labels: Rows) -> list[Rows]:
 
 
 def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
-    """Number of clients each class is given to: in proportion to `sizes`, from 1 to min(clients, size), N C in all.
+    """Number of clients each class is given to: in proportion to `sizes`, from 1 to min(clients,
+    size), N C in all.
 
     >>> class_quotas(np.array([100, 100, 50]), clients=5, wanted=1)
     array([2, 2, 1])
@@ -88,7 +94,8 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
             f"Partition 'classes' needs {total} pairs of a client and a class, but the classes have examples for only "
             f"{most.sum()} (the smallest class has {sizes.min()}); {got}. Lower clients or classes_per_client."
         )
-    # Without the bounds the quotas would be scale * sizes; the scale at which the bounded ones add up to the total.
+    # Without the bounds the quotas would be scale * sizes; the scale at which the bounded ones add
+    # up to the total.
     low, high = 0.0, float(total)
     for _ in range(200):
         scale = (low + high) / 2
@@ -96,29 +103,36 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
     exact = np.clip(high * sizes, 1, most)
     quota: Rows = np.floor(exact).astype(np.int64)
     # Largest remainder; a class that is at its upper bound has none.
-    raised = np.argsort(np.where(quota < most, quota - exact, 1), kind="stable")[: total - quota.sum()]
+    raised = np.argsort(np.where(quota < most, quota - exact, 1), kind="stable")[
+        : total - quota.sum()
+    ]
     quota[raised] += 1
     return quota
 
 
 def deal_classes(quota: Rows, clients: int, wanted: int, random: np.random.Generator) -> Rows:
-    """The classes of each client, [N, C]: each in turn takes the C classes with the largest quota left, ties at random.
+    """The classes of each client, [N, C]: each in turn takes the C classes with the largest quota
+    left, ties at random.
 
-    Taking the largest never gets stuck (Gale and Ryser), as long as no quota is above the number of clients.
+    Taking the largest never gets stuck (Gale and Ryser), as long as no quota is above the number of
+    clients.
     """
     left = quota.astype(np.float64)
     held = np.empty((clients, wanted), np.int64)
     for client in range(clients):
-        held[client] = np.argsort(left + random.random(len(left)))[-wanted:]  # quotas are whole: noise only breaks ties
+        # quotas are whole: noise only breaks ties
+        held[client] = np.argsort(left + random.random(len(left)))[-wanted:]
         left[held[client]] -= 1
     return held[random.permutation(clients)]
 
 
 def mix_classes(held: Rows, classes: int, random: np.random.Generator) -> Rows:
-    """The same graph after random swaps: two clients exchange a class each where both stay without duplicates.
+    """The same graph after random swaps: two clients exchange a class each where both stay without
+    duplicates.
 
-    Clients are paired at random in each sweep, so all swaps of a sweep are independent. Neither the number of classes
-    of a client nor that of clients of a class changes, and all graphs with these numbers become equally likely.
+    Clients are paired at random in each sweep, so all swaps of a sweep are independent. Neither the
+    number of classes of a client nor that of clients of a class changes, and all graphs with these
+    numbers become equally likely.
     """
     clients, wanted = held.shape
     held, has = held.copy(), np.zeros((clients, classes), bool)

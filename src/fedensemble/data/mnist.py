@@ -1,4 +1,6 @@
-"""MNIST from the official IDX files: 28x28 grey images of ten digits (LeCun, Cortes and Burges, 1998)."""
+"""MNIST from the official IDX files: 28x28 grey images of ten digits (LeCun, Cortes and Burges,
+1998).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,13 @@ def read_pair(part: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any],
     label_file = find_idx(f"{part}-labels-idx1-ubyte", root)
     images, labels = read_idx(image_file, axes=3), read_idx(label_file, axes=1)
     if images.shape[1:] != (SIDE, SIDE):
-        raise bad_file(image_file, f"expected images of {SIDE}x{SIDE}, got {images.shape[1]}x{images.shape[2]}")
+        raise bad_file(
+            image_file, f"expected images of {SIDE}x{SIDE}, got {images.shape[1]}x{images.shape[2]}"
+        )
     if len(images) != len(labels):
         raise bad_file(
-            label_file, f"expected {len(images)} labels, one an image of {image_file.name}, got {len(labels)}"
+            label_file,
+            f"expected {len(images)} labels, one an image of {image_file.name}, got {len(labels)}",
         )
     if len(labels) and labels.max() >= CLASSES:
         raise bad_file(label_file, f"expected labels 0 to {CLASSES - 1}, got {labels.max()}")
@@ -48,16 +53,21 @@ def read_pair(part: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any],
 def find_idx(name: str, root: Path | None) -> Path:
     """The file of this name, in either folder, packed or not."""
     folders = ("mnist", "MNIST/raw")
-    return find_file("mnist", root, [f"{folder}/{name}{end}" for folder in folders for end in (".gz", "")])
+    return find_file(
+        "mnist", root, [f"{folder}/{name}{end}" for folder in folders for end in (".gz", "")]
+    )
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """The array of bytes in an IDX file: two zero bytes, element type, number of axes, big-endian sizes, elements."""
+    """The array of bytes in an IDX file: two zero bytes, element type, number of axes, big-endian
+    sizes, elements.
+    """
     content = read_bytes(path)
     magic, header = bytes([0, 0, UNSIGNED_BYTE, axes]), 4 + 4 * axes
     if content[:4] != magic:
         raise bad_file(
-            path, f"expected it to begin with {magic.hex()} (IDX), got {content[:4].hex() or 'an empty file'}"
+            path,
+            f"expected it to begin with {magic.hex()} (IDX), got {content[:4].hex() or 'an empty file'}",
         )
     if len(content) < header:
         raise bad_file(path, f"expected a header of {header} bytes, got {len(content)}")
@@ -65,6 +75,9 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     expected = int(np.prod(shape, dtype=object))
     if len(content) - header != expected:
         sizes = "x".join(map(str, shape))
-        raise bad_file(path, f"expected {expected} bytes after the header ({sizes}), got {len(content) - header}")
+        raise bad_file(
+            path,
+            f"expected {expected} bytes after the header ({sizes}), got {len(content) - header}",
+        )
     # A copy: the bytes of a file cannot be written to, and torch warns about that.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

@@ -24,23 +24,35 @@ def npz(
     x_server: str | None = None,
     classes: int | None = None,
 ) -> Source:
-    """The arrays of a .npz file; x with type uint8 and three or more axes are images, other integers are tokens.
+    """The arrays of a .npz file; x with type uint8 and three or more axes are images, other
+    integers are tokens.
 
     Args:
         path: the file; if it is not there, it is looked for in the data folder.
         root: data folder.
         x, y: names of the arrays of training inputs and targets.
-        x_test, y_test: names of the test arrays; by default those called x_test and y_test, if there are any.
-        client: name of the array with the client of each training row (numbers or texts); by default the one
-            called client, if there is one.
-        x_server: name of the array of inputs that the server has; by default the one called x_server, if there is one.
+        x_test, y_test: names of the test arrays; by default those called x_test and y_test, if
+            there are any.
+        client: name of the array with the client of each training row (numbers or texts); by
+            default the one called client, if there is one.
+        x_server: name of the array of inputs that the server has; by default the one called
+            x_server, if there is one.
         classes: number of classes; by default the largest label and one more.
     """
     file = find_npz(Path(path), root)
-    wanted = {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "client": client, "x_server": x_server}
+    wanted = {
+        "x": x,
+        "y": y,
+        "x_test": x_test,
+        "y_test": y_test,
+        "client": client,
+        "x_server": x_server,
+    }
     arrays = read_arrays(file, wanted)
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"The file {file} has only one of the two test arrays; give x_test and y_test, or neither.")
+        raise DataError(
+            f"The file {file} has only one of the two test arrays; give x_test and y_test, or neither."
+        )
     group, names = number_clients(file, arrays["client"]) if "client" in arrays else (None, None)
     return Source(
         arrays["x"],
@@ -70,9 +82,12 @@ def find_npz(path: Path, root: Path | None) -> Path:
 
 
 def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[Any]]:
-    """The arrays asked for, by role; one whose name is None is left out if no array has its role's name."""
+    """The arrays asked for, by role; one whose name is None is left out if no array has its role's
+    name.
+    """
     arrays: dict[str, NDArray[Any]] = {}
-    with file.open("rb") as opened:  # by hand: numpy leaves a file open that turns out to be no archive
+    # by hand: numpy leaves a file open that turns out to be no archive
+    with file.open("rb") as opened:
         archive, room = open_archive(file, opened), largest_size(file)
         for role, name in wanted.items():
             if name is None and role not in archive.files:
@@ -80,7 +95,9 @@ def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[
             name = name or role  # noqa: PLW2901
             if name not in archive.files:
                 there = ", ".join(sorted(archive.files)) or "nothing"
-                raise DataError(f"The file {file} has no array '{name}' for {role}. It has {there}.")
+                raise DataError(
+                    f"The file {file} has no array '{name}' for {role}. It has {there}."
+                )
             arrays[role] = read_array(file, archive, name, room)
             room -= arrays[role].nbytes  # the limit is for all of them together
     return arrays
@@ -98,13 +115,16 @@ def open_archive(file: Path, opened: BinaryIO) -> Any:
 
 
 def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> NDArray[Any]:
-    """One array; raises for those that are no plain numbers or texts, and for those that are too large.
+    """One array; raises for those that are no plain numbers or texts, and for those that are too
+    large.
 
     Args:
         room: bytes it may take; by default what `largest_size` allows for the file.
     """
     try:
-        dtype, count = check_member(archive.zip, name if name in archive.zip.namelist() else f"{name}.npy")
+        dtype, count = check_member(
+            archive.zip, name if name in archive.zip.namelist() else f"{name}.npy"
+        )
         if dtype.hasobject:
             raise DataError(
                 f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run "
@@ -119,7 +139,8 @@ def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> 
             f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a smaller type, or a "
             "machine with more memory."
         ) from None
-    except Exception as error:  # damaged, encrypted or unknown compression: each has an exception of its own
+    # damaged, encrypted or unknown compression: each has an exception of its own
+    except Exception as error:
         raise no_archive(file, f"array '{name}' cannot be read ({first_line(error)})") from None
     if array.ndim == 0:
         raise DataError(f"Array '{name}' in {file} is a single value; it needs one row an example.")
@@ -138,7 +159,9 @@ def check_room(file: Path, name: str, size: int, room: int) -> None:
 
 def no_archive(file: Path, problem: str) -> DataError:
     """The error for a file of the user's that arrays cannot be read from."""
-    return DataError(f"The file {file} is damaged or of another kind: {problem}. Give a file that numpy.savez wrote.")
+    return DataError(
+        f"The file {file} is damaged or of another kind: {problem}. Give a file that numpy.savez wrote."
+    )
 
 
 def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]]:
@@ -149,4 +172,6 @@ def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]
             f"got {ids.dtype} of shape {ids.shape}."
         )
     names, group = np.unique(ids, return_inverse=True)
-    return group.astype(np.int64), tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
+    return group.astype(np.int64), tuple(
+        n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names
+    )

@@ -1,4 +1,6 @@
-"""OpenImage as FedScale lays it out: a table of client, image and label, and folders of images (Lai et al., 2022)."""
+"""OpenImage as FedScale lays it out: a table of client, image and label, and folders of images (Lai
+et al., 2022).
+"""
 
 import csv
 from collections import Counter
@@ -41,19 +43,25 @@ def openimage(
     limit_test: int | None = None,
     min_examples: int = 1,
 ) -> Source:
-    """OpenImage: images resized to uint8 [n, 3, size, size], class labels, and the natural clients of FedScale.
+    """OpenImage: images resized to uint8 [n, 3, size, size], class labels, and the natural clients
+    of FedScale.
 
     Args:
-        root: data folder; its folder openimage has client_data_mapping/train.csv and test.csv or val.csv, and the
-            images in folders of those names.
+        root: data folder; its folder openimage has client_data_mapping/train.csv and test.csv or
+            val.csv, and the images in folders of those names.
         size: side of the images, in pixels; all are kept in memory, 3 size^2 bytes each.
         limit_clients: only the first so many clients of the table; None for all.
         limit_test: only so many test images, spread evenly over the table; None for all.
         min_examples: clients with fewer images are left out.
     """
     owner = "dataset 'openimage'"
-    size, min_examples = whole(owner, "size", size, minimum=1), whole(owner, "min_examples", min_examples, minimum=1)
-    limit_clients = None if limit_clients is None else whole(owner, "limit_clients", limit_clients, minimum=1)
+    size, min_examples = (
+        whole(owner, "size", size, minimum=1),
+        whole(owner, "min_examples", min_examples, minimum=1),
+    )
+    limit_clients = (
+        None if limit_clients is None else whole(owner, "limit_clients", limit_clients, minimum=1)
+    )
     limit_test = None if limit_test is None else whole(owner, "limit_test", limit_test, minimum=1)
     train_table, test_table = find_table(root, ("train",)), find_table(root, ("test", "val"))
     everything, test = read_table(train_table), read_table(test_table)
@@ -62,7 +70,9 @@ def openimage(
     counts = Counter(row.client for row in everything)  # in order of first appearance
     names = [name for name, count in counts.items() if count >= min_examples][:limit_clients]
     if not names:
-        raise DataError(f"No client in {train_table} has {min_examples} images; lower min_examples.")
+        raise DataError(
+            f"No client in {train_table} has {min_examples} images; lower min_examples."
+        )
     number = {name: index for index, name in enumerate(names)}
     train = [row for row in everything if row.client in number]
     if limit_test is not None and limit_test < len(test):
@@ -107,9 +117,15 @@ def parse_table(path: Path, reader: "csv.DictReader[str]") -> Iterator[Row]:
         raise bad_file(path, f"expected the columns {', '.join(COLUMNS)}, got {got}")
     for line in reader:
         label = line["label_id"]
-        if not label or not label.strip().isdecimal() or not line["client_id"] or not line["sample_path"]:
+        if (
+            not label
+            or not label.strip().isdecimal()
+            or not line["client_id"]
+            or not line["sample_path"]
+        ):
             raise bad_file(
-                path, f"expected a client, an image and a class number in line {reader.line_num}, got {line}"
+                path,
+                f"expected a client, an image and a class number in line {reader.line_num}, got {line}",
             )
         yield Row(line["client_id"], line["sample_path"], int(label))
 
@@ -119,7 +135,9 @@ def read_images(rows: list[Row], table: Path, size: int) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("Dataset 'openimage' reads images by Pillow: run `pip install fedensemble[images]`.") from None
+        raise DataError(
+            "Dataset 'openimage' reads images by Pillow: run `pip install fedensemble[images]`."
+        ) from None
     pixels = np.empty((len(rows), 3, size, size), np.uint8)
     base = table.parent.parent
     folders = [base / table.stem, base / {"val": "validation"}.get(table.stem, table.stem), base]
@@ -134,7 +152,9 @@ def find_image(folders: list[Path], name: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     looked = ", ".join(str(folder / name) for folder in dict.fromkeys(folders))
-    raise DataError(f"Dataset 'openimage' needs the image {name}, which is missing. Looked for {looked}. {HOW}")
+    raise DataError(
+        f"Dataset 'openimage' needs the image {name}, which is missing. Looked for {looked}. {HOW}"
+    )
 
 
 def read_image(pillow: Any, path: Path, size: int) -> NDArray[np.uint8]:

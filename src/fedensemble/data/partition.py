@@ -1,4 +1,6 @@
-"""Divides a source's rows among clients: the table of partitions, those that ignore labels, and `partition` itself."""
+"""Divides a source's rows among clients: the table of partitions, those that ignore labels, and
+`partition` itself.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -13,12 +15,16 @@ from .convert import as_tensor
 from .dataset import Rows, Source, generator
 from .federated import FederatedData
 
-# Each is called as f(source, clients, seed, **options) and gives back one array of rows a client; no row twice.
+# Each is called as f(source, clients, seed, **options) and gives back one array of rows a client;
+# no row twice.
 partitions: Registry[Callable[..., list[Rows]]] = Registry("partition")
 
 
-def partition(source: Source, name: str, clients: int | None = None, seed: int = 0, **options: Any) -> FederatedData:
-    """The source's data divided among clients by the partition `name`; a client's rows keep the source's order.
+def partition(
+    source: Source, name: str, clients: int | None = None, seed: int = 0, **options: Any
+) -> FederatedData:
+    """The source's data divided among clients by the partition `name`; a client's rows keep the
+    source's order.
 
     Args:
         clients: number of clients, N; may be None where the partition knows it, as "natural" does.
@@ -36,9 +42,12 @@ def partition(source: Source, name: str, clients: int | None = None, seed: int =
     rows = [np.sort(part) for part in function(source, clients, seed, **options)]
     check_rows(name, rows, len(source))
     order = np.concatenate(rows)
-    facts: dict[str, Any] = {"info": {**source.info, "partition": name, "partition_seed": seed, "options": options}}
+    facts: dict[str, Any] = {
+        "info": {**source.info, "partition": name, "partition_seed": seed, "options": options}
+    }
     for fact in ("x_test", "y_test", "x_server", "classes", "standardise"):
-        if getattr(source, fact) is not None:  # left out, so that from_arrays can find its own default
+        # left out, so that from_arrays can find its own default
+        if getattr(source, fact) is not None:
             facts[fact] = getattr(source, fact)
     if name == "natural" and source.group is not None and source.group_names is not None:
         facts["names"] = tuple(source.group_names[source.group[part[0]]] for part in rows)
@@ -48,7 +57,9 @@ def partition(source: Source, name: str, clients: int | None = None, seed: int =
             f"Partition 'natural' takes {len(rows)} of {len(np.unique(source.group))} clients, with {len(order)} of "
             f"{len(source)} examples; the others are not used. Leave clients and min_examples out to take all.",
         )
-    return FederatedData.from_arrays(as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **facts)
+    return FederatedData.from_arrays(
+        as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **facts
+    )
 
 
 def check_rows(name: str, rows: list[Rows], n: int) -> None:
@@ -56,10 +67,14 @@ def check_rows(name: str, rows: list[Rows], n: int) -> None:
     empty = [client for client, part in enumerate(rows) if len(part) == 0]
     if not rows or empty:
         got = f"none for client {empty[0]}" if rows else "no clients"
-        raise InputError(f"Partition '{name}' must give every client at least one example; got {got}. Lower clients.")
+        raise InputError(
+            f"Partition '{name}' must give every client at least one example; got {got}. Lower clients."
+        )
     every = np.concatenate(rows)
     if every.min() < 0 or every.max() >= n or np.bincount(every).max() > 1:
-        raise InputError(f"Partition '{name}' gave out a row twice, or one that is not among the {n} rows.")
+        raise InputError(
+            f"Partition '{name}' gave out a row twice, or one that is not among the {n} rows."
+        )
 
 
 @partitions.register("iid")
@@ -71,12 +86,18 @@ def iid(source: Source, clients: int | None, seed: int) -> list[Rows]:
 
 @partitions.register("contiguous")
 def contiguous(source: Source, clients: int | None, seed: int) -> list[Rows]:
-    """The rows in their order, cut into pieces of one length (give or take one row); for a text without clients."""
-    return list(np.array_split(np.arange(len(source)), number_of_clients("contiguous", source, clients)))
+    """The rows in their order, cut into pieces of one length (give or take one row); for a text
+    without clients.
+    """
+    return list(
+        np.array_split(np.arange(len(source)), number_of_clients("contiguous", source, clients))
+    )
 
 
 @partitions.register("quantity")
-def quantity(source: Source, clients: int | None, seed: int, beta: float = 0.5, min_examples: int = 1) -> list[Rows]:
+def quantity(
+    source: Source, clients: int | None, seed: int, beta: float = 0.5, min_examples: int = 1
+) -> list[Rows]:
     """Clients of unlike sizes: shares of the rows ~ Dirichlet(beta), which rows at random.
 
     Args:
@@ -108,7 +129,11 @@ def natural(source: Source, clients: int | None, seed: int, min_examples: int = 
     groups = np.split(order, starts[1:])
     least = whole("Partition 'natural'", "min_examples", min_examples, minimum=1)
     kept = [rows for rows in groups if len(rows) >= least]
-    wanted = len(kept) if clients is None else whole("Partition 'natural'", "clients", clients, minimum=1)
+    wanted = (
+        len(kept)
+        if clients is None
+        else whole("Partition 'natural'", "clients", clients, minimum=1)
+    )
     if wanted > len(kept) or not kept:
         raise InputError(
             f"{source.name} has {len(kept)} natural clients with at least {least} examples ({len(groups)} in all); "
@@ -133,11 +158,14 @@ def number_of_clients(name: str, source: Source, clients: int | None, min_exampl
     return count
 
 
-def dirichlet_shares(random: np.random.Generator, concentration: float, count: int) -> np.ndarray[Any, Any]:
+def dirichlet_shares(
+    random: np.random.Generator, concentration: float, count: int
+) -> np.ndarray[Any, Any]:
     """Shares that add up to 1 ~ Dirichlet(concentration, ..., concentration), [count]."""
     shares = random.dirichlet(np.full(count, concentration))
     if not np.isfinite(shares).all() or abs(shares.sum() - 1) > 1e-6:
-        # Below about 1e-3 all gamma variates can underflow to 0; the limit of the distribution is one client with all.
+        # Below about 1e-3 all gamma variates can underflow to 0; the limit of the distribution is
+        # one client with all.
         shares = np.eye(1, count, int(random.integers(count)))[0]
     return shares
 
@@ -149,7 +177,9 @@ def cuts(shares: np.ndarray[Any, Any], n: int) -> Rows:
 
 
 def fill_up(rows: list[Rows], least: int, random: np.random.Generator) -> list[Rows]:
-    """The clients' rows with everyone below `least` filled up to it, row by row from whoever has most at the time."""
+    """The clients' rows with everyone below `least` filled up to it, row by row from whoever has
+    most at the time.
+    """
     if min(len(part) for part in rows) >= least:
         return rows
     held = [list(random.permutation(part)) for part in rows]

@@ -1,4 +1,6 @@
-"""Unlabelled inputs of the server's own: held back from the training examples, or read from a file."""
+"""Unlabelled inputs of the server's own: held back from the training examples, or read from a
+file.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,8 @@ from .npz import find_npz, read_arrays
 
 
 def with_server_share(source: Source, share: float, seed: int) -> Source:
-    """The source with this share of its training inputs, chosen at random, on the server; their targets are dropped.
+    """The source with this share of its training inputs, chosen at random, on the server; their
+    targets are dropped.
 
     >>> from fedensemble.data import load
     >>> held = with_server_share(load("gaussians", n=100), 0.2, seed=0)
@@ -31,14 +34,23 @@ def with_server_share(source: Source, share: float, seed: int) -> Source:
     x, y = as_tensor(source.x), as_tensor(source.y)
     group = None if source.group is None else source.group[~held]
     return replace(
-        source, x=x[~held], y=y[~held], group=group, x_server=x[held], info={**source.info, "server_share": share}
+        source,
+        x=x[~held],
+        y=y[~held],
+        group=group,
+        x_server=x[held],
+        info={**source.info, "server_share": share},
     )
 
 
 def with_server_file(source: Source, path: Path) -> Source:
-    """The source with the array x of an .npz file as the server's inputs; they must look like its own."""
+    """The source with the array x of an .npz file as the server's inputs; they must look like its
+    own.
+    """
     file = find_npz(path, None)
     x, own = as_inputs(read_arrays(file, {"x": "x"})["x"]), as_inputs(source.x)
     if x.shape[1:] != own.shape[1:] or x.is_floating_point() != own.is_floating_point():
-        raise DataError(f"Inputs in {file} are {describe(x)} an example, those of {source.name} {describe(own)}.")
+        raise DataError(
+            f"Inputs in {file} are {describe(x)} an example, those of {source.name} {describe(own)}."
+        )
     return replace(source, x_server=x, info={**source.info, "server_file": str(file)})

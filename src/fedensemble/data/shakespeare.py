@@ -1,7 +1,9 @@
-"""Shakespeare for next-character prediction: a role of a play is a natural client, or one long text is cut to pieces.
+"""Shakespeare for next-character prediction: a role of a play is a natural client, or one long text
+is cut to pieces.
 
-Tokens: 0 is any character outside the vocabulary, 1 the newline, 2 to 96 the printable ASCII characters from space
-to tilde. The vocabulary is fixed, so that models can be compared and moved between texts.
+Tokens: 0 is any character outside the vocabulary, 1 the newline, 2 to 96 the printable ASCII
+characters from space to tilde. The vocabulary is fixed, so that models can be compared and moved
+between texts.
 """
 
 import json
@@ -25,16 +27,25 @@ BY_HAND = (
 
 @sources.register("shakespeare")
 def shakespeare(
-    *, root: Path | None = None, form: str = "auto", sequence: int = 80, min_lines: int = 3, test_fraction: float = 0.2
+    *,
+    root: Path | None = None,
+    form: str = "auto",
+    sequence: int = 80,
+    min_lines: int = 3,
+    test_fraction: float = 0.2,
 ) -> Source:
-    """Shakespeare: x are tokens, int64 [n, sequence], and y the tokens that come next, [n, sequence].
+    """Shakespeare: x are tokens, int64 [n, sequence], and y the tokens that come next, [n,
+    sequence].
 
-    The last part of each role's text (or of the whole text) is the test set. Neither inputs nor targets of two
-    windows overlap, and no window reaches over the cut or from one role into the next.
+    The last part of each role's text (or of the whole text) is the test set. Neither inputs nor
+    targets of two windows overlap, and no window reaches over the cut or from one role into the
+    next.
 
     Args:
-        root: data folder; the files are in its folder shakespeare: works.jsonl, or shakespeare.txt or input.txt.
-        form: "roles" for natural clients, "text" for one text without any, "auto" for roles if they are there.
+        root: data folder; the files are in its folder shakespeare: works.jsonl, or shakespeare.txt
+            or input.txt.
+        form: "roles" for natural clients, "text" for one text without any, "auto" for roles if they
+            are there.
         sequence: length of a window, in characters; LEAF's 80.
         min_lines: roles with fewer lines are left out; 3 is LEAF's rule.
         test_fraction: share of the characters that is held out.
@@ -50,13 +61,19 @@ def shakespeare(
         return from_texts({"": decode_text(path)}, path, sequence, test_fraction, {"form": "text"})
     path = find_file("shakespeare", root, [ROLES], BY_HAND)
     roles = read_roles(path)
-    texts = {name: "\n".join(lines) + "\n" for name, lines in roles.items() if len(lines) >= min_lines}
+    texts = {
+        name: "\n".join(lines) + "\n" for name, lines in roles.items() if len(lines) >= min_lines
+    }
     counts = {"form": "roles", "roles": len(roles), "dropped_few_lines": len(roles) - len(texts)}
     return from_texts(texts, path, sequence, test_fraction, counts)
 
 
-def from_texts(texts: dict[str, str], path: Path, sequence: int, test_fraction: float, info: dict[str, Any]) -> Source:
-    """The source made of these texts, one natural client each; those too short for one training window are left out."""
+def from_texts(
+    texts: dict[str, str], path: Path, sequence: int, test_fraction: float, info: dict[str, Any]
+) -> Source:
+    """The source made of these texts, one natural client each; those too short for one training
+    window are left out.
+    """
     train, test, names = [], [], []
     for name, text in texts.items():
         tokens = encode(text)
@@ -67,9 +84,16 @@ def from_texts(texts: dict[str, str], path: Path, sequence: int, test_fraction: 
             train.append(windows)
             test.append(cut_windows(tokens[cut:], sequence))
     if not names:
-        raise DataError(f"No text in {path} is long enough for one window of {sequence} characters. Lower sequence.")
+        raise DataError(
+            f"No text in {path} is long enough for one window of {sequence} characters. Lower sequence."
+        )
     rows, held_out = np.concatenate(train), np.concatenate(test)
-    info = {"source": "shakespeare", "files": [str(path)], **info, "dropped_short": len(texts) - len(names)}
+    info = {
+        "source": "shakespeare",
+        "files": [str(path)],
+        **info,
+        "dropped_short": len(texts) - len(names),
+    }
     natural = info["form"] == "roles"
     return Source(
         rows[:, :-1],
@@ -77,14 +101,17 @@ def from_texts(texts: dict[str, str], path: Path, sequence: int, test_fraction: 
         held_out[:, :-1] if len(held_out) else None,
         held_out[:, 1:] if len(held_out) else None,
         classes=len(VOCABULARY),
-        group=np.repeat(np.arange(len(names)), [len(windows) for windows in train]) if natural else None,
+        group=np.repeat(np.arange(len(names)), [len(windows) for windows in train])
+        if natural
+        else None,
         group_names=tuple(names) if natural else None,
         info=info,
     )
 
 
 def cut_windows(tokens: Rows, sequence: int) -> Rows:
-    """Windows of `sequence` + 1 tokens, [n, sequence + 1]: the last token of one, only a target, begins the next.
+    """Windows of `sequence` + 1 tokens, [n, sequence + 1]: the last token of one, only a target,
+    begins the next.
 
     >>> cut_windows(np.arange(8), 3).tolist()
     [[0, 1, 2, 3], [3, 4, 5, 6]]
@@ -127,9 +154,13 @@ def read_roles(path: Path) -> dict[str, list[str]]:
                 continue
             name, lines = f"{record['play']}: {record['speaker']}", record["lines"]
         except (ValueError, AttributeError, KeyError) as error:
-            raise bad_file(path, f"line {number} is no record with play, speaker and lines ({error!r})") from None
+            raise bad_file(
+                path, f"line {number} is no record with play, speaker and lines ({error!r})"
+            ) from None
         if not isinstance(lines, list) or not all(isinstance(text, str) for text in lines):
-            raise bad_file(path, f"the lines of the record in line {number} must be a list of texts")
+            raise bad_file(
+                path, f"the lines of the record in line {number} must be a list of texts"
+            )
         roles.setdefault(name, []).extend(lines)
     return roles
 

@@ -1,4 +1,6 @@
-"""Synthetic datasets: the sine toy of the paper, and Gaussian classes for tests and for measuring scale."""
+"""Synthetic datasets: the sine toy of the paper, and Gaussian classes for tests and for measuring
+scale.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +10,14 @@ from .dataset import Source, generator, sources
 
 
 @sources.register("sine")
-def sine(*, clients: int = 50, points: int = 2, noise: float = 0.2, spread: float = 0.2, seed: int = 0) -> Source:
-    """The paper's toy: client i has `points` pairs with y = a_i sin(2 pi x) + N(0, noise^2), a_i ~ N(1, spread^2).
+def sine(
+    *, clients: int = 50, points: int = 2, noise: float = 0.2, spread: float = 0.2, seed: int = 0
+) -> Source:
+    """The paper's toy: client i has `points` pairs with y = a_i sin(2 pi x) + N(0, noise^2), a_i ~
+    N(1, spread^2).
 
-    x is uniform on [-1, 1]. Inputs and targets are float32 [n, 1]; the natural clients are the a_i. The test set is
-    a grid of 201 points of the noiseless sin(2 pi x).
+    x is uniform on [-1, 1]. Inputs and targets are float32 [n, 1]; the natural clients are the a_i.
+    The test set is a grid of 201 points of the noiseless sin(2 pi x).
 
     Args:
         clients, points: number of clients, and of pairs each of them has.
@@ -25,7 +30,9 @@ def sine(*, clients: int = 50, points: int = 2, noise: float = 0.2, spread: floa
     points = whole("dataset 'sine'", "points", points, minimum=1)
     noise = not_negative("dataset 'sine'", "noise", noise)
     spread = not_negative("dataset 'sine'", "spread", spread)
-    need_memory("dataset 'sine'", 8 * 4 * clients * points, f"clients={clients} and points={points}")
+    need_memory(
+        "dataset 'sine'", 8 * 4 * clients * points, f"clients={clients} and points={points}"
+    )
     random = generator(seed, "sine")
     amplitude = random.normal(1.0, spread, clients)
     x = random.uniform(-1.0, 1.0, (clients, points))
@@ -44,9 +51,16 @@ def sine(*, clients: int = 50, points: int = 2, noise: float = 0.2, spread: floa
 
 @sources.register("gaussians")
 def gaussians(
-    *, n: int = 1000, classes: int = 4, features: int = 8, separation: float = 4.0, n_test: int = 500, seed: int = 0
+    *,
+    n: int = 1000,
+    classes: int = 4,
+    features: int = 8,
+    separation: float = 4.0,
+    n_test: int = 500,
+    seed: int = 0,
 ) -> Source:
-    """Classes that are unit Gaussians: x float32 [n, features], y int64 [n], as many of each class as can be.
+    """Classes that are unit Gaussians: x float32 [n, features], y int64 [n], as many of each class
+    as can be.
 
     Args:
         n, n_test: number of training and of test examples; no test set if `n_test` is 0.
@@ -61,7 +75,9 @@ def gaussians(
     need_memory(owner, size, f"n={n}, n_test={n_test}, classes={classes} and features={features}")
     random = generator(seed, "gaussians")
     # The squared distance of two such means is separation^2 in expectation.
-    means = random.normal(0.0, positive(owner, "separation", separation) / np.sqrt(2 * features), (classes, features))
+    means = random.normal(
+        0.0, positive(owner, "separation", separation) / np.sqrt(2 * features), (classes, features)
+    )
     y = random.permutation(np.arange(n) % classes)
     y_test = random.permutation(np.arange(n_test) % classes)
     x = (means[y] + random.normal(size=(n, features))).astype(np.float32)

@@ -65,7 +65,12 @@ def local_client(folder: Path, load: Load, context: Context) -> LocalClient:
     data = description.client_data(load(dict(context.node_config)))
     check_outputs(learner, data)
     training = description.config.training
-    work = resolve_work(learner, training.epochs, training.steps, training.batch_size, training.last_batch)
-    # Bound as on the server: a method may need the model's structure (FedMA freezes layers) on this side, too.
+    work = resolve_work(
+        learner, training.epochs, training.steps, training.batch_size, training.last_batch
+    )
+    # Bound as on the server: a method may need the model's structure (FedMA freezes layers) on this
+    # side, too.
     workshop = ServerContext(learner, data.inputs(data.x[:1].to(learner.device), learner.dtype))
-    return LocalClient(learner, description.algorithm.bind(workshop), data, work, description.config.seed)
+    return LocalClient(
+        learner, description.algorithm.bind(workshop), data, work, description.config.seed
+    )

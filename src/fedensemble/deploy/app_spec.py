@@ -1,4 +1,6 @@
-"""What an app's folder says: the config, and the facts about the data that a simulation would take from them."""
+"""What an app's folder says: the config, and the facts about the data that a simulation would take
+from them.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,14 @@ class Description:
         loss = self.config.training.loss
         targets = torch.zeros(1, dtype=torch.int64 if loss == "cross_entropy" else torch.float32)
         dtype = getattr(torch, self.config.engine.dtype)
-        return FunctionalModel(build_model(self.config.model, self.model), loss, targets, find_device(device), dtype)
+        return FunctionalModel(
+            build_model(self.config.model, self.model), loss, targets, find_device(device), dtype
+        )
 
     def client_data(self, pair: Any) -> FederatedData:
-        """A client's inputs and targets as data of one client; raises if they are not what the model was made for."""
+        """A client's inputs and targets as data of one client; raises if they are not what the
+        model was made for.
+        """
         classes = self.outputs if self.config.training.loss == "cross_entropy" else None
         data = FederatedData.from_clients([pair], standardise=self.standardise, classes=classes)
         if tuple(data.x.shape[1:]) != self.shape:
@@ -74,7 +80,10 @@ def write_description(folder: Path, config: Config) -> Description:
     data = build_data(config)
     facts: dict[str, Any] = model_facts(data, config.training.loss)
     if data.standardise is not None:
-        facts["standardise"] = {"mean": list(data.standardise.mean), "std": list(data.standardise.std)}
+        facts["standardise"] = {
+            "mean": list(data.standardise.mean),
+            "std": list(data.standardise.std),
+        }
     write_bytes(folder / CONFIG, config.toml().encode())
     write_bytes(folder / FACTS, tomli_w.dumps(facts).encode())
     return read_description(folder)
@@ -83,7 +92,9 @@ def write_description(folder: Path, config: Config) -> Description:
 def refuse_attack(config: Config) -> None:
     """Raises where a config for real clients simulates malicious ones."""
     if config.attack is not None:
-        raise InputError(f"[attack] '{config.attack['name']}' is for simulation only: take it out of the config.")
+        raise InputError(
+            f"[attack] '{config.attack['name']}' is for simulation only: take it out of the config."
+        )
 
 
 def read_description(folder: Path) -> Description:
@@ -97,7 +108,9 @@ def read_description(folder: Path) -> Description:
             config=config,
             shape=tuple(int(length) for length in facts["shape"]),
             outputs=int(facts["outputs"]),
-            standardise=None if rule is None else Standardise(tuple(rule["mean"]), tuple(rule["std"])),
+            standardise=None
+            if rule is None
+            else Standardise(tuple(rule["mean"]), tuple(rule["std"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
@@ -107,7 +120,9 @@ def read_description(folder: Path) -> Description:
 
 
 def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Inputs and targets of client `partition-id` in the config's own data set, for trying an app out."""
+    """Inputs and targets of client `partition-id` in the config's own data set, for trying an app
+    out.
+    """
     data, partition = build_data(read_description(folder).config), node.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < len(data):
         raise InputError(

@@ -1,7 +1,8 @@
-"""The public side of a fleet's server: TLS with client certificates, and only the calls that SuperNodes make.
+"""The public side of a fleet's server: TLS with client certificates, and only the calls that
+SuperNodes make.
 
-The SuperLink itself listens on loopback. Its Control and Runtime APIs are not authenticated, and this gateway never
-forwards to them: operators use them on the server, or through an SSH tunnel.
+The SuperLink itself listens on loopback. Its Control and Runtime APIs are not authenticated, and
+this gateway never forwards to them: operators use them on the server, or through an SSH tunnel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import InputError
-from .routes import MAX_BODY, PUBLIC_KEY_HEADER, REQUEST_HEADERS, RESPONSE_HEADERS, is_fleet_call, signature_name
+from .routes import (
+    MAX_BODY,
+    PUBLIC_KEY_HEADER,
+    REQUEST_HEADERS,
+    RESPONSE_HEADERS,
+    is_fleet_call,
+    signature_name,
+)
 
 logger = logging.getLogger("fedensemble.gateway")
 
@@ -44,11 +52,13 @@ class GatewayOptions:
     Args:
         listen: "host:port" that clients reach.
         superlink: "host:port" of the SuperLink; a loopback or private address.
-        authority: certificate (PEM) of the authority that has signed the certificates of clients and of the SuperLink.
+        authority: certificate (PEM) of the authority that has signed the certificates of clients
+            and of the SuperLink.
         certificate, key: the gateway's own (PEM).
         signatures: folder of the apps' signatures; see `signing.sign_app`.
         max_body: largest request in bytes.
-        max_connections: more than that are answered with 503, which SuperNodes take for "try again".
+        max_connections: more than that are answered with 503, which SuperNodes take for "try
+            again".
     """
 
     listen: str
@@ -106,18 +116,24 @@ class Gateway:
         try:
             context = ssl.create_default_context(cafile=str(options.authority))
         except (OSError, ssl.SSLError) as error:
-            raise InputError(f"The gateway's --authority {options.authority} is not a certificate: {error}.") from None
+            raise InputError(
+                f"The gateway's --authority {options.authority} is not a certificate: {error}."
+            ) from None
         self.upstream = httpx.AsyncClient(
-            base_url=f"https://{options.superlink}", verify=context, timeout=PATIENCE, trust_env=False,
+            base_url=f"https://{options.superlink}",
+            verify=context,
+            timeout=PATIENCE,
+            trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        )  # fmt: skip
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
         path = bytes(scope["raw_path"]).decode("ascii", "replace")
         try:
-            if scope[PEER] is None:  # TLS has asked for a certificate already: without one this is no connection of it
+            # TLS has asked for a certificate already: without one this is no connection of it
+            if scope[PEER] is None:
                 raise RefusedError(403, "no client certificate")
             if scope["query_string"]:
                 raise RefusedError(403, "a query string")
@@ -129,7 +145,9 @@ class Gateway:
             else:
                 raise RefusedError(403, "not a call of a SuperNode")
         except RefusedError as refused:
-            logger.warning("%s %.60s %.100r: %s", (scope["client"] or "?")[0], scope["method"], path, refused)
+            logger.warning(
+                "%s %.60s %.100r: %s", (scope["client"] or "?")[0], scope["method"], path, refused
+            )
             await _respond(send, refused.status, str(refused).encode())
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -154,27 +172,40 @@ class Gateway:
         try:
             response = await self.upstream.send(request, stream=True)
         except (httpx.TransportError, _GoneError) as error:
-            raise RefusedError(502, f"the SuperLink does not answer ({type(error).__name__})") from None
+            raise RefusedError(
+                502, f"the SuperLink does not answer ({type(error).__name__})"
+            ) from None
         try:
-            found = [(name.encode(), response.headers[name].encode()) for name in RESPONSE_HEADERS
-                     if name in response.headers]  # fmt: skip
-            await send({"type": "http.response.start", "status": response.status_code, "headers": found})
+            found = [
+                (name.encode(), response.headers[name].encode())
+                for name in RESPONSE_HEADERS
+                if name in response.headers
+            ]
+            await send(
+                {"type": "http.response.start", "status": response.status_code, "headers": found}
+            )
             async for piece in response.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except httpx.TransportError as error:  # the answer stays incomplete, and the SuperNode asks again
-            logger.warning("The SuperLink broke off its answer to %s: %s", path, type(error).__name__)
+        # the answer stays incomplete, and the SuperNode asks again
+        except httpx.TransportError as error:
+            logger.warning(
+                "The SuperLink broke off its answer to %s: %s", path, type(error).__name__
+            )
         finally:
             await response.aclose()
 
     def _check(self, scope: Scope, headers: dict[str, bytes]) -> None:
         """Refuses a call that is too large, or not of the client whose certificate it came with."""
         length = headers.get("content-length", b"")
-        # With both headers h11 goes by the encoding, and a stated length would say nothing about the body.
+        # With both headers h11 goes by the encoding, and a stated length would say nothing about
+        # the body.
         if not length.isdigit() or "transfer-encoding" in headers:
             raise RefusedError(411, "no content-length")
         if int(length) > self.options.max_body:
-            raise RefusedError(413, f"{int(length)} bytes, where {self.options.max_body} are allowed")
+            raise RefusedError(
+                413, f"{int(length)} bytes, where {self.options.max_body} are allowed"
+            )
         try:
             claimed = base64.b64decode(headers.get(PUBLIC_KEY_HEADER, b""), validate=True)
         except binascii.Error:
@@ -208,7 +239,9 @@ async def _respond(send: Send, status: int, body: bytes, kind: bytes = b"text/pl
 
 
 class _PeerProtocol(H11Protocol):
-    """HTTP/1.1 that tells the app whose certificate the connection was made with; ASGI has no field for it."""
+    """HTTP/1.1 that tells the app whose certificate the connection was made with; ASGI has no field
+    for it.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -221,7 +254,9 @@ class _PeerProtocol(H11Protocol):
 
 
 def peer_key(connection: ssl.SSLObject | None) -> bytes | None:
-    """The public key (PEM) of the certificate that the other side of a connection has shown; None without one."""
+    """The public key (PEM) of the certificate that the other side of a connection has shown; None
+    without one.
+    """
     certificate = connection.getpeercert(binary_form=True) if connection is not None else None
     if not certificate:
         return None
@@ -230,18 +265,37 @@ def peer_key(connection: ssl.SSLObject | None) -> bytes | None:
 
 
 def build_server(options: GatewayOptions) -> uvicorn.Server:
-    """A server of a gateway, not started yet; nobody without a certificate of the authority gets past its handshake."""
+    """A server of a gateway, not started yet; nobody without a certificate of the authority gets
+    past its handshake.
+    """
     host, port = split_address(options.listen)
     config = uvicorn.Config(
-        Gateway(options), host=host, port=port, http=_PeerProtocol, ws="none", interface="asgi3", lifespan="on",
-        loop="asyncio", workers=1, proxy_headers=False, server_header=False, access_log=False, log_level="warning",
-        limit_concurrency=options.max_connections, timeout_keep_alive=15, ssl_certfile=str(options.certificate),
-        ssl_keyfile=str(options.key), ssl_ca_certs=str(options.authority), ssl_cert_reqs=ssl.CERT_REQUIRED,
-    )  # fmt: skip
+        Gateway(options),
+        host=host,
+        port=port,
+        http=_PeerProtocol,
+        ws="none",
+        interface="asgi3",
+        lifespan="on",
+        loop="asyncio",
+        workers=1,
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=options.max_connections,
+        timeout_keep_alive=15,
+        ssl_certfile=str(options.certificate),
+        ssl_keyfile=str(options.key),
+        ssl_ca_certs=str(options.authority),
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
+    )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"The gateway's certificate, key or authority cannot be used: {error}.") from None
+        raise InputError(
+            f"The gateway's certificate, key or authority cannot be used: {error}."
+        ) from None
     assert config.ssl is not None
     config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     return uvicorn.Server(config)
@@ -250,7 +304,9 @@ def build_server(options: GatewayOptions) -> uvicorn.Server:
 def serve(options: GatewayOptions) -> None:
     """Runs a gateway until it is interrupted."""
     server = build_server(options)
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.basicConfig(
+        format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING
+    )
     logger.setLevel(logging.INFO)
     logger.info("SuperNodes reach the SuperLink %s at %s.", options.superlink, options.listen)
     server.run()

@@ -21,7 +21,9 @@ _CODE = ("__init__.py", "server_app.py", "client_app.py", "data.py")
 def write_app(config: Config, out: Path) -> list[str]:
     """Writes the app into a new folder; gives the commands that start it on one machine."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreError(f"{out} exists already, and its data.py may be yours. Choose another --out, or delete it.")
+        raise StoreError(
+            f"{out} exists already, and its data.py may be yours. Choose another --out, or delete it."
+        )
     build_algorithm(config.algorithm)
     refuse_attack(config)
     template = files("fedensemble.deploy") / "template"

@@ -52,26 +52,42 @@ _SIGNATURES = """\
 def render_nginx(options: GatewayOptions) -> str:
     """An nginx server block that forwards what the gateway forwards.
 
-    It does not compare a SuperNode's key with its certificate; the SuperLink checks the key's signature in any case.
+    It does not compare a SuperNode's key with its certificate; the SuperLink checks the key's
+    signature in any case.
     """
-    files = {name: getattr(options, name) for name in ("authority", "certificate", "key", "signatures")}
+    files = {
+        name: getattr(options, name) for name in ("authority", "certificate", "key", "signatures")
+    }
     paths = {name: str(path.resolve()) for name, path in files.items() if path is not None}
     for name, path in paths.items():
         if not re.fullmatch(r"[\w./@+-]+", path):
             raise InputError(
                 f"nginx takes only plain paths: --{name} {path!r} has other characters than letters and ./@+-_."
             )
-    headers = [f"    proxy_set_header {name} $http_{name.replace('-', '_')};"
-               for name in REQUEST_HEADERS if not name.startswith("content-length")]  # fmt: skip
+    headers = [
+        f"    proxy_set_header {name} $http_{name.replace('-', '_')};"
+        for name in REQUEST_HEADERS
+        if not name.startswith("content-length")
+    ]
     # nginx has already read the body: it sends its own length.
     headers.append("    proxy_set_header Connection close;")
-    locations = [_LOCATION.format(route=route, superlink=options.superlink) for route in sorted(FLEET_ROUTES)]
-    signatures = _SIGNATURES.format(prefix=SIGNATURES_PREFIX, folder=paths["signatures"]) if options.signatures else ""
+    locations = [
+        _LOCATION.format(route=route, superlink=options.superlink) for route in sorted(FLEET_ROUTES)
+    ]
+    signatures = (
+        _SIGNATURES.format(prefix=SIGNATURES_PREFIX, folder=paths["signatures"])
+        if options.signatures
+        else ""
+    )
     return _SERVER.format(
-        listen=options.listen, max_body=options.max_body, upstream_name=_certified_name(options),
-        headers="\n".join(headers), locations="".join(locations), signatures=signatures,
+        listen=options.listen,
+        max_body=options.max_body,
+        upstream_name=_certified_name(options),
+        headers="\n".join(headers),
+        locations="".join(locations),
+        signatures=signatures,
         **{name: paths[name] for name in ("authority", "certificate", "key")},
-    )  # fmt: skip
+    )
 
 
 def _certified_name(options: GatewayOptions) -> str:

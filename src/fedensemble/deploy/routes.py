@@ -1,7 +1,9 @@
-"""What a SuperNode may ask of the server: the one list behind the gateway, the nginx configuration and their tests.
+"""What a SuperNode may ask of the server: the one list behind the gateway, the nginx configuration
+and their tests.
 
-Flower's SuperLink serves three APIs on one port: Fleet (SuperNodes), Control (the `flwr` command) and Runtime (the
-ServerApp). Only Fleet calls are authenticated. Whatever is not listed here must never be reachable from outside.
+Flower's SuperLink serves three APIs on one port: Fleet (SuperNodes), Control (the `flwr` command)
+and Runtime (the ServerApp). Only Fleet calls are authenticated. Whatever is not listed here must
+never be reachable from outside.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import re
 
 FLEET_PREFIX = "/v1/fleet/"
-# `register-node` and `unregister-node` are left out on purpose: only an operator registers clients, on the server.
+# `register-node` and `unregister-node` are left out on purpose: only an operator registers clients,
+# on the server.
 FLEET_CALLS = (
     "activate-node",
     "deactivate-node",
@@ -29,7 +32,8 @@ SIGNATURES_PREFIX = "/fedensemble/v1/signatures/"
 SIGNATURE_NAME = r"[0-9a-f]{64}\.json"
 
 PUBLIC_KEY_HEADER = "flwr-public-key"
-# All that is forwarded of a request's headers. Others could be meant for the Control or the Runtime API.
+# All that is forwarded of a request's headers. Others could be meant for the Control or the Runtime
+# API.
 REQUEST_HEADERS = (
     "content-type",
     "content-length",
@@ -62,5 +66,9 @@ def signature_name(method: str, path: str) -> str | None:
     True
     """
     name = path.removeprefix(SIGNATURES_PREFIX)
-    wanted = method == "GET" and path.startswith(SIGNATURES_PREFIX) and re.fullmatch(SIGNATURE_NAME, name)
+    wanted = (
+        method == "GET"
+        and path.startswith(SIGNATURES_PREFIX)
+        and re.fullmatch(SIGNATURE_NAME, name)
+    )
     return name if wanted else None

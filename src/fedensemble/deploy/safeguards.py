@@ -20,7 +20,9 @@ _NAMED = 5  # clients that a warning names at most
 def find_limits(settings: Settings, loss: str | Loss) -> Limits:
     """The limits that settings describe."""
     if settings.min_cohort < 1:
-        raise InputError(f"The run's setting `min-cohort` is at least 1; got {settings.min_cohort}.")
+        raise InputError(
+            f"The run's setting `min-cohort` is at least 1; got {settings.min_cohort}."
+        )
     return Limits(
         value=settings.max_value,
         examples=settings.max_examples,
@@ -36,7 +38,9 @@ def find_limits(settings: Settings, loss: str | Loss) -> Limits:
 
 
 def small_cohorts(schedule: Schedule, planned: Tree, least: int) -> float:
-    """The share of the visits planned for the first rounds that go to modes with fewer than `least` clients."""
+    """The share of the visits planned for the first rounds that go to modes with fewer than `least`
+    clients.
+    """
     few = total = 0
     for round in range(_ROUNDS):
         count = torch.bincount(schedule.plan(planned, round).mode, minlength=schedule.modes)
@@ -45,7 +49,9 @@ def small_cohorts(schedule: Schedule, planned: Tree, least: int) -> float:
 
 
 def cohort_remarks(schedule: Schedule, planned: Tree, least: int) -> list[str]:
-    """A warning where many modes will have too few clients; raises if no mode would ever be updated."""
+    """A warning where many modes will have too few clients; raises if no mode would ever be
+    updated.
+    """
     share = small_cohorts(schedule, planned, least)
     change = (
         "Raise ensemble.clients_per_round, lower ensemble.modes, use the schedule 'balanced', or lower the run's "
@@ -53,7 +59,9 @@ def cohort_remarks(schedule: Schedule, planned: Tree, least: int) -> list[str]:
     )
     asked = f"{schedule.clients_per_round} clients per round and {schedule.modes} modes"
     if share == 1:
-        raise InputError(f"With {asked} no mode ever has {least} clients, so none would be updated. {change}")
+        raise InputError(
+            f"With {asked} no mode ever has {least} clients, so none would be updated. {change}"
+        )
     if share > 0.05:
         return [
             f"With {asked}, {share:.0%} of the visits go to modes with fewer than {least} clients, in vain. {change}"
@@ -66,7 +74,9 @@ def weight_remarks(names: list[str], sizes: Tensor, weights: Tensor) -> list[str
     remarks = []
     cut = (weights < sizes).nonzero().flatten().tolist()
     if cut:
-        named = [f"{names[i]} ({int(sizes[i])}, counts as {float(weights[i]):g})" for i in cut[:_NAMED]]
+        named = [
+            f"{names[i]} ({int(sizes[i])}, counts as {float(weights[i]):g})" for i in cut[:_NAMED]
+        ]
         more = f" and {len(cut) - _NAMED} more" if len(cut) > _NAMED else ""
         remarks.append(
             f"Clients that claim many more examples than the median: {', '.join(named)}{more}. If that is right, raise "

@@ -1,4 +1,6 @@
-"""The server of a fleet: enrols the clients, trains the rounds that are left, leaves a run folder like any other."""
+"""The server of a fleet: enrols the clients, trains the rounds that are left, leaves a run folder
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ ROSTER = "roster.json"
 
 
 def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) -> None:
-    """Trains a config on the clients behind a grid; again on the same folder, it goes on after the last round."""
+    """Trains a config on the clients behind a grid; again on the same folder, it goes on after the
+    last round.
+    """
     settings, config = Settings.read(given), description.config
     store = RunFolder(Path(settings.run_dir or f"runs/{config.name}-fleet").expanduser())
     store.claim(config)
@@ -62,13 +66,17 @@ def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) ->
 class Fleet:
     """A training on real clients, at the round where its folder says it is."""
 
-    def __init__(self, grid: Grid, description: Description, settings: Settings, store: RunFolder) -> None:
+    def __init__(
+        self, grid: Grid, description: Description, settings: Settings, store: RunFolder
+    ) -> None:
         config, self.description, self.store = description.config, description, store
         self.learner = description.learner("cpu")
         example = torch.zeros(1, *description.shape, dtype=self.learner.dtype)
         roster, training = enrolled(grid, settings, store.path / ROSTER)
         table = config.ensemble
-        wanted = resolve_schedule(table.schedule, table.modes, table.strata, table.clients_per_round, len(roster))
+        wanted = resolve_schedule(
+            table.schedule, table.modes, table.strata, table.clients_per_round, len(roster)
+        )
         workshop = ServerContext(self.learner, example, clients_per_mode=wanted.clients_per_mode)
         self.algorithm = description.algorithm.bind(workshop)
         for note in self.algorithm.notes:
@@ -78,11 +86,15 @@ class Fleet:
         visits = wanted.clients_per_round * (1 if wanted.one_mode_a_client else wanted.modes)
         keep = settings.keep or (visits if fewer else None)
         self.engine = FlowerEngine(
-            roster, config.seed, self.schedule.modes, training,
+            roster,
+            config.seed,
+            self.schedule.modes,
+            training,
             RoundTimeout(settings.timeout, keep, settings.poll),
             find_limits(settings, config.training.loss),
-            statistics=Statistics.of(self.learner), soundness=Soundness(self.learner, description.shape),
-        )  # fmt: skip
+            statistics=Statistics.of(self.learner),
+            soundness=Soundness(self.learner, description.shape),
+        )
         theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
@@ -109,12 +121,17 @@ class Fleet:
     def train_one_round(self) -> None:
         """One round, on disk when it is over."""
         self.state, report = run_round(
-            self.state, algorithm=self.algorithm, schedule=self.schedule, engine=self.engine,
+            self.state,
+            algorithm=self.algorithm,
+            schedule=self.schedule,
+            engine=self.engine,
             aggregator=self.aggregator,
-        )  # fmt: skip
+        )
         log = self.engine.log
         self.store.append_metrics({**describe(report), "fleet": log.record()})
-        self.store.save(self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts)
+        self.store.save(
+            self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts
+        )
         logger.info("%s", sentence(report, len(log.lost), len(log.refused), len(log.late)))
 
     @property
@@ -122,13 +139,20 @@ class Fleet:
         """The K modes as they are now."""
         config = self.description.config
         return Ensemble(
-            self.learner, self.state.modes["theta"], self.state.buffers, standardise=self.description.standardise,
-            combine=config.ensemble.combine, input_shape=self.description.shape, seed=config.seed,
+            self.learner,
+            self.state.modes["theta"],
+            self.state.buffers,
+            standardise=self.description.standardise,
+            combine=config.ensemble.combine,
+            input_shape=self.description.shape,
+            seed=config.seed,
             predictors=self.algorithm.predictors(self.state.modes),
-        )  # fmt: skip
+        )
 
     def finish(self, seconds: float) -> None:
-        """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take them."""
+        """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take
+        them.
+        """
         config, records, ensemble = self.description.config, self.store.metrics(), self.ensemble
         self.store.check_claim()
         write_modes(self.store.modes_file, ensemble, {"model": self.description.model})
@@ -151,8 +175,12 @@ class Fleet:
 
 
 def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
-    """The clients of the training and its name: those the folder knows, or those that are there now."""
-    roster = Roster(grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=_warn)
+    """The clients of the training and its name: those the folder knows, or those that are there
+    now.
+    """
+    roster = Roster(
+        grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=_warn
+    )
     if file.exists():
         known = read_json(file)
         need_keys(file, known, ("training", "identity", "members"))
@@ -160,9 +188,13 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
         if settings.identity not in ("auto", roster.identity):
             logger.warning(
                 'The clients of %s were enrolled by %s; identity = "%s" is for new runs only.',
-                file.parent, roster.identity, settings.identity,
-            )  # fmt: skip
-        roster.members = tuple(Member.from_record(record, roster.identity) for record in known["members"])
+                file.parent,
+                roster.identity,
+                settings.identity,
+            )
+        roster.members = tuple(
+            Member.from_record(record, roster.identity) for record in known["members"]
+        )
         return roster, str(known["training"])
     roster.enrol(settings.clients, settings.enrol_timeout)
     training = secrets.token_hex(8)
@@ -179,6 +211,4 @@ def _warn(text: str) -> None:
 def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:
     """A round on one line."""
     loss = "nobody answered" if report.loss is None else f"loss {report.loss:.4f}"
-    return (
-        f"round {report.round}: {len(report.plan.client)} answers, {loss}, {lost} lost, {refused} refused, {late} late"
-    )
+    return f"round {report.round}: {len(report.plan.client)} answers, {loss}, {lost} lost, {refused} refused, {late} late"

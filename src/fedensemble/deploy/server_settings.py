@@ -1,4 +1,6 @@
-"""The settings of one start of a fleet, `flwr run APP -c 'timeout=60'`; what changes results is in the config."""
+"""The settings of one start of a fleet, `flwr run APP -c 'timeout=60'`; what changes results is in
+the config.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,14 @@ class Settings:
     Args:
         run_dir: the run's folder on the server; the same folder again continues the run.
         clients: how many must be there before the first round.
-        identity: what makes a client the same client: its public "key", its registered "name", the "partition" it says
-            it is, or "auto" for keys where any node was registered with a name, else partitions. Apps are written
-            with "key".
-        timeout: seconds a round waits for answers; every round in which a silent client is asked takes that long.
+        identity: what makes a client the same client: its public "key", its registered "name", the
+            "partition" it says it is, or "auto" for keys where any node was registered with a name,
+            else partitions. Apps are written with "key".
+        timeout: seconds a round waits for answers; every round in which a silent client is asked
+            takes that long.
         enrol_timeout: seconds the start waits for clients.
-        keep: answers that count in a round, the first of each mode; the config's `ensemble.clients_per_round` where it
-            asks for more.
+        keep: answers that count in a round, the first of each mode; the config's
+            `ensemble.clients_per_round` where it asks for more.
         poll: seconds between two looks at what came in.
         clip: longest update of a client that counts in full, as a length; each tensor by itself.
         clip_factor: the same as a multiple of the median length of the clients' updates.
@@ -30,10 +33,11 @@ class Settings:
         max_value: largest change of a single number that is plausible in an answer.
         max_loss: largest loss that is plausible.
         max_examples: most examples that a client may claim.
-        max_weight: most that a client counts, as a multiple of the median number of examples; has no effect with
-            `algorithm.weighting = "uniform"`.
+        max_weight: most that a client counts, as a multiple of the median number of examples; has
+            no effect with `algorithm.weighting = "uniform"`.
         min_cohort: a mode that fewer clients trained is not updated in that round.
-        suspend_after: failures in a row after which a client is left out for a growing number of visits.
+        suspend_after: failures in a row after which a client is left out for a growing number of
+            visits.
     """
 
     run_dir: str = ""
@@ -66,8 +70,14 @@ class Settings:
             if name not in known:
                 raise InputError(unknown("setting of the run", name, known))
             default: Any = known[name].default
-            fits = isinstance(value, str) if isinstance(default, str) else type(value) in (int, type(default))
+            fits = (
+                isinstance(value, str)
+                if isinstance(default, str)
+                else type(value) in (int, type(default))
+            )
             if not fits:
-                raise InputError(f"The run's setting `{name}` is such as {default!r}; got {value!r}.")
+                raise InputError(
+                    f"The run's setting `{name}` is such as {default!r}; got {value!r}."
+                )
             values[known[name].name] = type(default)(value)
         return cls(**values)

@@ -1,8 +1,10 @@
-"""Signed apps: an operator signs an app's bundle, and a SuperNode with `--trusted-entities` runs no other.
+"""Signed apps: an operator signs an app's bundle, and a SuperNode with `--trusted-entities` runs no
+other.
 
-Flower's SuperNode verifies signatures itself, but the open-source SuperLink has them only for apps of Flower's own hub.
-For an app of one's own the signature lies in a folder that the gateway serves, and `fedensemble fleet supernode` puts
-it where Flower looks for it. It is made and verified as Flower does: Ed25519 over the time and the bundle's SHA-256.
+Flower's SuperNode verifies signatures itself, but the open-source SuperLink has them only for apps
+of Flower's own hub. For an app of one's own the signature lies in a folder that the gateway serves,
+and `fedensemble fleet supernode` puts it where Flower looks for it. It is made and verified as
+Flower does: Ed25519 over the time and the bundle's SHA-256.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def build_bundle(app: Path) -> bytes:
 
 
 def sign_app(app: Path, key: Path, folder: Path) -> Path:
-    """Signs an app as it is now; gives the signature's file. Any change to the app needs a new signature.
+    """Signs an app as it is now; gives the signature's file. Any change to the app needs a new
+    signature.
 
     Args:
         app: folder of the app, as given to `flwr run`.
@@ -55,7 +58,10 @@ def sign_app(app: Path, key: Path, folder: Path) -> Path:
     file = folder / f"{digest.hexdigest()}.json"
     known = read_signatures(file.read_bytes()) if file.is_file() else {}
     public = private.public_key().public_bytes(*_OPEN).decode()
-    entry = {"signed_at": now, "signature": base64.urlsafe_b64encode(signature).decode().rstrip("=")}
+    entry = {
+        "signed_at": now,
+        "signature": base64.urlsafe_b64encode(signature).decode().rstrip("="),
+    }
     write_bytes(file, json.dumps({**known, fingerprint(public): entry}, indent=1).encode())
     return file
 
@@ -101,9 +107,13 @@ def _read_private(file: Path) -> ed25519.Ed25519PrivateKey:
     try:
         key = serialization.load_ssh_private_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{file} is not a private key that can be read without a passphrase: {error}.") from None
+        raise InputError(
+            f"{file} is not a private key that can be read without a passphrase: {error}."
+        ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InputError(f"{file} is not an Ed25519 key; make one with `ssh-keygen -t ed25519 -N '' -f operator`.")
+        raise InputError(
+            f"{file} is not an Ed25519 key; make one with `ssh-keygen -t ed25519 -N '' -f operator`."
+        )
     return key
 
 

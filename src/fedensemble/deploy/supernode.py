@@ -1,4 +1,6 @@
-"""Starts Flower's SuperNode with what its own options lack: a client certificate, and signatures of one's own apps."""
+"""Starts Flower's SuperNode with what its own options lack: a client certificate, and signatures of
+one's own apps.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def run_supernode(certificate: Path, arguments: Sequence[str]) -> None:
     """Runs `flower-supernode` with the given arguments, in this process.
 
     Args:
-        certificate: this node's client certificate (PEM), made for the key in `--auth-supernode-private-key`.
+        certificate: this node's client certificate (PEM), made for the key in
+            `--auth-supernode-private-key`.
     """
     options = read_arguments(arguments)
     context = client_context(
-        Path(options.root_certificates), certificate, Path(options.auth_supernode_private_key).expanduser()
+        Path(options.root_certificates),
+        certificate,
+        Path(options.auth_supernode_private_key).expanduser(),
     )
-    # Flower's connection looks the class up here when it connects, and nowhere else in this process: ClientApps run in
+    # Flower's connection looks the class up here when it connects, and nowhere else in this
+    # process: ClientApps run in
     # processes of their own and speak to the SuperNode alone.
     setattr(fleet_http_connection, FleetHttpClient.__name__, client_class(context))
     sys.argv = ["flower-supernode", *arguments]
@@ -58,10 +64,14 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name.replace('_', '-')}", default="")
     found, _ = parser.parse_known_args(list(arguments))
     if found.insecure:
-        raise InputError("`fedensemble fleet supernode` takes no --insecure; for a trial use `flower-supernode`.")
+        raise InputError(
+            "`fedensemble fleet supernode` takes no --insecure; for a trial use `flower-supernode`."
+        )
     for name, meaning in _NEEDED.items():
         if not getattr(found, name):
-            raise InputError(f"`fedensemble fleet supernode` needs --{name.replace('_', '-')}: {meaning}.")
+            raise InputError(
+                f"`fedensemble fleet supernode` needs --{name.replace('_', '-')}: {meaning}."
+            )
     check_trust(Path(found.trusted_entities).expanduser())
     return found
 
@@ -86,7 +96,9 @@ def client_context(authority: Path, certificate: Path, key: Path) -> ssl.SSLCont
         private = serialization.load_ssh_private_key(key.read_bytes(), password=None)
         shown = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"The node's key {key} or its certificate {certificate} cannot be read: {error}.") from None
+        raise InputError(
+            f"The node's key {key} or its certificate {certificate} cannot be read: {error}."
+        ) from None
     if shown.public_key() != private.public_key():
         raise InputError(f"{certificate} was made for another key than {key}.")
     try:
@@ -97,7 +109,8 @@ def client_context(authority: Path, certificate: Path, key: Path) -> ssl.SSLCont
     pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    # OpenSSL reads keys from files only, and not in the SSH format that Flower wants. The folder is for its owner
+    # OpenSSL reads keys from files only, and not in the SSH format that Flower wants. The folder is
+    # for its owner
     # alone, and gone as soon as the key has been read.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "key.pem"
@@ -113,16 +126,25 @@ def client_class(context: ssl.SSLContext) -> type[FleetHttpClient]:
     class CertifiedClient(FleetHttpClient):
         @classmethod
         def from_server_address(
-            cls, server_address: str, insecure: bool, root_certificates: Any, interceptors: Any, *,
+            cls,
+            server_address: str,
+            insecure: bool,
+            root_certificates: Any,
+            interceptors: Any,
+            *,
             retry_invoker: Any = None,
-        ) -> CertifiedClient:  # fmt: skip
+        ) -> CertifiedClient:
             return cls(
-                f"https://{server_address}", interceptors=interceptors, verify=context, retry_invoker=retry_invoker
+                f"https://{server_address}",
+                interceptors=interceptors,
+                verify=context,
+                retry_invoker=retry_invoker,
             )
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802 - Flower's name
             response = super().GetFab(request)
-            # Nothing that the SuperLink may say about signatures is used: its entries could be unreadable.
+            # Nothing that the SuperLink may say about signatures is used: its entries could be
+            # unreadable.
             response.fab.verifications.clear()
             found = self._signatures(hashlib.sha256(response.fab.content).hexdigest())
             for name, entry in found.items():

@@ -1,1 +1,3 @@
-"""From a config file to a finished run: validation, building, the run folder, running, comparing."""
+"""From a config file to a finished run: validation, building, the run folder, running,
+comparing.
+"""

@@ -1,6 +1,7 @@
 """SHA-256 of the text files of a finished run, so that a change is noticed.
 
-The checksums have no key: they show damage and edits, not forgery. Whoever can write the files can write checksums.
+The checksums have no key: they show damage and edits, not forgery. Whoever can write the files can
+write checksums.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from ..errors import StoreError
 from .read_json import read_bytes, read_table
 
 FILE = "checksums.json"
-CHECKED = ("config.toml", "env.json", "metrics.jsonl", "clients.json", "predictions.json", "summary.json")
+CHECKED = (
+    "config.toml",
+    "env.json",
+    "metrics.jsonl",
+    "clients.json",
+    "predictions.json",
+    "summary.json",
+)
 
 
 def write_checksums(folder: Path, summary: bytes) -> None:

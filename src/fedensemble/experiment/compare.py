@@ -61,13 +61,17 @@ class Comparison:
 
     def folder(self, root: Path) -> Path:
         """Where its table goes."""
-        hashes = json.dumps([[row.label, *(config.hash() for config in row.configs)] for row in self.rows])
+        hashes = json.dumps(
+            [[row.label, *(config.hash() for config in row.configs)] for row in self.rows]
+        )
         return root / self.name / f"compare-{sha256(hashes.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row's runs: their folders and summaries, one a seed; none of them where a run has diverged."""
+    """A row's runs: their folders and summaries, one a seed; none of them where a run has
+    diverged.
+    """
 
     label: str
     folders: tuple[Path, ...]
@@ -80,26 +84,36 @@ class RowResult:
         return [s["test"][metric] for s in self.summaries if metric in s.get("test", {})]
 
 
-def read_comparison(path: Path, settings: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Comparison:
+def read_comparison(
+    path: Path, settings: Sequence[str] = (), seeds: Sequence[int] | None = None
+) -> Comparison:
     """The comparison a file describes; its base is a config file relative to it."""
     values = read_toml(path)
     try:
         table = ComparisonTable.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{path} is no comparison file: {problems_of(error, ComparisonTable)}") from None
+        raise InputError(
+            f"{path} is no comparison file: {problems_of(error, ComparisonTable)}"
+        ) from None
     base = with_settings(read_toml(path.parent / table.base), settings)
     changes = [(row.label, changes_of(row.set)) for row in table.row]
     return make_comparison(table.name, base, changes, seeds or table.seeds, table.metric)
 
 
 def make_comparison(
-    name: str, base: Mapping[str, Any], rows: Sequence[tuple[str, Values]], seeds: Sequence[int], metric: str
+    name: str,
+    base: Mapping[str, Any],
+    rows: Sequence[tuple[str, Values]],
+    seeds: Sequence[int],
+    metric: str,
 ) -> Comparison:
     """The comparison of some changes of a base, each with every seed."""
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Each seed counts once; got {', '.join(map(str, seeds))}.")
     if len({label for label, _ in rows}) < len(rows):
-        raise InputError(f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}.")
+        raise InputError(
+            f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}."
+        )
     made, wrong = [], dict[tuple[str, ...], list[str]]()
     for label, changes in rows:
         values = merge(base, changes)
@@ -107,7 +121,9 @@ def make_comparison(
         problems = tuple(dict.fromkeys(each for _, found in checked for each in found))
         if problems:
             wrong.setdefault(problems, []).append(label)
-        made.append(Row(label, tuple(resolve_device(config) for config, _ in checked if config is not None)))
+        made.append(
+            Row(label, tuple(resolve_device(config) for config, _ in checked if config is not None))
+        )
     if wrong:
         raise InputError("\n".join(_who(labels) + listed(found) for found, labels in wrong.items()))
     return Comparison(name, metric, tuple(made), tuple(seeds))
@@ -121,7 +137,10 @@ def _who(labels: Sequence[str]) -> str:
 
 
 def compare(
-    comparison: Comparison, root: Path, watch: Callable[[str, int], RunCallbacks], finished: Callable[[], None]
+    comparison: Comparison,
+    root: Path,
+    watch: Callable[[str, int], RunCallbacks],
+    finished: Callable[[], None],
 ) -> list[RowResult]:
     """Runs everything that is not finished yet; what was finished before costs nothing.
 
@@ -142,18 +161,26 @@ def compare(
     results = []
     for row in comparison.rows:
         mine = [next(outcomes) for _ in row.configs]  # rows may have numbers of seeds of their own
-        failed = {task.config.seed: str(end) for task, end in mine if isinstance(end, DivergedError)}
+        failed = {
+            task.config.seed: str(end) for task, end in mine if isinstance(end, DivergedError)
+        }
         if failed:
             results.append(RowResult(row.label, (), (), failed=failed))
             continue
         folders = tuple(task.folder for task, _ in mine)
         summaries = tuple(end for _, end in mine if not isinstance(end, DivergedError))
-        results.append(RowResult(row.label, folders, summaries, tuple(RunFolder(path).metrics() for path in folders)))
+        results.append(
+            RowResult(
+                row.label, folders, summaries, tuple(RunFolder(path).metrics() for path in folders)
+            )
+        )
     return results
 
 
 def _check_tests(comparison: Comparison, root: Path, shelf: DataCache) -> None:
-    """Raises before anything is trained if runs will not have, or finished ones do not have, what is compared."""
+    """Raises before anything is trained if runs will not have, or finished ones do not have, what
+    is compared.
+    """
     configs = [config for row in comparison.rows for config in row.configs]
     for config in configs:
         known = REGRESSION if config.training.loss == "mse" else CLASSIFICATION
@@ -164,7 +191,11 @@ def _check_tests(comparison: Comparison, root: Path, shelf: DataCache) -> None:
         store = RunFolder(run_folder(config, root))
         data = store.path.name if store.done else same_data(config)
         if data not in tested:
-            tested[data] = "test" in store.summary() if store.done else shelf.build_data(config).x_test is not None
+            tested[data] = (
+                "test" in store.summary()
+                if store.done
+                else shelf.build_data(config).x_test is not None
+            )
         if not tested[data]:
             raise InputError("There is no test set to compare on: give the data x_test and y_test.")
 
@@ -176,7 +207,11 @@ def same_data(config: Config) -> str:
 
 def failures(results: Sequence[RowResult]) -> list[str]:
     """Which runs have diverged, and how, a line each."""
-    return [f"{row.label}, seed {seed}: {reason}" for row in results for seed, reason in row.failed.items()]
+    return [
+        f"{row.label}, seed {seed}: {reason}"
+        for row in results
+        for seed, reason in row.failed.items()
+    ]
 
 
 def run_folder(config: Config, root: Path) -> Path:

@@ -16,9 +16,11 @@ MOST = 1 << 29  # bytes of a source that may wait for the next run
 
 
 class DataCache:
-    """Builds the data of runs of one command; they share what is the same, so nobody may write into it.
+    """Builds the data of runs of one command; they share what is the same, so nobody may write into
+    it.
 
-    Divided data are kept as long as a run has them. The last source is kept, too, unless it is large.
+    Divided data are kept as long as a run has them. The last source is kept, too, unless it is
+    large.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,11 @@ class DataCache:
 
     def _load(self, name: str, options: Mapping[str, Any]) -> Source:
         key = repr((name, sorted(options.items())))
-        if self._source is not None and self._source[0] == key and self._source[1] == _stamps(self._source[2].info):
+        if (
+            self._source is not None
+            and self._source[0] == key
+            and self._source[1] == _stamps(self._source[2].info)
+        ):
             return self._source[2]
         self._source = None  # before the next one takes memory, too
         source = load_source(name, options)
@@ -49,7 +55,11 @@ class DataCache:
 
 def _stamps(info: Mapping[str, Any]) -> Stamps:
     """Which files data were read from, and when those were last changed."""
-    return tuple(_stamp(file) for file in (*info.get("files", ()), info.get("server_file")) if file is not None)
+    return tuple(
+        _stamp(file)
+        for file in (*info.get("files", ()), info.get("server_file"))
+        if file is not None
+    )
 
 
 def _stamp(file: str) -> tuple[str, int, int] | None:

@@ -1,4 +1,6 @@
-"""The K trained modes as a file that other programs can read: named tensors, and what it takes to rebuild the model."""
+"""The K trained modes as a file that other programs can read: named tensors, and what it takes to
+rebuild the model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from .run_folder import RunFolder
 def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
 
-    Where a mode's prediction is an average over S models, their weights are rows of "<mode>/predictors", [S, P].
+    Where a mode's prediction is an average over S models, their weights are rows of
+    "<mode>/predictors", [S, P].
     """
     tensors: dict[str, Tensor] = {}
     for mode in range(len(ensemble)):
@@ -45,7 +48,8 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
     store = RunFolder(as_path(folder))
     config = resolve(store.read_config(), str(store.config_file))
     store.summary()  # says so if the run is not finished
-    store.refuse_changes("config.toml")  # other settings could give other predictions without a word
+    # other settings could give other predictions without a word
+    store.refuse_changes("config.toml")
     place = find_device(device)
     try:
         return read_ensemble(store.modes_file, config, place)
@@ -54,7 +58,9 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
 
 
 def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
-    """The ensemble of a file of modes and the config they were trained with; raises StoreError if they do not fit."""
+    """The ensemble of a file of modes and the config they were trained with; raises StoreError if
+    they do not fit.
+    """
     tensors, facts = read_checkpoint(path)
     held = check_facts(path, facts)
     dtype = getattr(torch, config.engine.dtype)
@@ -65,12 +71,23 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     learner = FunctionalModel(model, config.training.loss, targets, device, dtype)
     rows = check_modes(path, tensors, learner, held["modes"], str(config.model["name"]))
     theta = torch.stack([learner.theta_layout.flatten(row) for row in rows]).to(device)
-    buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(device, learner.dtype)
+    buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(
+        device, learner.dtype
+    )
     rule = held["standardise"]
     standardise = None if rule is None else Standardise(tuple(rule[0]), tuple(rule[1]))
     names = [f"{mode}/{PREDICTORS}" for mode in range(held["modes"])]
-    predictors = torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
+    predictors = (
+        torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
+    )
     return Ensemble(
-        learner, theta, buffers, predictors=predictors, standardise=standardise, combine=config.ensemble.combine,
-        input_shape=held["model"]["shape"], seed=config.seed, tokens=held["tokens"],
-    )  # fmt: skip
+        learner,
+        theta,
+        buffers,
+        predictors=predictors,
+        standardise=standardise,
+        combine=config.ensemble.combine,
+        input_shape=held["model"]["shape"],
+        seed=config.seed,
+        tokens=held["tokens"],
+    )

@@ -1,4 +1,5 @@
-"""Whether a file of modes is one: its description, and every tensor's name, shape, type and finiteness.
+"""Whether a file of modes is one: its description, and every tensor's name, shape, type and
+finiteness.
 
 The file's checksum finds damage, not forgery: anybody can compute it.
 """
@@ -21,10 +22,16 @@ PREDICTORS = "predictors"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of a file of modes: "model" (shape and outputs), "modes", "standardise" and "tokens"."""
+    """The description of a file of modes: "model" (shape and outputs), "modes", "standardise" and
+    "tokens".
+    """
     model, modes, rule = (facts.get(name) for name in ("model", "modes", "standardise"))
     problem = None
-    if not isinstance(model, dict) or not _sides(model.get("shape")) or not _whole(model.get("outputs"), 1):
+    if (
+        not isinstance(model, dict)
+        or not _sides(model.get("shape"))
+        or not _whole(model.get("outputs"), 1)
+    ):
         problem = f"the facts of its model are {model!r}"
     elif not isinstance(modes, int) or not _whole(modes, 1) or modes > MOST_MODES:
         problem = f"its number of modes is {modes!r}"
@@ -40,7 +47,9 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def check_modes(
     path: Path, tensors: Mapping[str, Tensor], learner: FunctionalModel, modes: int, model: str
 ) -> list[dict[str, Tensor]]:
-    """The named tensors of each mode; raises StoreError unless all are those of the model, and finite."""
+    """The named tensors of each mode; raises StoreError unless all are those of the model, and
+    finite.
+    """
     shapes = dict(zip(learner.theta_layout.names, learner.theta_layout.shapes, strict=True))
     shapes |= dict(zip(learner.buffer_layout.names, learner.buffer_layout.shapes, strict=True))
     expected = {f"{mode}/{name}": (mode, name) for mode in range(modes) for name in shapes}
@@ -61,11 +70,15 @@ def check_modes(
     for name in present:
         first = tensors[present[0]]
         count = first.shape[0] if first.dim() == 2 else 0
-        _check_tensor(fits, name, tensors[name], (max(count, 1), learner.theta_layout.total), learner.dtype)
+        _check_tensor(
+            fits, name, tensors[name], (max(count, 1), learner.theta_layout.total), learner.dtype
+        )
     return rows
 
 
-def _check_tensor(fits: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def _check_tensor(
+    fits: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise StoreError(
             f"{fits}: '{name}' has shape {tuple(tensor.shape)} of {_name(tensor.dtype)}, and {shape} of {_name(dtype)} "
@@ -88,8 +101,14 @@ def _sides(shape: Any) -> bool:
 
 
 def _is_rule(rule: Any) -> bool:
-    """Whether it is means and standard deviations, as many of both, finite, and the latter above 0."""
-    if not isinstance(rule, list) or len(rule) != 2 or not all(isinstance(part, list) and part for part in rule):
+    """Whether it is means and standard deviations, as many of both, finite, and the latter above
+    0.
+    """
+    if (
+        not isinstance(rule, list)
+        or len(rule) != 2
+        or not all(isinstance(part, list) and part for part in rule)
+    ):
         return False
     numbers = [value for part in rule for value in part]
     finite = all(type(value) in (int, float) and math.isfinite(value) for value in numbers)

@@ -1,4 +1,6 @@
-"""One process at a time trains in a folder: a lock, and the certainty that the folder is still the locked one."""
+"""One process at a time trains in a folder: a lock, and the certainty that the folder is still the
+locked one.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ LOCK = ".lock"
 class Claim:
     """A process's hold on a folder.
 
-    The lock belongs to a file, not to the path that leads to it. If the folder is deleted or moved while a process
-    trains in it, another process may make and lock a folder of the same name; without `check`, both would write into
-    it.
+    The lock belongs to a file, not to the path that leads to it. If the folder is deleted or moved
+    while a process trains in it, another process may make and lock a folder of the same name;
+    without `check`, both would write into it.
 
     Args:
         path: the folder.
@@ -30,7 +32,9 @@ class Claim:
         self._identity: tuple[int, int] | None = None
 
     def take(self) -> None:
-        """Makes the folder where it is missing, locks it, and deletes what killed processes left half-written."""
+        """Makes the folder where it is missing, locks it, and deletes what killed processes left
+        half-written.
+        """
         try:
             durable.make_folders(self.path)
             self._lock.acquire(timeout=0)
@@ -54,7 +58,9 @@ class Claim:
         self._identity = None
 
     def check(self) -> None:
-        """Raises unless the folder at the path is the one that was locked; to be called before each write."""
+        """Raises unless the folder at the path is the one that was locked; to be called before each
+        write.
+        """
         if self._identity is None:
             return
         try:

@@ -1,4 +1,6 @@
-"""Ctrl-C between rounds: the first one waits for the round to end, so that its work is on disk; the second does not."""
+"""Ctrl-C between rounds: the first one waits for the round to end, so that its work is on disk; the
+second does not.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Interruption:
 
 @contextmanager
 def interruptible(say: Callable[[str], None]) -> Iterator[Interruption]:
-    """Within it, Ctrl-C only sets `asked`; elsewhere than in the main thread Python knows no signals."""
+    """Within it, Ctrl-C only sets `asked`; elsewhere than in the main thread Python knows no
+    signals.
+    """
     interruption = Interruption(say)
     if threading.current_thread() is not threading.main_thread():
         yield interruption

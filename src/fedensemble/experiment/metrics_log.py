@@ -1,4 +1,6 @@
-"""The file metrics.jsonl: one JSON record per round, and a compressed copy of it for checkpoints."""
+"""The file metrics.jsonl: one JSON record per round, and a compressed copy of it for
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ BLOCK = 1 << 14  # bytes of text that are compressed together
 class MetricsLog:
     """Records of a run's rounds, in a file that only grows.
 
-    A checkpoint takes a copy along (`packed`), so that it needs no other file: whatever became of metrics.jsonl, a run
-    that resumes from the checkpoint ends with the same bytes. The copy is compressed in blocks of fixed size, and each
-    block is compressed once; taking a checkpoint costs the last block and a copy, and reads nothing from disk.
+    A checkpoint takes a copy along (`packed`), so that it needs no other file: whatever became of
+    metrics.jsonl, a run that resumes from the checkpoint ends with the same bytes. The copy is
+    compressed in blocks of fixed size, and each block is compressed once; taking a checkpoint costs
+    the last block and a copy, and reads nothing from disk.
 
     Args:
         path: the file.
@@ -51,7 +54,9 @@ class MetricsLog:
         for number, line in enumerate(lines, 1):
             record = _parse(line)
             if record is None:
-                raise StoreError(f"{self.path} is damaged: line {number} is not the record of a round.")
+                raise StoreError(
+                    f"{self.path} is damaged: line {number} is not the record of a round."
+                )
             found.append(record)
         return found
 
@@ -79,7 +84,9 @@ class MetricsLog:
         """The whole file, compressed, as a tensor of bytes; a function of the content alone."""
         if not self._known:
             self._start(self.read())
-        packed = b"".join([*self._blocks, zlib.compress(self._rest)] if self._rest else self._blocks)
+        packed = b"".join(
+            [*self._blocks, zlib.compress(self._rest)] if self._rest else self._blocks
+        )
         return torch.from_numpy(np.frombuffer(packed, np.uint8).copy())
 
     def restore(self, content: bytes) -> bool:
@@ -110,12 +117,16 @@ class MetricsLog:
         self.size += len(text)
         self._rest += text
         full = len(self._rest) - len(self._rest) % BLOCK
-        self._blocks += [zlib.compress(self._rest[start : start + BLOCK]) for start in range(0, full, BLOCK)]
+        self._blocks += [
+            zlib.compress(self._rest[start : start + BLOCK]) for start in range(0, full, BLOCK)
+        ]
         self._rest = self._rest[full:]
 
 
 def unpack(packed: Tensor, size: int) -> bytes | None:
-    """The text that `packed` gave, of `size` bytes; None if it is not that. Never makes more than `size` bytes."""
+    """The text that `packed` gave, of `size` bytes; None if it is not that. Never makes more than
+    `size` bytes.
+    """
     if packed.dtype != torch.uint8 or size < 0:
         return None
     rest, parts, left = packed.numpy().tobytes(), list[bytes](), size

@@ -1,7 +1,7 @@
 """Several runs at once: those whose visits fit into one program advance together, round by round.
 
-Each run keeps its folder, records, checkpoints and seed, and gives the results it gives alone (up to the rounding of
-sums). A run that fails keeps nothing from the others: they go on to their end.
+Each run keeps its folder, records, checkpoints and seed, and gives the results it gives alone (up
+to the rounding of sums). A run that fails keeps nothing from the others: they go on to their end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Task:
 
 
 def run_all(
-    tasks: Sequence[Task], finished: Callable[[int], None] = lambda place: None, shelf: DataCache | None = None
+    tasks: Sequence[Task],
+    finished: Callable[[int], None] = lambda place: None,
+    shelf: DataCache | None = None,
 ) -> list[Outcome]:
     """The summaries of some runs, in their order; in place of a summary, why a run has diverged.
 
@@ -48,10 +50,13 @@ def run_all(
     """
     outcomes: dict[int, Outcome] = {}
     failures: list[Exception] = []
-    twins: dict[tuple[Path, str], list[int]] = {}  # rows of a table may be the same run: it is carried out once
+    # rows of a table may be the same run: it is carried out once
+    twins: dict[tuple[Path, str], list[int]] = {}
     for place, task in enumerate(tasks):
         twins.setdefault((task.folder, task.config.hash()), []).append(place)
-    order = sorted((places[0] for places in twins.values()), key=lambda place: _alike(tasks[place].config))
+    order = sorted(
+        (places[0] for places in twins.values()), key=lambda place: _alike(tasks[place].config)
+    )
 
     def done(first: int) -> None:
         for place in twins[tasks[first].folder, tasks[first].config.hash()]:
@@ -65,7 +70,9 @@ def run_all(
             places = list(group)
             for first in range(0, len(places), MOST):
                 chosen = places[first : first + MOST]
-                failures += _carry_out({place: tasks[place] for place in chosen}, shelf, interruption, outcomes, done)
+                failures += _carry_out(
+                    {place: tasks[place] for place in chosen}, shelf, interruption, outcomes, done
+                )
     if failures:
         raise failures[0]
     return [outcomes[place] for place in range(len(tasks))]
@@ -77,10 +84,15 @@ def _alike(config: Config) -> str:
 
 
 def _carry_out(
-    tasks: dict[int, Task], shelf: DataCache, interruption: Interruption, outcomes: dict[int, Outcome],
+    tasks: dict[int, Task],
+    shelf: DataCache,
+    interruption: Interruption,
+    outcomes: dict[int, Outcome],
     finished: Callable[[int], None],
-) -> list[Exception]:  # fmt: skip
-    """Carries out some runs together, from opening their folders to their ends; what else went wrong is returned."""
+) -> list[Exception]:
+    """Carries out some runs together, from opening their folders to their ends; what else went
+    wrong is returned.
+    """
     failures: list[Exception] = []
     works: dict[int, Work] = {}
     waiting: dict[int, Federation] = {}
@@ -121,7 +133,9 @@ def _carry_out(
 
     try:
         for place, task in tasks.items():
-            works[place] = run_steps(task.config, task.folder, task.watcher, interruption, read=shelf.build_data)
+            works[place] = run_steps(
+                task.config, task.folder, task.watcher, interruption, read=shelf.build_data
+            )
             go_on(place, None)
             alone = place in waiting and kind(waiting[place]) is None
             while alone and place in waiting:  # to its end, before the next one takes memory, too

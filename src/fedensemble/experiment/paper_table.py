@@ -1,4 +1,5 @@
-"""What is to be reproduced: the file of a table or figure of the paper, read at a scale, as cells of runs.
+"""What is to be reproduced: the file of a table or figure of the paper, read at a scale, as cells
+of runs.
 
 It is a comparison file with columns, scales and the paper's own numbers beside ours.
 """
@@ -25,13 +26,25 @@ from .compare import ComparisonTable, RowTable, changes_of, problems_of
 
 # In the order of the paper; `all` goes through them in this order.
 NAMES = (
-    "table1", "table2-mnist", "table2-cifar10", "table2-cifar10-long", "table2-cifar100", "table2-shakespeare",
-    "table2-openimage", "table3", "table4", "figure-toy", "figure-loss-surface", "figure-curves",
-)  # fmt: skip
+    "table1",
+    "table2-mnist",
+    "table2-cifar10",
+    "table2-cifar10-long",
+    "table2-cifar100",
+    "table2-shakespeare",
+    "table2-openimage",
+    "table3",
+    "table4",
+    "figure-toy",
+    "figure-loss-surface",
+    "figure-curves",
+)
 
 
 class CellsTable(RowTable):
-    """A row or a column: a label, what it changes, and, for a row, perhaps seeds of its own and only a few columns."""
+    """A row or a column: a label, what it changes, and, for a row, perhaps seeds of its own and
+    only a few columns.
+    """
 
     seeds: list[NonNegativeInt] | None = None
     columns: list[str] | None = None
@@ -49,7 +62,9 @@ class ScaleTable(Table):
 
 
 class ReproductionTable(ComparisonTable):
-    """A comparison file with columns: a cell is a row's and a column's changes of the base, with every seed."""
+    """A comparison file with columns: a cell is a row's and a column's changes of the base, with
+    every seed.
+    """
 
     title: str
     base: str = ""
@@ -59,11 +74,17 @@ class ReproductionTable(ComparisonTable):
     of: list[str] = Field(default_factory=list, description="other files, whose cells are taken")
     columns: list[str] | None = Field(default=None, description="only these of their columns")
     shown: list[str] = Field(default_factory=list, description="metrics; left out, `metric` alone")
-    ways: list[str] = Field(default_factory=lambda: ["test"], description="of testing: test, test_dropout")
-    gap: list[str] = Field(default_factory=list, description="two columns, whose difference is shown")
+    ways: list[str] = Field(
+        default_factory=lambda: ["test"], description="of testing: test, test_dropout"
+    )
+    gap: list[str] = Field(
+        default_factory=list, description="two columns, whose difference is shown"
+    )
     choose: bool = Field(default=False, description="mark each row's best column")
     options: dict[str, Any] = Field(default_factory=dict, description="of the report")
-    paper: dict[str, dict[str, str]] = Field(default_factory=dict, description="the paper's numbers, by row and column")
+    paper: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="the paper's numbers, by row and column"
+    )
     note: str = ""
     scale: dict[str, ScaleTable] = Field(default_factory=dict)
 
@@ -101,8 +122,14 @@ class Reproduction:
 
     @property
     def folder(self) -> str:
-        """Where it goes: by its name and, lest it takes the place of the table without changes, a hash of them."""
-        return f"{self.name}-{sha256(self.changes.encode()).hexdigest()[:8]}" if self.changes else self.name
+        """Where it goes: by its name and, lest it takes the place of the table without changes, a
+        hash of them.
+        """
+        return (
+            f"{self.name}-{sha256(self.changes.encode()).hexdigest()[:8]}"
+            if self.changes
+            else self.name
+        )
 
     @property
     def command(self) -> str:
@@ -128,39 +155,57 @@ def find_experiment(name: str) -> Path:
 
 
 def read_reproduction(
-    path: Path, scale: str = "full", settings: Sequence[str] = (), seeds: Sequence[int] | None = None,
+    path: Path,
+    scale: str = "full",
+    settings: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
     device: str | None = None,
-) -> Reproduction:  # fmt: skip
+) -> Reproduction:
     """The table or figure a file describes, at a scale.
 
-    A cell's settings are the base's, then the scale's, then `settings`, then the row's, then the column's.
+    A cell's settings are the base's, then the scale's, then `settings`, then the row's, then the
+    column's.
     """
     try:
         table = ReproductionTable.model_validate(read_toml(path))
     except ValidationError as error:
-        raise InputError(f"{path} is no file of a table or figure: {problems_of(error, ReproductionTable)}") from None
+        raise InputError(
+            f"{path} is no file of a table or figure: {problems_of(error, ReproductionTable)}"
+        ) from None
     if scale not in table.scale:
         raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
     size = table.scale[scale]
     if table.of:
         cells = _cells_of_others(path, table, size, scale, settings, seeds, device)
     else:
-        base = with_settings(merge(read_toml(path.parent / table.base), changes_of(size.set)), settings)
-        cells = _cells(table, size, with_settings(base, [f"engine.device={device}"] if device else []), seeds)
+        base = with_settings(
+            merge(read_toml(path.parent / table.base), changes_of(size.set)), settings
+        )
+        cells = _cells(
+            table, size, with_settings(base, [f"engine.device={device}"] if device else []), seeds
+        )
     given = path.stem if path.parent == experiments_folder() else str(path)
     said = [word for setting in settings for word in ("--set", setting)]
     said += ["--seeds", ",".join(map(str, seeds))] if seeds else []
     return Reproduction(table, scale, size.note, tuple(cells), given, join(said))
 
 
-def _cells(table: ReproductionTable, size: ScaleTable, base: Values, seeds: Sequence[int] | None) -> list[Cell]:
+def _cells(
+    table: ReproductionTable, size: ScaleTable, base: Values, seeds: Sequence[int] | None
+) -> list[Cell]:
     cells = []
     for row in _chosen(table.row, size.rows, "row"):
         for column in _chosen(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
-            chosen = seeds or row.seeds or size.column_seeds.get(column.label) or size.seeds or table.seeds
+            chosen = (
+                seeds
+                or row.seeds
+                or size.column_seeds.get(column.label)
+                or size.seeds
+                or table.seeds
+            )
             cells.append(_cell(row.label, column.label, values, chosen))
     return cells
 
@@ -174,19 +219,32 @@ def _cell(row: str, column: str, values: Values, seeds: Sequence[int]) -> Cell:
 
 
 def _cells_of_others(
-    path: Path, table: ReproductionTable, size: ScaleTable, scale: str, settings: Sequence[str],
-    seeds: Sequence[int] | None, device: str | None,
-) -> list[Cell]:  # fmt: skip
+    path: Path,
+    table: ReproductionTable,
+    size: ScaleTable,
+    scale: str,
+    settings: Sequence[str],
+    seeds: Sequence[int] | None,
+    device: str | None,
+) -> list[Cell]:
     cells = [
         cell
         for name in table.of
-        for cell in read_reproduction(path.parent / f"{name}.toml", scale, settings, seeds, device).cells
+        for cell in read_reproduction(
+            path.parent / f"{name}.toml", scale, settings, seeds, device
+        ).cells
     ]
     rows, columns = size.rows, size.columns or table.columns
-    return [c for c in cells if (rows is None or c.row in rows) and (columns is None or c.column in columns)]
+    return [
+        c
+        for c in cells
+        if (rows is None or c.row in rows) and (columns is None or c.column in columns)
+    ]
 
 
-def _chosen(tables: Sequence[CellsTable], labels: Sequence[str] | None, what: str) -> list[CellsTable]:
+def _chosen(
+    tables: Sequence[CellsTable], labels: Sequence[str] | None, what: str
+) -> list[CellsTable]:
     known = {table.label: table for table in tables}
     for label in labels or ():
         if label not in known:

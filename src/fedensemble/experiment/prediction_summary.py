@@ -1,7 +1,9 @@
-"""What is kept of a run's data and predictions for its report: numbers of bounded size, never inputs.
+"""What is kept of a run's data and predictions for its report: numbers of bounded size, never
+inputs.
 
-Of clients it is their names, sizes and label counts; of a regression's test set up to `MOST_POINTS` targets with what
-was predicted for them. Both can be left out, see the table `report` of the config.
+Of clients it is their names, sizes and label counts; of a regression's test set up to `MOST_POINTS`
+targets with what was predicted for them. Both can be left out, see the table `report` of the
+config.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ..predict import Prediction
 BINS = 15  # of the calibration diagram, as of the calibration error
 BARS = 30  # of a histogram
 GROUPS = 10  # of equal size, from the surest prediction to the least sure
-MOST_CLASSES, MOST_CLIENTS, MOST_POINTS = 100, 200, 1000  # what is beyond would make the report heavy, not clearer
+# what is beyond would make the report heavy, not clearer
+MOST_CLASSES, MOST_CLIENTS, MOST_POINTS = 100, 200, 1000
 
 
 def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any]:
@@ -50,7 +53,9 @@ def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any
     return {**found, "labels": labels, "counts": merged.tolist()}
 
 
-def describe_predictions(prediction: Prediction, targets: Tensor, publish: bool = True) -> dict[str, Any]:
+def describe_predictions(
+    prediction: Prediction, targets: Tensor, publish: bool = True
+) -> dict[str, Any]:
     """Calibration, entropies and confusions, or residuals and spreads for regression.
 
     Args:
@@ -110,7 +115,10 @@ def _binned(sums: Tensor) -> dict[str, list[Any]]:
 
 
 def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[str, Any]:
-    mean, spread = prediction.mean.double().reshape(-1), prediction.variance.double().sqrt().reshape(-1)
+    mean, spread = (
+        prediction.mean.double().reshape(-1),
+        prediction.variance.double().sqrt().reshape(-1),
+    )
     target = targets.double().reshape(-1)
     error = mean - target
     reach = float(error.abs().max()) or 1.0
@@ -128,7 +136,9 @@ def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[
     if len(prediction.members) > 1:
         groups = torch.tensor_split(spread.argsort(), min(GROUPS, len(spread)))
         found["spreads"] = {
-            "spread": _short(torch.stack([spread[group].square().mean().sqrt() for group in groups])),
+            "spread": _short(
+                torch.stack([spread[group].square().mean().sqrt() for group in groups])
+            ),
             "error": _short(torch.stack([error[group].square().mean().sqrt() for group in groups])),
             "count": [len(group) for group in groups],
         }
@@ -136,7 +146,9 @@ def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[
 
 
 def _shown_classes(totals: Tensor) -> tuple[Tensor, list[str]]:
-    """For each class the row it is shown in, and the rows' labels: where classes are many, the rarest share one."""
+    """For each class the row it is shown in, and the rows' labels: where classes are many, the
+    rarest share one.
+    """
     classes = len(totals)
     if classes <= MOST_CLASSES:
         return torch.arange(classes), [str(c) for c in range(classes)]

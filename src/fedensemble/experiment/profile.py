@@ -1,4 +1,6 @@
-"""Where a round's time goes: functions are wrapped while a run is profiled, and left alone otherwise."""
+"""Where a round's time goes: functions are wrapped while a run is profiled, and left alone
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ FILE = "profile.json"
 PLANNING, PREPARING, TRAINING = "planning", "preparing and gathering", "local training"
 AGGREGATION, SERVER, EVALUATION, WRITING = "aggregation", "server update", "evaluation", "writing"
 PHASES = (PLANNING, PREPARING, TRAINING, AGGREGATION, SERVER, EVALUATION, WRITING)
-_LOOKED_AT = 3  # the round, counted from 1 in this process, whose operations are recorded; it is not timed
+# the round, counted from 1 in this process, whose operations are recorded; it is not timed
+_LOOKED_AT = 3
 _OPERATIONS = 12
 _SILENT = "99"  # above all levels: torch's profiler would print where it starts and stops
 
@@ -36,7 +39,8 @@ class Profile:
         self.rounds = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.operations: list[dict[str, Any]] = []
-        self.busy: float | None = None  # ms the card was at work in the round whose operations were recorded
+        # ms the card was at work in the round whose operations were recorded
+        self.busy: float | None = None
         self._stack: list[tuple[str, float]] = []
         self._recording: Any = None
 
@@ -96,10 +100,14 @@ class Profile:
         recording, self._recording = self._recording, None
         recording.__exit__(None, None, None)
         found = [
-            {"name": event.key, "calls": event.count, "cpu_ms": event.self_cpu_time_total / 1000,
-             "device_ms": event.self_device_time_total / 1000}
+            {
+                "name": event.key,
+                "calls": event.count,
+                "cpu_ms": event.self_cpu_time_total / 1000,
+                "device_ms": event.self_device_time_total / 1000,
+            }
             for event in recording.key_averages()
-        ]  # fmt: skip
+        ]
         by = "device_ms" if self.cuda else "cpu_ms"
         self.operations = sorted(found, key=lambda event: -event[by])[:_OPERATIONS]
         self.busy = sum(event["device_ms"] for event in found) if self.cuda else None
@@ -115,10 +123,17 @@ class Profile:
         timed = max(1, self.rounds - (self.rounds >= _LOOKED_AT))
         total = sum(self.seconds.values()) or 1.0
         phases = {
-            name: {"ms": 1000 * self.seconds[name] / timed, "share": self.seconds[name] / total} for name in PHASES
+            name: {"ms": 1000 * self.seconds[name] / timed, "share": self.seconds[name] / total}
+            for name in PHASES
         }
         device = {} if self.busy is None else {"device_ms": self.busy}
-        return {"rounds": timed, "ms": 1000 * total / timed, **device, "phases": phases, "operations": self.operations}
+        return {
+            "rounds": timed,
+            "ms": 1000 * total / timed,
+            **device,
+            "phases": phases,
+            "operations": self.operations,
+        }
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Writes the profile to a run's folder, and gives it."""
@@ -128,13 +143,18 @@ class Profile:
 
 @contextmanager
 def profiling() -> Iterator[Profile]:
-    """Within it, whatever a run does is timed. On a GPU every phase waits for the card, which costs some speed."""
+    """Within it, whatever a run does is timed. On a GPU every phase waits for the card, which costs
+    some speed.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     profile = Profile()
     places: list[tuple[Any, str, str]] = [
-        (Federation, "ask", PLANNING), (Federation, "conclude", SERVER), (running, "test", EVALUATION),
-        (RunFolder, "append_metrics", WRITING), (RunFolder, "save", WRITING),
-    ]  # fmt: skip
+        (Federation, "ask", PLANNING),
+        (Federation, "conclude", SERVER),
+        (running, "test", EVALUATION),
+        (RunFolder, "append_metrics", WRITING),
+        (RunFolder, "save", WRITING),
+    ]
     kinds = {kind for name in engines for kind in engines[name].__mro__}
     inside = (("visit", AGGREGATION), ("prepare", PREPARING), ("train", TRAINING))
     places += [(kind, name, phase) for kind in kinds for name, phase in inside if _has(kind, name)]

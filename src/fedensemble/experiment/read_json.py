@@ -1,4 +1,6 @@
-"""Reads text files of a run; what is missing, unreadable or of another form is a StoreError that names the file."""
+"""Reads text files of a run; what is missing, unreadable or of another form is a StoreError that
+names the file.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def read_table(path: Path) -> dict[str, Any]:
     """What a JSON file holds, which must be a table."""
     held = read_json(path)
     if not isinstance(held, dict):
-        raise StoreError(f"{path} is damaged: it should hold a table, and holds {json.dumps(held)[:40]}.")
+        raise StoreError(
+            f"{path} is damaged: it should hold a table, and holds {json.dumps(held)[:40]}."
+        )
     return held
 
 
@@ -49,9 +53,13 @@ def need_keys(path: Path, held: Mapping[str, Any], keys: Sequence[str], what: st
             inner = inner[part]
 
 
-def need_numbers(path: Path, held: Mapping[str, Any], keys: Sequence[str], what: str = "it") -> None:
+def need_numbers(
+    path: Path, held: Mapping[str, Any], keys: Sequence[str], what: str = "it"
+) -> None:
     """As `need_keys`, for keys whose values must be numbers."""
     need_keys(path, held, keys, what)
     for key in keys:
         if isinstance(held[key], bool) or not isinstance(held[key], (int, float)):
-            raise StoreError(f"{path} is damaged: '{key}' of {what} is no number but {json.dumps(held[key])[:40]}.")
+            raise StoreError(
+                f"{path} is damaged: '{key}' of {what} is no number but {json.dumps(held[key])[:40]}."
+            )

@@ -1,4 +1,6 @@
-"""Carries out what is to be reproduced: trains the cells of a table or figure as far as they are not finished."""
+"""Carries out what is to be reproduced: trains the cells of a table or figure as far as they are
+not finished.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ class CellResult:
 
 
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
-    """The same with those cells skipped whose data are not there; what has been trained already needs no data."""
+    """The same with those cells skipped whose data are not there; what has been trained already
+    needs no data.
+    """
     reasons: dict[str, str] = {}
     shelf = DataCache()
     cells = []
     for cell in reproduction.cells:
-        unfinished = [config for config in cell.configs if not RunFolder(run_folder(config, root)).done]
+        unfinished = [
+            config for config in cell.configs if not RunFolder(run_folder(config, root)).done
+        ]
         if unfinished:
             key = same_data(unfinished[0])
             if key not in reasons:
@@ -52,9 +58,12 @@ def _missing(config: Config, shelf: DataCache) -> str:
 
 
 def reproduce(
-    reproduction: Reproduction, root: Path, watch: Callable[[str, int], RunCallbacks], finished: Callable[[], None],
+    reproduction: Reproduction,
+    root: Path,
+    watch: Callable[[str, int], RunCallbacks],
+    finished: Callable[[], None],
     only: Sequence[str] = (),
-) -> list[CellResult]:  # fmt: skip
+) -> list[CellResult]:
     """Trains the chosen cells as far as they are not finished, and collects all that are.
 
     A cell that diverges keeps nothing from the others.
@@ -74,7 +83,9 @@ def reproduce(
     results = []
     for cell in reproduction.cells:
         runs = trained.get(cell.label) or _finished(cell, root)
-        results.append(CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs))
+        results.append(
+            CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs)
+        )
     return results
 
 

@@ -28,7 +28,8 @@ from .run_folder import RunFolder, Say
 from .setup import Read, assemble, end_round, fingerprint, meet, resume
 
 CHECKPOINT_SECONDS = 10.0
-Work = Generator[Federation, RoundReport, dict[str, Any]]  # a run that asks for rounds and ends with its summary
+# a run that asks for rounds and ends with its summary
+Work = Generator[Federation, RoundReport, dict[str, Any]]
 
 
 @dataclass
@@ -38,18 +39,25 @@ class RunCallbacks:
     say: Say = lambda text: None
     started: Callable[[Config, int], None] = lambda config, round: None
     advanced: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
-    failed: Callable[[Exception], None] = lambda error: None  # of several runs, of which the others go on
+    # of several runs, of which the others go on
+    failed: Callable[[Exception], None] = lambda error: None
 
 
 def run(
-    config: Config, folder: Path, watcher: RunCallbacks | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    config: Config,
+    folder: Path,
+    watcher: RunCallbacks | None = None,
+    *,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The summary of a run: read if it is finished, continued if it was interrupted, trained if it is new.
+) -> dict[str, Any]:
+    """The summary of a run: read if it is finished, continued if it was interrupted, trained if it
+    is new.
 
     Args:
         config: with its device resolved.
-        checkpoint_seconds: least time between two checkpoints; how often they are taken never changes a result.
+        checkpoint_seconds: least time between two checkpoints; how often they are taken never
+            changes a result.
         ranks: the job whose rank 0 this is; the others `follow`.
     """
     watcher = watcher or RunCallbacks()
@@ -70,10 +78,17 @@ def run(
 
 
 def run_steps(
-    config: Config, folder: Path, watcher: RunCallbacks, interruption: Interruption,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS, ranks: ProcessGroup | None = None, read: Read = build_data,
-) -> Work:  # fmt: skip
-    """A run as a generator: it gives its federation whenever it wants a round trained, and is sent the report."""
+    config: Config,
+    folder: Path,
+    watcher: RunCallbacks,
+    interruption: Interruption,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ranks: ProcessGroup | None = None,
+    read: Read = build_data,
+) -> Work:
+    """A run as a generator: it gives its federation whenever it wants a round trained, and is sent
+    the report.
+    """
     store, ranks = RunFolder(folder), ranks or ProcessGroup()
     store.claim(config)
     try:
@@ -89,19 +104,38 @@ def run_steps(
         for sentence in told:
             watcher.say(sentence)
         engine = federation.engine
-        facts_of_engine = {"precision": engine.precision, "ranks": ranks.size, "blocks": list(engine.blocks)}
+        facts_of_engine = {
+            "precision": engine.precision,
+            "ranks": ranks.size,
+            "blocks": list(engine.blocks),
+        }
         store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
-        store.write(store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients)))
+        store.write(
+            store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))
+        )
         store.retry()
         watcher.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
-                config, store, federation, data, facts, watcher, interruption, checkpoint_seconds, trackers, ranks
+                config,
+                store,
+                federation,
+                data,
+                facts,
+                watcher,
+                interruption,
+                checkpoint_seconds,
+                trackers,
+                ranks,
             )
         for sentence in (new for new in run_notes(federation) if new not in told):
             watcher.say(sentence)
         store.check_claim()
-        write_modes(store.modes_file, federation.ensemble, {"model": model_facts(data, config.training.loss)})
+        write_modes(
+            store.modes_file,
+            federation.ensemble,
+            {"model": model_facts(data, config.training.loss)},
+        )
         keep_predictions(config, store, federation, data, prediction)
         records = store.metrics()
         complete = bool(records) and records[-1]["round"] == federation.round
@@ -118,7 +152,9 @@ def run_steps(
 
 
 def _unchanged(config: Config, store: RunFolder, read: Read, say: Say) -> dict[str, Any]:
-    """The summary of a finished run; raises if it was trained on a file of the user's that has changed since."""
+    """The summary of a finished run; raises if it was trained on a file of the user's that has
+    changed since.
+    """
     summary = store.summary()
     store.check_modes()
     if changes := store.changes():
@@ -131,11 +167,19 @@ def _unchanged(config: Config, store: RunFolder, read: Read, say: Say) -> dict[s
 
 
 def _train(
-    config: Config, store: RunFolder, federation: Federation, data: FederatedData, facts: dict[str, Any],
-    watcher: RunCallbacks, interruption: Interruption, checkpoint_seconds: float, trackers: Sequence[Tracker],
+    config: Config,
+    store: RunFolder,
+    federation: Federation,
+    data: FederatedData,
+    facts: dict[str, Any],
+    watcher: RunCallbacks,
+    interruption: Interruption,
+    checkpoint_seconds: float,
+    trackers: Sequence[Tracker],
     ranks: ProcessGroup,
-) -> Generator[Federation, RoundReport, Prediction | None]:  # fmt: skip
-    """Asks for the rounds that are left, and ends with what is predicted after them, where that is known.
+) -> Generator[Federation, RoundReport, Prediction | None]:
+    """Asks for the rounds that are left, and ends with what is predicted after them, where that is
+    known.
 
     A Ctrl-C ends it after the round, with that round on disk.
     """

@@ -1,7 +1,9 @@
-"""A run's folder: config, environment, metrics, checkpoints, modes; `summary.json` is written last and means done.
+"""A run's folder: config, environment, metrics, checkpoints, modes; `summary.json` is written last
+and means done.
 
-What a run leaves on disk at any moment is enough to continue it to the same bytes. A checkpoint holds the tensors and
-the records of all rounds before it; it is synced, and so is its name, before the one before the last is deleted.
+What a run leaves on disk at any moment is enough to continue it to the same bytes. A checkpoint
+holds the tensors and the records of all rounds before it; it is synced, and so is its name, before
+the one before the last is deleted.
 """
 
 from __future__ import annotations
@@ -26,10 +28,22 @@ __all__ = ["KEPT", "RunFolder", "Say", "find_runs", "read_json"]
 
 KEPT = 2  # checkpoints: should the newest be damaged, the one before it is still good
 _METRICS = "metrics"  # the tensor of a checkpoint that holds the records of the rounds before it
-_WRITTEN = (  # keys that every version has written to config.toml: one that lacks them was cut short
-    "name", "seed", "rounds", "data.source", "model.name", "algorithm.name", "ensemble.modes", "ensemble.schedule",
-    "training.loss", "evaluation.every", "engine.name", "engine.device", "engine.dtype",
-)  # fmt: skip
+# keys that every version has written to config.toml: one that lacks them was cut short
+_WRITTEN = (
+    "name",
+    "seed",
+    "rounds",
+    "data.source",
+    "model.name",
+    "algorithm.name",
+    "ensemble.modes",
+    "ensemble.schedule",
+    "training.loss",
+    "evaluation.every",
+    "engine.name",
+    "engine.device",
+    "engine.dtype",
+)
 
 Say = Callable[[str], None]
 
@@ -50,7 +64,9 @@ class RunFolder:
         self._claim, self._log = Claim(path), MetricsLog(self.metrics_file)
 
     def claim(self, config: Config) -> None:
-        """Takes the folder for a config, alone; raises if it belongs to another config or process."""
+        """Takes the folder for a config, alone; raises if it belongs to another config or
+        process.
+        """
         self._refuse_strangers(config)
         self._claim.take()
         try:
@@ -65,7 +81,9 @@ class RunFolder:
         self._claim.release()
 
     def check_claim(self) -> None:
-        """Raises if the folder is no longer the one that was claimed; every write must be preceded by it."""
+        """Raises if the folder is no longer the one that was claimed; every write must be preceded
+        by it.
+        """
         self._claim.check()
 
     def write(self, file: Path, content: bytes) -> None:
@@ -75,10 +93,16 @@ class RunFolder:
 
     def _refuse_strangers(self, config: Config) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise StoreError(f"{self.path} is a file; a run needs a folder. Choose another --out or --runs.")
+            raise StoreError(
+                f"{self.path} is a file; a run needs a folder. Choose another --out or --runs."
+            )
         if not self.config_file.exists():
-            if self.path.is_dir() and any(name != LOCK and not durable.is_leftover(name) for name in self._names()):
-                raise StoreError(f"{self.path} holds other files and no run of ours. Choose another --out or --runs.")
+            if self.path.is_dir() and any(
+                name != LOCK and not durable.is_leftover(name) for name in self._names()
+            ):
+                raise StoreError(
+                    f"{self.path} holds other files and no run of ours. Choose another --out or --runs."
+                )
             return
         theirs = self.read_config()
         ours = tomllib.loads(config.toml())
@@ -120,7 +144,9 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
         if not self.done:
-            raise InputError(f"The run in {self.path} is not finished; run its command again to go on.")
+            raise InputError(
+                f"The run in {self.path} is not finished; run its command again to go on."
+            )
         try:
             found = read_table(self.summary_file)
             need_keys(self.summary_file, found, ("name",))
@@ -130,7 +156,9 @@ class RunFolder:
         return found
 
     def changes(self) -> str:
-        """What has changed in the files of a finished run since it was finished, as a sentence; empty if nothing."""
+        """What has changed in the files of a finished run since it was finished, as a sentence;
+        empty if nothing.
+        """
         names = changed_files(self.path) if self.done else []
         return describe_changes(self.path, names) if names else ""
 
@@ -140,7 +168,9 @@ class RunFolder:
             raise StoreError(describe_changes(self.path, changed))
 
     def check_modes(self) -> None:
-        """Raises if the file of the modes is damaged, as far as its beginning and its length show."""
+        """Raises if the file of the modes is damaged, as far as its beginning and its length
+        show.
+        """
         try:
             check_start(self.modes_file)
         except StoreError as error:
@@ -170,12 +200,19 @@ class RunFolder:
         self.check_claim()
         self._log.sync()
         held = {**tensors, _METRICS: self._log.packed()}
-        write_checkpoint(self._checkpoint(round), held, {**facts, "round": round, **self._log.facts()}, private=True)
-        durable.make_private(self._checkpoint(round).parent)  # it may be there from before checkpoints were private
+        write_checkpoint(
+            self._checkpoint(round),
+            held,
+            {**facts, "round": round, **self._log.facts()},
+            private=True,
+        )
+        # it may be there from before checkpoints were private
+        durable.make_private(self._checkpoint(round).parent)
         durable.remove(*self._checkpoints()[KEPT:])
 
     def resume(self, facts: Mapping[str, Any], say: Say) -> tuple[dict[str, Tensor], int] | None:
-        """Tensors and round of the newest checkpoint that is whole, with the metrics cut back to it; or None.
+        """Tensors and round of the newest checkpoint that is whole, with the metrics cut back to
+        it; or None.
 
         Args:
             facts: must be what the checkpoint was saved with (the data's fingerprint).
@@ -184,7 +221,11 @@ class RunFolder:
         saved = self._checkpoints()
         for path in saved:
             last = path == saved[-1]
-            back = "There is none before it: starting again from round 0." if last else "Going back to the one before."
+            back = (
+                "There is none before it: starting again from round 0."
+                if last
+                else "Going back to the one before."
+            )
             try:
                 tensors, held = read_checkpoint(path)
                 need_numbers(path, held, ("round", "metrics_bytes"), "its description")
@@ -198,14 +239,18 @@ class RunFolder:
                     "Choose another --out or --runs, or delete the folder."
                 )
             self._restore_metrics(path, tensors.pop(_METRICS, None), held, say)
-            if path == saved[0]:  # a kill may have come between a checkpoint and the removal of the last but one
+            # a kill may have come between a checkpoint and the removal of the last but one
+            if path == saved[0]:
                 durable.remove(*saved[KEPT:])
             return tensors, int(held["round"])
         self._log.restore(b"")
         return None
 
-    def _restore_metrics(self, path: Path, packed: Tensor | None, held: Mapping[str, Any], say: Say) -> None:
-        """Gives metrics.jsonl the records up to a checkpoint: those it holds or, if it is older, those that are there.
+    def _restore_metrics(
+        self, path: Path, packed: Tensor | None, held: Mapping[str, Any], say: Say
+    ) -> None:
+        """Gives metrics.jsonl the records up to a checkpoint: those it holds or, if it is older,
+        those that are there.
 
         A checkpoint whose tensors are good is never given up because of metrics.
         """
@@ -213,14 +258,21 @@ class RunFolder:
         content = None if packed is None else unpack(packed, size)
         if content is not None:
             if not self._log.restore(content):
-                say(f"{self.metrics_file} did not match {path.name}; its records were restored from there.")
+                say(
+                    f"{self.metrics_file} did not match {path.name}; its records were restored from there."
+                )
             return
         content = self._log.salvage(round)
         self._log.restore(content)
         missing = round - content.count(b"\n")
         if missing or self._log.facts()["metrics_sha256"] != held.get("metrics_sha256"):
-            lost = f" The records of its last {missing} rounds are lost, and totals are without them." * bool(missing)
-            say(f"{self.metrics_file} does not match {path.name}; training goes on from there.{lost}")
+            lost = (
+                f" The records of its last {missing} rounds are lost, and totals are without them."
+                * bool(missing)
+            )
+            say(
+                f"{self.metrics_file} does not match {path.name}; training goes on from there.{lost}"
+            )
 
     def kept(self) -> str:
         """What there is to go on from, in a sentence."""
@@ -254,7 +306,10 @@ class RunFolder:
         """Checkpoints, newest first; half-written leftovers are not among them."""
         folder = self.path / "checkpoint"
         try:
-            return sorted((path for path in folder.iterdir() if path.match("round-*.safetensors")), reverse=True)
+            return sorted(
+                (path for path in folder.iterdir() if path.match("round-*.safetensors")),
+                reverse=True,
+            )
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -56,7 +56,8 @@ class Groups:
         except FedEnsembleError as error:
             return [error] * len(federations)
         except (RuntimeError, TypeError, ValueError):
-            # A method may look at its numbers ("if self.mu > 0"), which cannot be done for several runs at once.
+            # A method may look at its numbers ("if self.mu > 0"), which cannot be done for several
+            # runs at once.
             if len({federation.algorithm for federation in federations}) == 1:
                 raise
             self._apart.add(type(federations[0].algorithm))
@@ -82,18 +83,33 @@ def _engines(federations: Sequence[Federation]) -> list[LocalEngine]:
 
 
 def kind(federation: Federation, apart: Collection[Hashable] = ()) -> Hashable:
-    """Runs of the same model, training and engine that are also of the same kind can train in one block; None never."""
+    """Runs of the same model, training and engine that are also of the same kind can train in one
+    block; None never.
+    """
     engine, data, learner = federation.engine, federation.data, federation.learner
     if not isinstance(engine, LocalEngine) or not engine.batched:
         return None
     if data.x.nbytes > _room(learner.device) / 4:
         return None
-    facts = (data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype, data.classes, data.standardise)
-    return federation.work, facts, _method(federation.algorithm, type(federation.algorithm) in apart)
+    facts = (
+        data.x.shape[1:],
+        data.x.dtype,
+        data.y.shape[1:],
+        data.y.dtype,
+        data.classes,
+        data.standardise,
+    )
+    return (
+        federation.work,
+        facts,
+        _method(federation.algorithm, type(federation.algorithm) in apart),
+    )
 
 
 def _parts(places: Sequence[int], runs: Mapping[int, Federation]) -> list[list[int]]:
-    """Runs of one kind in parts whose data there is room for, put together; data that are together cost nothing."""
+    """Runs of one kind in parts whose data there is room for, put together; data that are together
+    cost nothing.
+    """
     if len(places) == 1:
         return [list(places)]
     room = _room(runs[places[0]].learner.device)
@@ -119,4 +135,6 @@ def _method(algorithm: Algorithm, whole: bool) -> Hashable:
     if whole:
         return algorithm
     named = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
-    return type(algorithm), *((n, v) for n, v in named.items() if not isinstance(v, float) and n not in RATES)
+    return type(algorithm), *(
+        (n, v) for n, v in named.items() if not isinstance(v, float) and n not in RATES
+    )

@@ -1,4 +1,6 @@
-"""What a run is made of, the same on every rank that works on it; one process is a job of one rank."""
+"""What a run is made of, the same on every rank that works on it; one process is a job of one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,16 @@ _PRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
 
 
 def meet(config: Config, ranks: ProcessGroup, done: bool = False) -> bool:
-    """Whether the run is done, as rank 0 knows; raises if the ranks have different settings or versions."""
+    """Whether the run is done, as rank 0 knows; raises if the ranks have different settings or
+    versions.
+    """
     said = ranks.agree({"config": config.hash(), "version": VERSION, "done": done})
-    _same(said, "config", ranks, 'Give all the same file and options; "auto" must mean the same device everywhere.')
+    _same(
+        said,
+        "config",
+        ranks,
+        'Give all the same file and options; "auto" must mean the same device everywhere.',
+    )
     _same(said, "version", ranks, "Install the same version of fedensemble everywhere.")
     return bool(said[0]["done"])
 
@@ -47,8 +56,12 @@ def assemble(
     return data, federation, facts
 
 
-def resume(federation: Federation, found: tuple[dict[str, Tensor], int] | None, ranks: ProcessGroup) -> bool:
-    """Whether there was a checkpoint, which rank 0 found: each rank takes the server's state and its own clients'."""
+def resume(
+    federation: Federation, found: tuple[dict[str, Tensor], int] | None, ranks: ProcessGroup
+) -> bool:
+    """Whether there was a checkpoint, which rank 0 found: each rank takes the server's state and
+    its own clients'.
+    """
     round = ranks.agree({"round": None if found is None else found[1]})[0]["round"]
     if round is None:
         return False
@@ -60,14 +73,18 @@ def resume(federation: Federation, found: tuple[dict[str, Tensor], int] | None, 
 
 
 def end_round(ranks: ProcessGroup, asked: bool, save: bool = False) -> tuple[bool, bool]:
-    """Whether to save (rank 0 says) and whether to stop (any rank's user asked), the same on all ranks."""
+    """Whether to save (rank 0 says) and whether to stop (any rank's user asked), the same on all
+    ranks.
+    """
     said = ranks.agree({"asked": asked, "save": save})
     stop = any(each["asked"] for each in said)
     return said[0]["save"] or stop, stop
 
 
 def fingerprint(data: FederatedData) -> str:
-    """A hash of what is trained on, so that a run never continues on other data; found once, as runs share data."""
+    """A hash of what is trained on, so that a run never continues on other data; found once, as
+    runs share data.
+    """
     if data in _PRINTS:
         return _PRINTS[data]
     digest = sha256()
@@ -75,7 +92,8 @@ def fingerprint(data: FederatedData) -> str:
         if tensor is None:
             continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)  # as it lies there, without a copy
+        # as it lies there, without a copy
+        digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)
     return _PRINTS.setdefault(data, digest.hexdigest())
 
 

@@ -1,4 +1,6 @@
-"""A rank that only trains: it goes through a run's rounds in step with rank 0, which writes, tests and reports."""
+"""A rank that only trains: it goes through a run's rounds in step with rank 0, which writes, tests
+and reports.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What does not fit: modes into memory, and data into the floating-point type of training; found before training."""
+"""What does not fit: modes into memory, and data into the floating-point type of training; found
+before training.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,30 @@ from ..runtime.oom import format_gib, free_bytes
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out what initialises weights: without memory there are no values, and torch would load its compiler."""
+    """Leaves out what initialises weights: without memory there are no values, and torch would load
+    its compiler.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "zero_", "fill_"):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(function, "__name__", "") in (
+            "normal_",
+            "uniform_",
+            "trunc_normal_",
+            "zero_",
+            "fill_",
+        ):
             return args[0] if args else (kwargs or {}).get("tensor")
         return function(*args, **(kwargs or {}))
 
 
 def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises if a model of ours, with the options of a config, is too large to be made; makes it without memory.
+    """Raises if a model of ours, with the options of a config, is too large to be made; makes it
+    without memory.
 
-    Models of other packages are not tried: they may keep parts of themselves, which would stay without values.
+    Models of other packages are not tried: they may keep parts of themselves, which would stay
+    without values.
     """
     if not isinstance(model, ModelSpec) or not model.model.__module__.startswith("fedensemble."):
         return
@@ -35,7 +49,9 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
         with RNG_LOCK, torch.random.fork_rng(devices=[]), torch.device("meta"), _WithoutValues():
             made = model()
     except (RuntimeError, OverflowError) as error:  # sizes whose product has more than 63 bits
-        raise InputError(f"The model cannot be made, it is too large: {first_line(error)}.") from None
+        raise InputError(
+            f"The model cannot be made, it is too large: {first_line(error)}."
+        ) from None
     except (TypeError, ValueError, AssertionError) as error:
         if isinstance(error, InputError):
             raise
@@ -53,8 +69,12 @@ def check_room(learner: FunctionalModel, modes: int) -> None:
 def _refuse_too_many(weights: int, modes: int, device: torch.device, dtype: torch.dtype) -> None:
     if device.type not in ("cpu", "cuda"):
         return
-    # Twice: while they are made, and in every round, there are the modes as they were and as they become.
-    needed, free = 2 * modes * weights * dtype.itemsize, free_bytes(device if device.type == "cuda" else None)
+    # Twice: while they are made, and in every round, there are the modes as they were and as they
+    # become.
+    needed, free = (
+        2 * modes * weights * dtype.itemsize,
+        free_bytes(device if device.type == "cuda" else None),
+    )
     if needed > free:
         raise InputError(
             f"{modes:,} mode{'s' * (modes > 1)} of {weights:,} weights take {format_gib(needed)} with a copy of them, and "

@@ -32,7 +32,9 @@ from .token_ids import check_tokens
 def check_data(data: FederatedData) -> None:
     """Raises unless these are clients' examples."""
     if not isinstance(data, FederatedData):
-        raise InputError(f"data must be a FederatedData, as from_clients([...]) makes; got {type(data).__name__}.")
+        raise InputError(
+            f"data must be a FederatedData, as from_clients([...]) makes; got {type(data).__name__}."
+        )
 
 
 def check_seed(seed: int) -> None:
@@ -45,7 +47,9 @@ def resolve_algorithm(algorithm: str | Algorithm) -> Algorithm:
     """The method, by name with its defaults."""
     found = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
     if not isinstance(found, Algorithm):
-        raise InputError(f"algorithm must be an Algorithm or a registered name; got {_kind(algorithm)}.")
+        raise InputError(
+            f"algorithm must be an Algorithm or a registered name; got {_kind(algorithm)}."
+        )
     return found
 
 
@@ -53,8 +57,10 @@ def resolve_participation(participation: str | Participation) -> Participation:
     """The rule for who answers, by name with its defaults."""
     found = participations[participation]() if isinstance(participation, str) else participation
     if not isinstance(found, Participation):
-        raise InputError(f"participation must be one such as Devices(ask=130), or a registered name; "
-                         f"got {_kind(participation)}.")  # fmt: skip
+        raise InputError(
+            f"participation must be one such as Devices(ask=130), or a registered name; "
+            f"got {_kind(participation)}."
+        )
     return found
 
 
@@ -62,7 +68,9 @@ def find_aggregator(aggregator: str | Aggregator) -> Aggregator:
     """The rule by which uploads are combined, by name with its defaults."""
     found = aggregators[aggregator]() if isinstance(aggregator, str) else aggregator
     if not isinstance(found, Aggregator):
-        raise InputError(f"aggregator must be one such as Median(), or a registered name; got {_kind(aggregator)}.")
+        raise InputError(
+            f"aggregator must be one such as Median(), or a registered name; got {_kind(aggregator)}."
+        )
     return found
 
 
@@ -70,12 +78,15 @@ def find_attack(attack: str | Attack | None) -> Attack | None:
     """The simulated attack, by name with its defaults; None for none."""
     found = attacks[attack]() if isinstance(attack, str) else attack
     if found is not None and not isinstance(found, Attack):
-        raise InputError(f"attack must be one such as SignFlip(share=0.1), or a registered name; got {_kind(attack)}.")
+        raise InputError(
+            f"attack must be one such as SignFlip(share=0.1), or a registered name; got {_kind(attack)}."
+        )
     return found
 
 
 def poison(data: FederatedData, attack: Attack | None, malicious: Tensor | None) -> FederatedData:
-    """The data with the targets on which malicious clients train; the same data where they train on their own.
+    """The data with the targets on which malicious clients train; the same data where they train on
+    their own.
 
     Args:
         malicious: which clients are, bool [N].
@@ -99,13 +110,22 @@ def _kind(given: object) -> str:
 
 def find_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """An engine's options by name."""
-    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
-        raise InputError(f"engine_options must be a dict of names and values, such as {{'block': 8}}; got {options!r}.")
+    if options is not None and not (
+        isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    ):
+        raise InputError(
+            f"engine_options must be a dict of names and values, such as {{'block': 8}}; got {options!r}."
+        )
     return dict(options or {})
 
 
 def resolve_engine(
-    name: str, options: dict[str, Any], learner: FunctionalModel, data: FederatedData, work: LocalWork, seed: int
+    name: str,
+    options: dict[str, Any],
+    learner: FunctionalModel,
+    data: FederatedData,
+    work: LocalWork,
+    seed: int,
 ) -> Engine:
     """The engine of this name, with options that it takes."""
     engine = engines[name]
@@ -122,9 +142,13 @@ def find_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'.") from None
+        raise InputError(
+            f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got '{device}'."
+        ) from None
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'.")
+        raise InputError(
+            f"device '{device}' was asked for, but torch finds no CUDA device here; use 'cpu' or 'auto'."
+        )
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         have = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
         raise InputError(f"device '{device}' was asked for, but here there is only {have}.")
@@ -139,7 +163,11 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_work(
-    learner: FunctionalModel, epochs: int, steps: int | None, batch_size: int, last_batch: LastBatch | None
+    learner: FunctionalModel,
+    epochs: int,
+    steps: int | None,
+    batch_size: int,
+    last_batch: LastBatch | None,
 ) -> LocalWork:
     """A client's work in a round, with the rule for the last batch that the model asks for."""
     if last_batch is not None and not isinstance(last_batch, str):
@@ -154,18 +182,32 @@ def resolve_work(
 
 
 def resolve_schedule(
-    schedule: str | Schedule, modes: int, strata: int | None, clients_per_round: int | None, population: int
+    schedule: str | Schedule,
+    modes: int,
+    strata: int | None,
+    clients_per_round: int | None,
+    population: int,
 ) -> Schedule:
-    """The schedule by name; without a number of strata, each of a round's clients has one of its own."""
+    """The schedule by name; without a number of strata, each of a round's clients has one of its
+    own.
+    """
     if isinstance(schedule, Schedule):
         return schedule
     if not isinstance(schedule, str):
-        raise InputError(f"schedule must be a Schedule or a registered name; got {_kind(schedule)}.")
-    for what, value in (("modes", modes), ("strata", strata), ("clients_per_round", clients_per_round)):
+        raise InputError(
+            f"schedule must be a Schedule or a registered name; got {_kind(schedule)}."
+        )
+    for what, value in (
+        ("modes", modes),
+        ("strata", strata),
+        ("clients_per_round", clients_per_round),
+    ):
         if value is not None:
             check_number(schedule, what, value)
     per_round = population if clients_per_round is None else clients_per_round
-    groups = strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
+    groups = (
+        strata if strata is not None else (1 if modes == 1 else max(min(per_round, population), 1))
+    )
     return schedules[schedule](modes=modes, strata=groups, clients_per_round=per_round)
 
 
@@ -193,9 +235,13 @@ def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
     if learner.task == "classification":
         if data.y.is_floating_point():
             what = advise_labels(data.y) or "For regression use loss='mse'."
-            raise InputError(f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {what}")
+            raise InputError(
+                f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {what}"
+            )
         if outputs.shape[:-1] != y.shape and (advice := advise_labels(data.y)) is not None:
-            raise InputError(f"Labels must be one whole number an example; got shape {tuple(data.y.shape)}. {advice}")
+            raise InputError(
+                f"Labels must be one whole number an example; got shape {tuple(data.y.shape)}. {advice}"
+            )
         if outputs.shape[:-1] != y.shape:
             raise InputError(
                 f"The model must return a number for every class, [B, ..., C], classes last; got shape "
@@ -226,7 +272,9 @@ def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
 
 
 def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
-    """Why a model failed on inputs: memory or their type where that is it, otherwise what torch says."""
+    """Why a model failed on inputs: memory or their type where that is it, otherwise what torch
+    says.
+    """
     if out_of_memory(error):
         return f"there is not enough memory{lack(error, x.device)}. Use a smaller model or a larger card or machine."
     embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
@@ -237,8 +285,12 @@ def _reason(model: nn.Module, x: Tensor, error: Exception) -> str:
     return first_line(error)
 
 
-def resolve_server_context(learner: FunctionalModel, data: FederatedData, schedule: Schedule) -> ServerContext:
-    """What a method's server may use: the model, the inputs the data hold for it, and what it must know of the plan."""
+def resolve_server_context(
+    learner: FunctionalModel, data: FederatedData, schedule: Schedule
+) -> ServerContext:
+    """What a method's server may use: the model, the inputs the data hold for it, and what it must
+    know of the plan.
+    """
 
     def seen(x: Tensor) -> Tensor:
         return data.inputs(x.to(learner.device), learner.dtype)
@@ -249,7 +301,9 @@ def resolve_server_context(learner: FunctionalModel, data: FederatedData, schedu
 
 @num_threads(1)
 def check_training(learner: FunctionalModel, data: FederatedData, batch_size: int) -> None:
-    """Takes a step with two examples, so that what cannot be trained is said before; if it fails, with a batch."""
+    """Takes a step with two examples, so that what cannot be trained is said before; if it fails,
+    with a batch.
+    """
     for count in sorted({min(2, batch_size), batch_size}):
         x, y = _few(learner, data, count)
         try:
@@ -264,8 +318,12 @@ def check_training(learner: FunctionalModel, data: FederatedData, batch_size: in
         advice = "Raise batch_size."
         if batch_size >= largest:
             most = f"{largest} example{'s' * (largest > 1)}"
-            advice = f"No client has more than {most}, so take GroupNorm, or clients with more examples."
-        raise InputError(f"BatchNorm cannot train on batches of {len(x)}: {first_line(failed)}. {advice}") from None
+            advice = (
+                f"No client has more than {most}, so take GroupNorm, or clients with more examples."
+            )
+        raise InputError(
+            f"BatchNorm cannot train on batches of {len(x)}: {first_line(failed)}. {advice}"
+        ) from None
     raise InputError(
         f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: {first_line(failed)}"
     ) from failed
@@ -274,4 +332,6 @@ def check_training(learner: FunctionalModel, data: FederatedData, batch_size: in
 def _few(learner: FunctionalModel, data: FederatedData, count: int) -> tuple[Tensor, Tensor]:
     """The first examples, in copies: a model may write into its inputs."""
     x, y = data.inputs(data.x[:count].clone(), learner.dtype), data.y[:count].clone()
-    return x.to(learner.device), y.to(learner.device, learner.dtype if learner.task == "regression" else None)
+    return x.to(learner.device), y.to(
+        learner.device, learner.dtype if learner.task == "regression" else None
+    )

@@ -1,4 +1,6 @@
-"""Whole numbers that a model has no place for: found on the CPU before training, for a GPU ends the process on them."""
+"""Whole numbers that a model has no place for: found on the CPU before training, for a GPU ends the
+process on them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ _AT_LEAST, _AT_ONCE = 8, 32  # rows
 
 
 def check_tokens(model: nn.Module, data: FederatedData) -> None:
-    """Runs rows with the largest and the smallest number of every position through a model on the CPU."""
+    """Runs rows with the largest and the smallest number of every position through a model on the
+    CPU.
+    """
     if data.standardise is not None:
         return
-    for name, x in (("the clients' data", data.x), ("the test data", data.x_test), ("x_server", data.x_server)):
+    for name, x in (
+        ("the clients' data", data.x),
+        ("the test data", data.x_test),
+        ("x_server", data.x_server),
+    ):
         if x is None or x.is_floating_point() or not x.numel():
             continue
         for rows in torch.split(extreme_rows(x), _AT_ONCE):
@@ -31,11 +39,14 @@ def check_tokens(model: nn.Module, data: FederatedData) -> None:
                 return  # it takes no such inputs at all: whoever tries it next says why
             row = int(few[found[0]])
             where = _owner(data, row) if x is data.x else f"row {row} of {name}"
-            raise InputError(_message(model, where, given[found[0]].expand_as(given), found[1], int(x.max())))
+            raise InputError(
+                _message(model, where, given[found[0]].expand_as(given), found[1], int(x.max()))
+            )
 
 
 def extreme_rows(x: Tensor) -> Tensor:
-    """Rows that together hold the largest and the smallest number of every position; of many, those that go furthest.
+    """Rows that together hold the largest and the smallest number of every position; of many, those
+    that go furthest.
 
     >>> extreme_rows(torch.tensor([[3, 1], [2, 2], [0, 9], [1, 0]])).tolist()
     [0, 2, 3]
@@ -43,8 +54,12 @@ def extreme_rows(x: Tensor) -> Tensor:
     flat, found = x.reshape(len(x), -1), set[int]()
     most = max(_AT_LEAST, _WORTH // flat.shape[1])
     for sign, extreme, place in ((-1, torch.amax, torch.argmax), (1, torch.amin, torch.argmin)):
-        reached = torch.stack([extreme(part, 0) for part in torch.split(flat, _CHUNK)])  # fast, [chunks, positions]
-        chunk, rows = place(reached, 0), torch.empty(flat.shape[1], dtype=torch.int64, device=x.device)
+        # fast, [chunks, positions]
+        reached = torch.stack([extreme(part, 0) for part in torch.split(flat, _CHUNK)])
+        chunk, rows = (
+            place(reached, 0),
+            torch.empty(flat.shape[1], dtype=torch.int64, device=x.device),
+        )
         for at in sorted(set(chunk.tolist())):  # slower, but seldom more than a chunk or two
             here = chunk == at
             rows[here] = at * _CHUNK + place(flat[at * _CHUNK : (at + 1) * _CHUNK, here], 0)
@@ -64,7 +79,9 @@ def _failure(model: nn.Module, x: Tensor) -> Exception | None:
 
 
 def _culprit(model: nn.Module, given: Tensor) -> tuple[int, Tensor] | None:
-    """The first row that a model fails on, as many of it as there were rows, and one that it takes, if any."""
+    """The first row that a model fails on, as many of it as there were rows, and one that it takes,
+    if any.
+    """
     fails = [_failure(model, row.expand_as(given)) is not None for row in given]
     good = torch.zeros_like(given[0]) if all(fails) else given[fails.index(False)]
     if not any(fails) or _failure(model, good.expand_as(given)) is not None:
@@ -83,8 +100,14 @@ def _owner(data: FederatedData, row: int) -> str:
 
 
 def _message(model: nn.Module, where: str, given: Tensor, good: Tensor, highest: int) -> str:
-    """What is wrong with a row, `given` over and over: the number that also spoils a good one, if one does."""
-    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    """What is wrong with a row, `given` over and over: the number that also spoils a good one, if
+    one does.
+    """
+    sizes = [
+        module.num_embeddings
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    ]
     for value in sorted(set(given[0].flatten().tolist())):
         if (error := _failure(model, torch.where(given == value, given, good))) is None:
             continue

@@ -1,4 +1,6 @@
-"""A function of tensors as CUDA graphs: Python runs it a few times for each shape, then the card repeats it."""
+"""A function of tensors as CUDA graphs: Python runs it a few times for each shape, then the card
+repeats it.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,25 @@ import torch
 from torch import Tensor
 
 Function = Callable[..., Tensor]
-Record = Callable[[Function, tuple[Any, ...]], Function]  # (function, arguments of a kind) -> the same for that kind
+# (function, arguments of a kind) -> the same for that kind
+Record = Callable[[Function, tuple[Any, ...]], Function]
 
-_MOST = 8  # kinds of arguments remembered; each that is recorded keeps a copy of its arguments on the card
-_WARM_UP = 3  # runs before recording, as torch does: libraries set themselves up, which no graph may record
+# kinds of arguments remembered; each that is recorded keeps a copy of its arguments on the card
+_MOST = 8
+# runs before recording, as torch does: libraries set themselves up, which no graph may record
+_WARM_UP = 3
 
 
 class GraphedFunction:
-    """A function that is recorded when arguments of a kind come the second time, and replayed from then on.
+    """A function that is recorded when arguments of a kind come the second time, and replayed from
+    then on.
 
-    Arguments are of one kind if their tensors have the same shapes and types and the others are equal. What cannot be
-    recorded runs as it is, for good.
+    Arguments are of one kind if their tensors have the same shapes and types and the others are
+    equal. What cannot be recorded runs as it is, for good.
 
     Args:
-        function: of tensors and of values that can be hashed; what else it reads must stay as and where it is.
+        function: of tensors and of values that can be hashed; what else it reads must stay as and
+            where it is.
         record: how to record it; None never does.
         most: kinds remembered; the one that has not come for longest is forgotten.
     """
@@ -32,7 +39,8 @@ class GraphedFunction:
     def __init__(self, function: Function, record: Record | None = None, most: int = _MOST) -> None:
         self.function, self.record, self.most = function, record, most
         self.reason: str | None = None  # why it is no longer recorded
-        self.known: dict[Any, Function | None] = {}  # None: came once, which is not worth a recording
+        # None: came once, which is not worth a recording
+        self.known: dict[Any, Function | None] = {}
 
     def __call__(self, *given: Any) -> Tensor:
         replay = None if self.record is None else self._find(self.record, given)
@@ -55,7 +63,9 @@ class GraphedFunction:
 
 
 class _Place(NamedTuple):
-    """Where a device's graphs are recorded, and those that are in use: one stream and one memory pool for all."""
+    """Where a device's graphs are recorded, and those that are in use: one stream and one memory
+    pool for all.
+    """
 
     stream: torch.cuda.Stream
     graphs: WeakSet[torch.cuda.CUDAGraph]
@@ -70,14 +80,19 @@ def capture_graph(function: Function, given: tuple[Any, ...]) -> Function:
     """The function for arguments like `given` as a CUDA graph."""
     held = tuple(v.detach().clone() if isinstance(v, Tensor) else v for v in given)
     device = next(v.device for v in held if isinstance(v, Tensor))
-    place, current, graph = _place(device), torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+    place, current, graph = (
+        _place(device),
+        torch.cuda.current_stream(device),
+        torch.cuda.CUDAGraph(),
+    )
     with torch.cuda.stream(current):  # a recording that fails would leave its own stream behind
         place.stream.wait_stream(current)
         with torch.cuda.stream(place.stream):
             for _ in range(_WARM_UP):
                 function(*held)
         current.wait_stream(place.stream)
-        # A pool lives as long as its graphs; they share it since results are copied before the next one runs.
+        # A pool lives as long as its graphs; they share it since results are copied before the next
+        # one runs.
         pool = next((other.pool() for other in place.graphs), None)
         try:
             with torch.cuda.graph(graph, pool=pool, stream=place.stream):

@@ -18,7 +18,8 @@ RNG_LOCK = RLock()  # who holds it has torch's generator, one for all threads, t
 
 
 class ModelSpec:
-    """A model with its options, plain values as in a config: recipes of one key make models of one structure.
+    """A model with its options, plain values as in a config: recipes of one key make models of one
+    structure.
 
     >>> ModelSpec(nn.Linear, {"in_features": 2, "out_features": 3})()
     Linear(in_features=2, out_features=3, bias=True)
@@ -35,8 +36,8 @@ class ModelSpec:
 class SeededFactory:
     """Calls a factory, and looks at what it returns.
 
-    Parts that the models have in common, such as a network that was trained before, are copied: they stay as they are,
-    and no two models write into them at the same time.
+    Parts that the models have in common, such as a network that was trained before, are copied:
+    they stay as they are, and no two models write into them at the same time.
 
     Args:
         factory: a callable that returns a new nn.Module, freshly initialised.
@@ -68,11 +69,15 @@ class SeededFactory:
         try:
             model = self.factory()
         except TypeError as error:  # such as a class whose arguments are missing
-            raise InputError(f"model() failed: {first_line(error)}. It is called without arguments.") from error
+            raise InputError(
+                f"model() failed: {first_line(error)}. It is called without arguments."
+            ) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model() must return an nn.Module; got {type(model).__name__}.")
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-            raise InputError("Lazy layers have no shape yet; run one batch through the model inside model().")
+            raise InputError(
+                "Lazy layers have no shape yet; run one batch through the model inside model()."
+            )
         return model
 
 
@@ -100,7 +105,9 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _seed(seed: int) -> None:
-    """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not in use yet."""
+    """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not
+    in use yet.
+    """
     torch.default_generator.manual_seed(seed)
     for device in (torch.cuda, torch.xpu):  # for models that draw their weights there
         if device.is_initialized():

@@ -1,4 +1,6 @@
-"""A model as a function of a weight vector: its loss and gradient for one client, or for many by `vmap`."""
+"""A model as a function of a weight vector: its loss and gradient for one client, or for many by
+`vmap`.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,25 @@ from ..flat_params import Layout, Tree
 from .factory import ModelFactory, SeededFactory
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, find_loss, task_of
-from .model_checks import check_counters, check_layers, collect_buffers, require_tensor, uses_batch_statistics
+from .model_checks import (
+    check_counters,
+    check_layers,
+    collect_buffers,
+    require_tensor,
+    uses_batch_statistics,
+)
 from .parameter_swap import swap_parameters
 
-GradientFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
+GradientFn = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]
+]
 
 
 class FunctionalModel:
     """What all clients share: the model's structure and the loss, without any weights.
 
-    Weights are a vector "theta" [P] of the trainable parameters; everything else that is floating point (running
-    statistics, frozen parameters) is a second vector, "buffers" [R].
+    Weights are a vector "theta" [P] of the trainable parameters; everything else that is floating
+    point (running statistics, frozen parameters) is a second vector, "buffers" [R].
 
     Args:
         model: a callable that returns a new nn.Module, freshly initialised.
@@ -36,9 +46,13 @@ class FunctionalModel:
     """
 
     def __init__(
-        self, model: ModelFactory, loss: str | Loss, targets: Tensor, device: torch.device | str = "cpu",
+        self,
+        model: ModelFactory,
+        loss: str | Loss,
+        targets: Tensor,
+        device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype is torch.float32 or torch.float64; got {dtype}.")
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
@@ -46,11 +60,22 @@ class FunctionalModel:
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
         self._make = SeededFactory(model, dtype)
         template = self.build(0).to(device)
-        self.theta_layout = Layout.of({n: p for n, p in template.named_parameters() if p.requires_grad})
-        self.buffer_layout = Layout.of({n: t for n, t in self._fixed(template) if t.is_floating_point()})
-        norms = {n: m for n, m in template.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
-        counts = {f"{n}.num_batches_tracked".lstrip("."): type(m) in _COUNTING for n, m in norms.items()}
-        self.counters = {  # those of BatchNorm, which nobody reads, on the CPU: a GPU would be asked for each of them
+        self.theta_layout = Layout.of(
+            {n: p for n, p in template.named_parameters() if p.requires_grad}
+        )
+        self.buffer_layout = Layout.of(
+            {n: t for n, t in self._fixed(template) if t.is_floating_point()}
+        )
+        norms = {
+            n: m
+            for n, m in template.named_modules()
+            if isinstance(m, nn.modules.batchnorm._NormBase)
+        }
+        counts = {
+            f"{n}.num_batches_tracked".lstrip("."): type(m) in _COUNTING for n, m in norms.items()
+        }
+        # those of BatchNorm, which nobody reads, on the CPU: a GPU would be asked for each of them
+        self.counters = {
             n: t.cpu().clone() if counts.get(n) else t.clone()
             for n, t in self._fixed(template)
             if not t.is_floating_point()
@@ -61,7 +86,8 @@ class FunctionalModel:
         check_layers(template)
         self.has_batch_statistics = any(uses_batch_statistics(m) for m in norms.values())
         self.training_model, self.eval_model = template, self._twin(template)
-        self.dropout_model = self._twin(template)  # dropout active, BatchNorm with its running statistics
+        # dropout active, BatchNorm with its running statistics
+        self.dropout_model = self._twin(template)
         self.training_model.train()
         self.eval_model.eval()
         self.dropout_model.train()
@@ -74,7 +100,9 @@ class FunctionalModel:
         return self._make(seed)
 
     def clone_module(self) -> FunctionalModel:
-        """The same with another module to train, whatever its weights: not a copy, which a module need not allow."""
+        """The same with another module to train, whatever its weights: not a copy, which a module
+        need not allow.
+        """
         other = copy(self)
         other.training_model = self.build(0).to(self.device)
         other.training_model.train()
@@ -88,7 +116,9 @@ class FunctionalModel:
             return self.build(0).to(self.device)
 
     def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
-        """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for every K > k."""
+        """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for
+        every K > k.
+        """
         thetas, buffers = [], []
         for mode in range(modes):
             model = self.build(prng.torch_seed(prng.key(seed, "initialisation", mode)))
@@ -109,10 +139,17 @@ class FunctionalModel:
         """
 
         def objective(
-            theta: Tensor, buffers: Tree, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, *,
+            theta: Tensor,
+            buffers: Tree,
+            x: Tensor,
+            y: Tensor,
+            weight: Tensor,
+            key: Tensor,
+            *,
             then: Callable[[Tensor], Tensor] = Tensor.detach,
-        ) -> Any:  # fmt: skip
-            counters = {name: count.clone() for name, count in self.counters.items()}  # BatchNorm adds 1 in place
+        ) -> Any:
+            # BatchNorm adds 1 in place
+            counters = {name: count.clone() for name, count in self.counters.items()}
             tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
             with swap_parameters(self.training_model, tensors):
                 with KeyedRandomness(key):
@@ -127,13 +164,20 @@ class FunctionalModel:
             """As `grad_and_value`, without loading what only `vmap` needs."""
             theta = theta.detach().requires_grad_()
             with torch.enable_grad():
-                value, more = objective(theta, *others, then=lambda value: torch.autograd.grad(value, theta)[0])
+                value, more = objective(
+                    theta, *others, then=lambda value: torch.autograd.grad(value, theta)[0]
+                )
             return more[0], (value.detach(), more)
 
-        evaluate = vmap(grad_and_value(objective, has_aux=True), randomness="error") if batched else single
+        evaluate = (
+            vmap(grad_and_value(objective, has_aux=True), randomness="error") if batched else single
+        )
 
-        def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
-            # Separate tensors, not views of one: under vmap an update of a view would be lost without a word.
+        def gradient(
+            theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
+        ) -> Any:
+            # Separate tensors, not views of one: under vmap an update of a view would be lost
+            # without a word.
             named = {n: b.clone() for n, b in self.buffer_layout.unflatten(buffers).items()}
             grad, (value, (_, named)) = evaluate(theta, named, x, y, weight, key)
             return grad, (value, self.buffer_layout.flatten(named) if named else buffers)
@@ -142,13 +186,19 @@ class FunctionalModel:
 
     @cached_property
     def train_mode_model(self) -> nn.Module:
-        """The model in train mode, for predictions: dropout active, BatchNorm with the statistics of each batch."""
+        """The model in train mode, for predictions: dropout active, BatchNorm with the statistics
+        of each batch.
+        """
         return self._twin(self.dropout_model).train()
 
     def outputs(
-        self, theta: Tensor, buffers: Tensor, x: Tensor, dropout_key: prng.Key | None = None,
+        self,
+        theta: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        dropout_key: prng.Key | None = None,
         batch_statistics: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Outputs of one model [P] in eval mode, or with dropout active where a key is given.
 
         With `batch_statistics` the model is in train mode altogether.
@@ -159,7 +209,10 @@ class FunctionalModel:
             **self.counters,
         }
         if batch_statistics:  # train mode counts batches in place
-            model, tensors = self.train_mode_model, {**tensors, **{n: c.clone() for n, c in self.counters.items()}}
+            model, tensors = (
+                self.train_mode_model,
+                {**tensors, **{n: c.clone() for n, c in self.counters.items()}},
+            )
         else:
             model = self.eval_model if dropout_key is None else self.dropout_model
         with torch.no_grad(), swap_parameters(model, tensors):

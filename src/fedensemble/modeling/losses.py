@@ -20,7 +20,8 @@ Task = Literal["classification", "regression"]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of each example, [B]; a sequence counts by the mean over its positions.
 
-    Classes are the last dimension of the outputs, [B, C] or [B, T, C], as in predictions; torch itself wants [B, C, T].
+    Classes are the last dimension of the outputs, [B, C] or [B, T, C], as in predictions; torch
+    itself wants [B, C, T].
     """
     losses = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none")
     return losses.reshape(len(losses), -1).mean(1)
@@ -41,16 +42,21 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
 def by_example(loss: Loss) -> Loss:
     """Any loss as one that gives a number an example.
 
-    A loss that returns one number is taken as a mean over examples, and is asked about one example at a time.
+    A loss that returns one number is taken as a mean over examples, and is asked about one example
+    at a time.
     """
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         value = loss(outputs, targets)
         if not isinstance(value, Tensor):
-            raise InputError(f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() in it.")
+            raise InputError(
+                f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() in it."
+            )
         if value.dim() == 0:
             try:
-                return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(outputs, targets)
+                return torch.func.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)))(
+                    outputs, targets
+                )
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
@@ -82,7 +88,9 @@ def find_loss(loss: str | Loss) -> Loss:
 
 
 def lower_bound(loss: str | Loss) -> float:
-    """The smallest value of a loss: 0 for those that have a name; nothing is known of a callable."""
+    """The smallest value of a loss: 0 for those that have a name; nothing is known of a
+    callable.
+    """
     return -math.inf if callable(loss) else 0.0
 
 
@@ -94,7 +102,9 @@ def task_of(loss: str | Loss, targets: Tensor) -> Task:
 
 
 def check_loss(given: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """Raises if a loss is not what training takes it for: a mean over examples, or one number an example."""
+    """Raises if a loss is not what training takes it for: a mean over examples, or one number an
+    example.
+    """
     if isinstance(given, str) or len(outputs) < 2:
         return
     each, whole = losses(outputs, targets), given(outputs, targets)
@@ -105,7 +115,9 @@ def check_loss(given: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor
             f"{float(each.mean()):.6g} on average one by one (class weights, ignore_index, reduction='sum' do this). "
             "Return one number an example: reduction='none'."
         )
-    if whole.dim() > 0 and not torch.allclose(losses(outputs[:-1], targets[:-1]), each[:-1], **close):
+    if whole.dim() > 0 and not torch.allclose(
+        losses(outputs[:-1], targets[:-1]), each[:-1], **close
+    ):
         raise InputError(
             f"The loss of an example depends on the others: outputs {tuple(outputs.shape)} and targets "
             f"{tuple(targets.shape)} may have been broadcast against each other."

@@ -1,4 +1,6 @@
-"""What a model must not do in training, found in its layers, after each pass, and by one step before the first."""
+"""What a model must not do in training, found in its layers, after each pass, and by one step
+before the first.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def check_layers(model: nn.Module) -> None:
     """Raises for layers that are known not to work, on any engine."""
     for module in model.modules():
         if uses_batch_statistics(module) and module.momentum is None:
-            raise InputError("BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum.")
+            raise InputError(
+                "BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum."
+            )
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             continue
         if module.max_norm is not None:
@@ -46,13 +50,19 @@ def require_tensor(outputs: object) -> Tensor:
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running statistics."""
+    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running
+    statistics.
+    """
     kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
     return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-def check_counters(constants: Iterable[str], given: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> None:
-    """Raises if a pass changed a buffer of whole numbers: what it was `given` is not what it `left`, or was written."""
+def check_counters(
+    constants: Iterable[str], given: Mapping[str, Tensor], left: Mapping[str, Tensor]
+) -> None:
+    """Raises if a pass changed a buffer of whole numbers: what it was `given` is not what it
+    `left`, or was written.
+    """
     for name in constants:
         if left[name] is not given[name] or given[name]._version:  # a clone starts at version 0
             raise InputError(
@@ -87,11 +97,15 @@ def try_training(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
     with _ForbidUnkeyedRandomness():  # type: ignore[no-untyped-call]
         learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
-        raise InputError("The model changes its parameters in the forward pass, and only training steps may.")
+        raise InputError(
+            "The model changes its parameters in the forward pass, and only training steps may."
+        )
 
 
 def check_graph(value: Tensor) -> Tensor:
-    """What is to be derived; raises if it was made by checkpointing that takes gradients on its own."""
+    """What is to be derived; raises if it was made by checkpointing that takes gradients on its
+    own.
+    """
     known, waiting = set[Any](), [value.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -108,7 +122,9 @@ def check_graph(value: Tensor) -> Tensor:
 
 
 class _ForbidUnkeyedRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where torch's generators are asked, also where checkpointing draws again for the gradient."""
+    """Raises where torch's generators are asked, also where checkpointing draws again for the
+    gradient.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

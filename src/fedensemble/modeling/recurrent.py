@@ -1,4 +1,6 @@
-"""Recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed dropout."""
+"""Recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed
+dropout.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from torch import Tensor
 from ..errors import InputError
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Cell = Callable[[Tensor, list[Tensor], Tensor], list[Tensor]]  # (given, state, what the state adds) -> next state
+# (given, state, what the state adds) -> next state
+Cell = Callable[[Tensor, list[Tensor], Tensor], list[Tensor]]
 
 
 def _lstm_cell(given: Tensor, state: list[Tensor], fed: Tensor) -> list[Tensor]:
@@ -33,12 +36,18 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 
 def _layer(
-    x: Tensor, state: list[Tensor], weights: Sequence[Tensor], cell: Cell, backwards: bool, linear: Linear,
+    x: Tensor,
+    state: list[Tensor],
+    weights: Sequence[Tensor],
+    cell: Cell,
+    backwards: bool,
+    linear: Linear,
     projection: Tensor | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """One direction of one layer: outputs [B, T, H] and the last state."""
     bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
-    given = linear(x, weights[0], bias_in).unbind(1)  # all time steps at once; one unbind has one backward
+    # all time steps at once; one unbind has one backward
+    given = linear(x, weights[0], bias_in).unbind(1)
     outputs = []
     for now in reversed(given) if backwards else given:
         state = cell(now, state, linear(state[0], weights[1], bias_state))
@@ -52,7 +61,9 @@ def _packed(whole: Callable[..., Any], linear: Linear, *given: Any) -> Any:
     """Packed sequences as torch does them, for one client; `given` are its own arguments."""
     _, _, _, weights, _, layers, dropout, training, *_ = given
     if linear is not F.linear or torch._C._functorch.is_batchedtensor(weights[0]):
-        raise NotImplementedError("packed sequences are of other lengths for every client; pad them to one")
+        raise NotImplementedError(
+            "packed sequences are of other lengths for every client; pad them to one"
+        )
     if dropout > 0 and training and layers > 1:
         raise InputError(
             "Dropout between the layers of packed sequences cannot be repeated on every engine: set it to 0, or pad "
@@ -65,10 +76,19 @@ def _network(whole: Callable[..., Any], cell: Cell, states: int) -> Callable[...
     """A stand-in for `whole`: torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
 
     def run(
-        dropout: Callable[..., Tensor], x: Tensor, initial: Any, weights: Sequence[Tensor], biases: Any,
-        layers: Any = None, p: Any = None, training: Any = None, bidirectional: Any = None, batch_first: Any = None,
-        linear: Linear = F.linear, layer_of: Any = None,
-    ) -> Any:  # fmt: skip
+        dropout: Callable[..., Tensor],
+        x: Tensor,
+        initial: Any,
+        weights: Sequence[Tensor],
+        biases: Any,
+        layers: Any = None,
+        p: Any = None,
+        training: Any = None,
+        bidirectional: Any = None,
+        batch_first: Any = None,
+        linear: Linear = F.linear,
+        layer_of: Any = None,
+    ) -> Any:
         if not isinstance(biases, bool):
             given = (x, initial, weights, biases, layers, p, training, bidirectional, batch_first)
             return _packed(whole, linear, *given)
@@ -103,4 +123,6 @@ _CELLS: dict[Callable[..., Any], tuple[Cell, int]] = {
     torch.rnn_tanh: (_plain_cell(torch.tanh), 1),
     torch.rnn_relu: (_plain_cell(torch.relu), 1),
 }
-RECURRENT: dict[Any, Callable[..., Any]] = {whole: _network(whole, *cell) for whole, cell in _CELLS.items()}
+RECURRENT: dict[Any, Callable[..., Any]] = {
+    whole: _network(whole, *cell) for whole, cell in _CELLS.items()
+}

@@ -11,13 +11,16 @@ from .registry import models
 
 @models.register("cnn-pfl")
 class BenchmarkCNN(nn.Module):
-    """Two 3x3 convolutions without padding, 32 and 64 filters, max-pooling, dropout, 128 units, dropout, outputs.
+    """Two 3x3 convolutions without padding, 32 and 64 filters, max-pooling, dropout, 128 units,
+    dropout, outputs.
 
-    ReLU after each hidden layer; dropout 0.25 after the convolutions and 0.5 after the 128 units. 1,626,442 parameters
-    for 32x32 images in 3 channels and 10 classes. Weights are Glorot-uniform and biases by torch's default, as there.
+    ReLU after each hidden layer; dropout 0.25 after the convolutions and 0.5 after the 128 units.
+    1,626,442 parameters for 32x32 images in 3 channels and 10 classes. Weights are Glorot-uniform
+    and biases by torch's default, as there.
 
-    Reference: Granqvist et al., "pfl-research: simulation framework for accelerating research in private federated
-    learning", NeurIPS 2024 (datasets and benchmarks); `simple_cnn` in its benchmarks.
+    Reference: Granqvist et al., "pfl-research: simulation framework for accelerating research in
+    private federated learning", NeurIPS 2024 (datasets and benchmarks); `simple_cnn` in its
+    benchmarks.
 
     Args:
         shape: (channels, height, width) of one image, at least 6x6.
@@ -28,7 +31,9 @@ class BenchmarkCNN(nn.Module):
         super().__init__()
         check_images("cnn-pfl", shape)
         if min(shape[1:]) < 6:
-            raise InputError(f"Model 'cnn-pfl' needs images of at least 6x6; got {shape[1]}x{shape[2]}.")
+            raise InputError(
+                f"Model 'cnn-pfl' needs images of at least 6x6; got {shape[1]}x{shape[2]}."
+            )
         height, width = ((side - 4) // 2 for side in shape[1:])
         self.layers = nn.Sequential(
             nn.Conv2d(shape[0], 32, 3),

@@ -11,9 +11,13 @@ Norm = Literal["batch", "group"]
 
 
 def check_images(model: str, shape: Sequence[int], **positive: float) -> None:
-    """Raises unless one input is an image (channels, height, width) and the named options are above zero."""
+    """Raises unless one input is an image (channels, height, width) and the named options are above
+    zero.
+    """
     if len(shape) != 3:
-        raise InputError(f"Model '{model}' needs images of shape (channels, height, width); got {tuple(shape)}.")
+        raise InputError(
+            f"Model '{model}' needs images of shape (channels, height, width); got {tuple(shape)}."
+        )
     for name, value in positive.items():
         if value <= 0:
             raise InputError(f"Model '{model}' needs {name} > 0; got {value}.")
@@ -26,12 +30,16 @@ def norm_layer(norm: Norm, channels: int, groups: int) -> nn.Module:
     if norm != "group":
         raise InputError(f"norm is 'batch' or 'group'; got {norm!r}.")
     if groups < 1 or channels % groups:
-        raise InputError(f"GroupNorm cannot divide {channels} channels into groups={groups}; choose another number.")
+        raise InputError(
+            f"GroupNorm cannot divide {channels} channels into groups={groups}; choose another number."
+        )
     return nn.GroupNorm(groups, channels)
 
 
 def initialise_convolutions(model: nn.Module) -> None:
-    """Draws every convolution from N(0, 2 / fan-out), as torchvision does for ReLU networks (He et al. 2015)."""
+    """Draws every convolution from N(0, 2 / fan-out), as torchvision does for ReLU networks (He et
+    al. 2015).
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -13,11 +13,12 @@ _MOST_LAYERS = 1000
 class LSTM(nn.Module):
     """An LSTM over tokens: [B, T] in, logits of the next token at every position out, [B, T, V].
 
-    Embedding of 8 numbers, two layers of 256 units, linear layer: the network for Shakespeare of McMahan et al.,
-    "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, with an output at every
-    position as in Reddi et al., "Adaptive federated optimization", ICLR 2021. 798,720 + 265 V parameters. That is
-    822,570 for the V = 90 of Reddi et al., 2,048 more than they count: torch's LSTM has two biases a gate, theirs one.
-    Initialised by torch's defaults.
+    Embedding of 8 numbers, two layers of 256 units, linear layer: the network for Shakespeare of
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+    AISTATS 2017, with an output at every position as in Reddi et al., "Adaptive federated
+    optimization", ICLR 2021. 798,720 + 265 V parameters. That is 822,570 for the V = 90 of Reddi et
+    al., 2,048 more than they count: torch's LSTM has two biases a gate, theirs one. Initialised by
+    torch's defaults.
 
     Args:
         outputs: number of different tokens, V.
@@ -28,7 +29,12 @@ class LSTM(nn.Module):
     """
 
     def __init__(
-        self, outputs: int, embedding: int = 8, layers: int = 2, hidden: int = 256, dropout: float = 0.0
+        self,
+        outputs: int,
+        embedding: int = 8,
+        layers: int = 2,
+        hidden: int = 256,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         for name, value in (("embedding", embedding), ("layers", layers), ("hidden", hidden)):
@@ -37,7 +43,9 @@ class LSTM(nn.Module):
             raise InputError(f"Model 'lstm' needs layers <= {_MOST_LAYERS}; got {layers}.")
         check_dropout("lstm", dropout)
         if dropout > 0 and layers == 1:
-            raise InputError(f"Model 'lstm' has dropout between layers; one layer has none. Got dropout={dropout}.")
+            raise InputError(
+                f"Model 'lstm' has dropout between layers; one layer has none. Got dropout={dropout}."
+            )
         self.embedding = nn.Embedding(outputs, embedding)
         self.layers = nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout)
         self.out = nn.Linear(hidden, outputs)

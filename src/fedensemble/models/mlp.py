@@ -21,7 +21,13 @@ class MLP(nn.Module):
         dropout: probability, after each hidden layer.
     """
 
-    def __init__(self, shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        outputs: int,
+        hidden: Sequence[int] = (64,),
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         check_dropout("mlp", dropout)
         widths = [prod(shape), *check_widths("mlp", "hidden", hidden)]

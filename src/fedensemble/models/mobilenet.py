@@ -11,20 +11,34 @@ from .registry import models
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.
 _STAGES = (
-    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-)  # fmt: skip
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 _STEM, _LAST = 32, 1280
 
 
 class Block(nn.Module):
-    """Inverted residual: 1x1 convolution to more channels, 3x3 on each channel, 1x1 back, with no ReLU at the end."""
+    """Inverted residual: 1x1 convolution to more channels, 3x3 on each channel, 1x1 back, with no
+    ReLU at the end.
+    """
 
-    def __init__(self, inside: int, outside: int, expansion: int, stride: int, norm: Norm, groups: int) -> None:
+    def __init__(
+        self, inside: int, outside: int, expansion: int, stride: int, norm: Norm, groups: int
+    ) -> None:
         super().__init__()
         wide = expansion * inside
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers += [nn.Conv2d(inside, wide, 1, bias=False), norm_layer(norm, wide, groups), nn.ReLU6()]
+            layers += [
+                nn.Conv2d(inside, wide, 1, bias=False),
+                norm_layer(norm, wide, groups),
+                nn.ReLU6(),
+            ]
         layers += [
             nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False),
             norm_layer(norm, wide, groups),
@@ -42,13 +56,14 @@ class Block(nn.Module):
 
 @models.register("mobilenet")
 class MobileNet(nn.Module):
-    """MobileNetV2: a 3x3 convolution, 17 inverted residuals, a 1x1 convolution, mean over pixels, linear layer.
+    """MobileNetV2: a 3x3 convolution, 17 inverted residuals, a 1x1 convolution, mean over pixels,
+    linear layer.
 
-    2,236,682 parameters for 3 channels and 10 classes at width 1 (3,504,872 for 1000, as in torchvision), with either
-    norm. Initialised as in torchvision.
+    2,236,682 parameters for 3 channels and 10 classes at width 1 (3,504,872 for 1000, as in
+    torchvision), with either norm. Initialised as in torchvision.
 
-    Reference: Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: inverted residuals and linear bottlenecks", CVPR
-    2018.
+    Reference: Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: inverted residuals and linear
+    bottlenecks", CVPR 2018.
 
     Args:
         shape: (channels, height, width) of one image.
@@ -56,17 +71,24 @@ class MobileNet(nn.Module):
         width: factor for the numbers of channels, rounded to multiples of 8.
         norm: "batch" or "group".
         groups: of GroupNorm.
-        stem_stride: of the first convolution; the blocks shrink an image 16 times more. 1 leaves 2x2 pixels of 32x32
-            and 4x4 of 64x64; 2, as in the paper, is for larger images.
+        stem_stride: of the first convolution; the blocks shrink an image 16 times more. 1 leaves
+            2x2 pixels of 32x32 and 4x4 of 64x64; 2, as in the paper, is for larger images.
         dropout: probability, before the linear layer.
-        augment: random crops and flips of training images, see `PadCropFlip`; also of test images where prediction
-            keeps dropout active.
+        augment: random crops and flips of training images, see `PadCropFlip`; also of test images
+            where prediction keeps dropout active.
     """
 
     def __init__(
-        self, shape: Sequence[int], outputs: int, width: float = 1.0, norm: Norm = "batch", groups: int = 2,
-        stem_stride: int = 1, dropout: float = 0.2, augment: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Sequence[int],
+        outputs: int,
+        width: float = 1.0,
+        norm: Norm = "batch",
+        groups: int = 2,
+        stem_stride: int = 1,
+        dropout: float = 0.2,
+        augment: bool = False,
+    ) -> None:
         super().__init__()
         check_dropout("mobilenet", dropout)
         check_images("mobilenet", shape, width=width, stem_stride=stem_stride)
@@ -79,9 +101,15 @@ class MobileNet(nn.Module):
         for expansion, channels, count, stride in _STAGES:
             outside = _by_eight(channels * width)
             for place in range(count):
-                layers.append(Block(inside, outside, expansion, stride if place == 0 else 1, norm, groups))
+                layers.append(
+                    Block(inside, outside, expansion, stride if place == 0 else 1, norm, groups)
+                )
                 inside = outside
-        layers += [nn.Conv2d(inside, last, 1, bias=False), norm_layer(norm, last, groups), nn.ReLU6()]
+        layers += [
+            nn.Conv2d(inside, last, 1, bias=False),
+            norm_layer(norm, last, groups),
+            nn.ReLU6(),
+        ]
         self.augment = first_layer(augment)
         self.layers = nn.Sequential(*layers)
         self.drop = nn.Dropout(dropout)

@@ -1,6 +1,7 @@
 """The paper's toy model: linear in fixed radial basis features.
 
-f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)), nu_j drawn once and the same for all modes, only w is learned.
+f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)), nu_j drawn once and the same for all modes, only w is
+learned.
 """
 
 import torch
@@ -29,9 +30,14 @@ class RBFLinear(nn.Module):
     centres: Tensor
 
     def __init__(
-        self, features: int = 100, width: float = 0.08, low: float = -1.0, high: float = 1.0, scale: float = 1.0,
+        self,
+        features: int = 100,
+        width: float = 0.08,
+        low: float = -1.0,
+        high: float = 1.0,
+        scale: float = 1.0,
         centres_seed: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_widths("rbf", "features", [features])
         check_positive("rbf", width=width)

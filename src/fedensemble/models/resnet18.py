@@ -11,7 +11,9 @@ from .registry import models
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
+    changes.
+    """
 
     def __init__(self, inside: int, outside: int, stride: int, norm: Norm, groups: int) -> None:
         super().__init__()
@@ -34,27 +36,34 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 with a stem for small images: one 3x3 convolution, no max-pooling.
 
-    Four stages of two blocks, 64, 128, 256 and 512 channels, then the mean over pixels and a linear layer. 11,173,962
-    parameters for 3 channels and 10 classes, with either norm. Convolutions are initialised as in torchvision.
+    Four stages of two blocks, 64, 128, 256 and 512 channels, then the mean over pixels and a linear
+    layer. 11,173,962 parameters for 3 channels and 10 classes, with either norm. Convolutions are
+    initialised as in torchvision.
 
-    Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016. With
-    norm="group" it is the federated version, GroupNorm with two groups, of Reddi et al., "Adaptive federated
-    optimization", ICLR 2021.
+    Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016.
+    With norm="group" it is the federated version, GroupNorm with two groups, of Reddi et al.,
+    "Adaptive federated optimization", ICLR 2021.
 
     Args:
         shape: (channels, height, width) of one image.
         outputs: number of classes.
-        norm: "batch" or "group"; GroupNorm has no statistics that clients with unlike data would disagree on.
+        norm: "batch" or "group"; GroupNorm has no statistics that clients with unlike data would
+            disagree on.
         groups: of GroupNorm.
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
-        augment: random crops and flips of training images, see `PadCropFlip`; also of test images where prediction
-            keeps dropout active.
+        augment: random crops and flips of training images, see `PadCropFlip`; also of test images
+            where prediction keeps dropout active.
     """
 
     def __init__(
-        self, shape: Sequence[int], outputs: int, norm: Norm = "batch", groups: int = 2, width: int = 64,
+        self,
+        shape: Sequence[int],
+        outputs: int,
+        norm: Norm = "batch",
+        groups: int = 2,
+        width: int = 64,
         augment: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_images("resnet18", shape, width=width)
         self.augment = first_layer(augment)

@@ -13,7 +13,8 @@ from .registry import models
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut without parameters.
 
-    Where the shape changes, the shortcut takes every second pixel and adds channels of zeros (option A of the paper).
+    Where the shape changes, the shortcut takes every second pixel and adds channels of zeros
+    (option A of the paper).
     """
 
     def __init__(self, inside: int, outside: int, stride: int, norm: Norm, groups: int) -> None:
@@ -28,18 +29,21 @@ class Block(nn.Module):
         y = F.relu(self.first_norm(self.first(x)))
         y = self.second_norm(self.second(y))
         if self.added:
-            # As x[:, :, ::stride, ::stride], but slopes stay in the order in memory that convolutions have them in.
+            # As x[:, :, ::stride, ::stride], but slopes stay in the order in memory that
+            # convolutions have them in.
             x = F.pad(F.max_pool2d(x, 1, self.stride), (0, 0, 0, 0, 0, self.added))
         return F.relu(y + x)
 
 
 @models.register("resnet20")
 class ResNet20(nn.Module):
-    """ResNet-20: a 3x3 convolution, three stages of three blocks (16, 32, 64 channels), mean over pixels, linear layer.
+    """ResNet-20: a 3x3 convolution, three stages of three blocks (16, 32, 64 channels), mean over
+    pixels, linear layer.
 
     269,722 parameters for 3 channels and 10 classes, with either norm; 0.27 million in the paper.
 
-    Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016, section 4.2.
+    Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016,
+    section 4.2.
 
     Args:
         shape: (channels, height, width) of one image.
@@ -47,14 +51,19 @@ class ResNet20(nn.Module):
         norm: "batch", as in the paper, or "group".
         groups: of GroupNorm.
         width: channels of the first stage; the others have 2 and 4 times as many.
-        augment: random crops and flips of training images, see `PadCropFlip`; also of test images where prediction
-            keeps dropout active.
+        augment: random crops and flips of training images, see `PadCropFlip`; also of test images
+            where prediction keeps dropout active.
     """
 
     def __init__(
-        self, shape: Sequence[int], outputs: int, norm: Norm = "batch", groups: int = 2, width: int = 16,
+        self,
+        shape: Sequence[int],
+        outputs: int,
+        norm: Norm = "batch",
+        groups: int = 2,
+        width: int = 16,
         augment: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_images("resnet20", shape, width=width)
         self.augment = first_layer(augment)

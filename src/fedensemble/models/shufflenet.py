@@ -22,7 +22,8 @@ _STEM, _BLOCKS = 24, (4, 8, 4)
 
 
 class Block(nn.Module):
-    """Half of the channels pass by, half go through 1x1, 3x3 on each channel and 1x1; then the halves are shuffled.
+    """Half of the channels pass by, half go through 1x1, 3x3 on each channel and 1x1; then the
+    halves are shuffled.
 
     Where the image shrinks, both halves are made from all channels.
     """
@@ -60,13 +61,14 @@ class Block(nn.Module):
 
 @models.register("shufflenet")
 class ShuffleNet(nn.Module):
-    """ShuffleNetV2: a 3x3 convolution, three stages of 4, 8 and 4 blocks, a 1x1 convolution, mean, linear layer.
+    """ShuffleNetV2: a 3x3 convolution, three stages of 4, 8 and 4 blocks, a 1x1 convolution, mean,
+    linear layer.
 
-    1,263,854 parameters for 3 channels and 10 classes at width 1 (2,278,604 for 1000, as in torchvision), with either
-    norm. Initialised by torch's defaults, as in torchvision.
+    1,263,854 parameters for 3 channels and 10 classes at width 1 (2,278,604 for 1000, as in
+    torchvision), with either norm. Initialised by torch's defaults, as in torchvision.
 
-    Reference: Ma, Zhang, Zheng and Sun, "ShuffleNet V2: practical guidelines for efficient CNN architecture design",
-    ECCV 2018.
+    Reference: Ma, Zhang, Zheng and Sun, "ShuffleNet V2: practical guidelines for efficient CNN
+    architecture design", ECCV 2018.
 
     Args:
         shape: (channels, height, width) of one image.
@@ -74,20 +76,29 @@ class ShuffleNet(nn.Module):
         width: 0.5, 1.0, 1.5 or 2.0, the sizes of the paper.
         norm: "batch" or "group".
         groups: of GroupNorm.
-        stem_stride: how many times the stem shrinks an image; the stages shrink it 8 times more. 1 leaves 4x4 pixels of
-            32x32; 2 is a convolution with stride 2; 4 has max-pooling after it, as in the paper.
-        augment: random crops and flips of training images, see `PadCropFlip`; also of test images where prediction
-            keeps dropout active.
+        stem_stride: how many times the stem shrinks an image; the stages shrink it 8 times more. 1
+            leaves 4x4 pixels of 32x32; 2 is a convolution with stride 2; 4 has max-pooling after
+            it, as in the paper.
+        augment: random crops and flips of training images, see `PadCropFlip`; also of test images
+            where prediction keeps dropout active.
     """
 
     def __init__(
-        self, shape: Sequence[int], outputs: int, width: float = 1.0, norm: Norm = "batch", groups: int = 2,
-        stem_stride: int = 1, augment: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Sequence[int],
+        outputs: int,
+        width: float = 1.0,
+        norm: Norm = "batch",
+        groups: int = 2,
+        stem_stride: int = 1,
+        augment: bool = False,
+    ) -> None:
         super().__init__()
         check_images("shufflenet", shape)
         if width not in _CHANNELS:
-            raise InputError(f"Model 'shufflenet' has widths {', '.join(map(str, _CHANNELS))}; got {width}.")
+            raise InputError(
+                f"Model 'shufflenet' has widths {', '.join(map(str, _CHANNELS))}; got {width}."
+            )
         if stem_stride not in (1, 2, 4):
             raise InputError(f"Model 'shufflenet' has stem_stride 1, 2 or 4; got {stem_stride}.")
         *stages, last = _CHANNELS[width]

@@ -1,4 +1,6 @@
-"""Who is asked and whose answer counts: device speeds, over-selection, drop-outs, hours of the day."""
+"""Who is asked and whose answer counts: device speeds, over-selection, drop-outs, hours of the
+day.
+"""
 
 from ..core.participation import Everybody
 from .devices import Devices

@@ -17,7 +17,8 @@ DAY = 24 * HOUR
 
 @lru_cache(maxsize=2)  # the same in every round, and slow to draw for a million clients
 def windows(population: int, least: float, most: float, seed: int) -> tuple[Tensor, Tensor]:
-    """When each client's daily window opens, in seconds from midnight, and how long it lasts, [N] each.
+    """When each client's daily window opens, in seconds from midnight, and how long it lasts, [N]
+    each.
 
     Args:
         least, most: hours; the length is uniform between them.
@@ -32,8 +33,16 @@ def seconds_left(opens: Tensor, length: Tensor, clock: float) -> Tensor:
     return torch.where(length >= DAY, torch.inf, left)
 
 
-def stand_in(plan: Plan, stratum: Tensor | None, there: Tensor, seed: int, round: int, one_mode_a_client: bool) -> Plan:
-    """The plan with clients who are away replaced by others of their stratum, who train the same mode.
+def stand_in(
+    plan: Plan,
+    stratum: Tensor | None,
+    there: Tensor,
+    seed: int,
+    round: int,
+    one_mode_a_client: bool,
+) -> Plan:
+    """The plan with clients who are away replaced by others of their stratum, who train the same
+    mode.
 
     Where all of a stratum is away or asked already, the visit is left out.
 
@@ -47,7 +56,9 @@ def stand_in(plan: Plan, stratum: Tensor | None, there: Tensor, seed: int, round
     stratum = torch.zeros(len(there), dtype=torch.int64) if stratum is None else stratum
     client, filled = plan.client.clone(), there[plan.client]
     modes = sorted(set(plan.mode.tolist()))
-    groups = [torch.ones_like(filled)] if one_mode_a_client else [plan.mode == mode for mode in modes]
+    groups = (
+        [torch.ones_like(filled)] if one_mode_a_client else [plan.mode == mode for mode in modes]
+    )
     for number, group in enumerate(groups):
         free = there.clone()
         free[plan.client[group]] = False
@@ -56,9 +67,13 @@ def stand_in(plan: Plan, stratum: Tensor | None, there: Tensor, seed: int, round
         needed = torch.bincount(stratum[client[vacant]], minlength=int(stratum.max()) + 1)
         drawn = prng.bits(prng.key(seed, "stand-in", round, number), len(there))
         candidates = torch.nonzero(free).flatten()
-        chosen = candidates[sample_without_replacement(stratum[candidates], drawn[candidates], needed)]
+        chosen = candidates[
+            sample_without_replacement(stratum[candidates], drawn[candidates], needed)
+        ]
         found = torch.bincount(stratum[chosen], minlength=len(needed))
-        rank = torch.arange(len(vacant)) - (torch.cumsum(needed, 0) - needed)[stratum[client[vacant]]]
+        rank = (
+            torch.arange(len(vacant)) - (torch.cumsum(needed, 0) - needed)[stratum[client[vacant]]]
+        )
         lucky = vacant[rank < found[stratum[client[vacant]]]]
         client[lucky], filled[lucky] = chosen, True
     order = torch.argsort(client[filled], stable=True)

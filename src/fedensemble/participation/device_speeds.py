@@ -15,10 +15,16 @@ from ..errors import InputError
 COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
 
 
-def log_normal(client: Tensor, median: tuple[float, float], spread: tuple[float, float], seed: int) -> Tensor:
-    """Milliseconds a sample and kbit/s of each client, [J, 2]: the medians times exp(spread times a normal number)."""
+def log_normal(
+    client: Tensor, median: tuple[float, float], spread: tuple[float, float], seed: int
+) -> Tensor:
+    """Milliseconds a sample and kbit/s of each client, [J, 2]: the medians times exp(spread times a
+    normal number).
+    """
     drawn = prng.normal(prng.key(seed, "device", client), 2)
-    return torch.tensor(median, dtype=torch.float64) * torch.exp(torch.tensor(spread, dtype=torch.float64) * drawn)
+    return torch.tensor(median, dtype=torch.float64) * torch.exp(
+        torch.tensor(spread, dtype=torch.float64) * drawn
+    )
 
 
 def from_trace(client: Tensor, trace: Tensor, seed: int) -> Tensor:
@@ -28,7 +34,9 @@ def from_trace(client: Tensor, trace: Tensor, seed: int) -> Tensor:
 
 
 def read_trace(path: str) -> Tensor:
-    """A CSV file with columns compute_ms_per_sample and bandwidth_kbps, one line a device, [R, 2] float64."""
+    """A CSV file with columns compute_ms_per_sample and bandwidth_kbps, one line a device, [R, 2]
+    float64.
+    """
     rows = []
     try:
         with open(Path(path).expanduser(), newline="", encoding="utf-8") as file:
@@ -39,9 +47,16 @@ def read_trace(path: str) -> Tensor:
                     f"{path} needs the columns {' and '.join(COLUMNS)}; it has {', '.join(reader.fieldnames or ())}."
                 )
             for line in reader:
-                rows.append([_positive(line[name], f"{path}, line {reader.line_num}, {name}") for name in COLUMNS])
+                rows.append(
+                    [
+                        _positive(line[name], f"{path}, line {reader.line_num}, {name}")
+                        for name in COLUMNS
+                    ]
+                )
     except OSError as error:
-        raise InputError(f"Cannot read participation.trace {path}: {error.strerror or error}.") from None
+        raise InputError(
+            f"Cannot read participation.trace {path}: {error.strerror or error}."
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a CSV file of device speeds: {error}.") from None
     if not rows:

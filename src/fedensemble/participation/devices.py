@@ -22,7 +22,8 @@ from .availability import seconds_left, stand_in, windows
 from .device_speeds import from_trace, log_normal, read_trace
 from .quotas import first_to_finish, quotas
 
-_NOBODY = 600.0  # seconds until the server gives up a round to which nobody answers, where there is no deadline
+# seconds until the server gives up a round to which nobody answers, where there is no deadline
+_NOBODY = 600.0
 _KILOBIT = 125  # bytes
 
 
@@ -31,18 +32,24 @@ _KILOBIT = 125  # bytes
 class Devices(Participation):
     """Devices of unlike speed on a simulated clock: over-selection, drop-outs, hours of the day.
 
-    Of `ask` clients the first M to finish count, with places for each mode in proportion to how many were asked to
-    train it, so that no mode starves. The others' work is lost, and their memory stays as it was.
+    Of `ask` clients the first M to finish count, with places for each mode in proportion to how
+    many were asked to train it, so that no mode starves. The others' work is lost, and their memory
+    stays as it was.
 
     Args:
-        ask: clients asked in a round (the paper's OpenImage runs ask 130 and take 100); None asks M.
-        compute_ms, compute_spread: milliseconds a sample: the median, and the standard deviation of its logarithm.
+        ask: clients asked in a round (the paper's OpenImage runs ask 130 and take 100); None asks
+            M.
+        compute_ms, compute_spread: milliseconds a sample: the median, and the standard deviation of
+            its logarithm.
         bandwidth_kbps, bandwidth_spread: likewise for kbit/s, down and up alike.
-        trace: a CSV file of measured devices in place of these, see `read_trace`; each client draws one of them.
-        factor: a training step takes so many times the milliseconds (FedScale: 3, its times are forward passes).
+        trace: a CSV file of measured devices in place of these, see `read_trace`; each client draws
+            one of them.
+        factor: a training step takes so many times the milliseconds (FedScale: 3, its times are
+            forward passes).
         drop: probability that a client who was asked never answers.
-        least_hours, most_hours: every client is there so many hours a day, from a time of its own; 24 is always. Who
-            is away is not asked, another of the same stratum is. Whose window closes before the visit ends drops out.
+        least_hours, most_hours: every client is there so many hours a day, from a time of its own;
+            24 is always. Who is away is not asked, another of the same stratum is. Whose window
+            closes before the visit ends drops out.
         deadline: seconds after which a round ends with whoever has answered.
     """
 
@@ -62,14 +69,18 @@ class Devices(Participation):
     def __post_init__(self) -> None:
         check_hyperparameters(self)
         if self.trace is not None and (not isinstance(self.trace, str) or "\0" in self.trace):
-            raise InputError(f"Participation 'devices' needs the path of a CSV file for trace; got {self.trace!r}.")
+            raise InputError(
+                f"Participation 'devices' needs the path of a CSV file for trace; got {self.trace!r}."
+            )
         for name in ("compute_ms", "bandwidth_kbps", "factor", "deadline"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"Participation 'devices' needs {name} > 0; got {value}.")
         for name in ("compute_spread", "bandwidth_spread"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"Participation 'devices' needs {name} >= 0; got {getattr(self, name)}.")
+                raise InputError(
+                    f"Participation 'devices' needs {name} >= 0; got {getattr(self, name)}."
+                )
         if not 0 <= self.drop <= 1:
             raise InputError(f"Participation 'devices' needs 0 <= drop <= 1; got {self.drop}.")
         if not 0 < self.least_hours <= self.most_hours <= 24:
@@ -97,7 +108,9 @@ class Devices(Participation):
         state = {"clock": torch.zeros((), dtype=torch.float64), "seed": torch.tensor(seed)}
         return state if self.trace is None else {**state, "trace": read_trace(self.trace)}
 
-    def outcome(self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs) -> Outcome:
+    def outcome(
+        self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs
+    ) -> Outcome:
         seed, clock = int(state["seed"]), float(state["clock"])
         wanted = self.asking(schedule).plan(planned, round)
         left = self.seconds_left(len(costs.samples), clock, seed)
@@ -114,7 +127,8 @@ class Devices(Participation):
 
         keep = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
         places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), keep, seed, round)
-        ties = prng.bits(prng.key(seed, "ties", round), len(finish))  # devices of one kind finish at the same time
+        # devices of one kind finish at the same time
+        ties = prng.bits(prng.key(seed, "ties", round), len(finish))
         kept = first_to_finish(asked.mode, finish, answers, places, ties)
         seconds = self.seconds(finish, kept, late=~dropped & ~kept, full=int(kept.sum()) == keep)
         turnout = ParticipationStats(
@@ -144,18 +158,25 @@ class Devices(Participation):
         """
         seed = int(state["seed"])
         if self.trace is None:
-            median, spread = (self.compute_ms, self.bandwidth_kbps), (self.compute_spread, self.bandwidth_spread)
+            median, spread = (
+                (self.compute_ms, self.bandwidth_kbps),
+                (self.compute_spread, self.bandwidth_spread),
+            )
             speed = log_normal(asked.client, median, spread, seed)
         else:
             speed = from_trace(asked.client, state["trace"], seed)
-        seconds = samples[asked.client] * speed[:, 0] * self.factor / 1000 + traffic / (speed[:, 1] * _KILOBIT)
+        seconds = samples[asked.client] * speed[:, 0] * self.factor / 1000 + traffic / (
+            speed[:, 1] * _KILOBIT
+        )
         _, visits = torch.unique_consecutive(asked.client, return_counts=True)
         if len(visits) == len(seconds):
             return seconds
         return torch.cat([part.cumsum(0) for part in torch.split(seconds, visits.tolist())])
 
     def seconds(self, finish: Tensor, kept: Tensor, late: Tensor, full: bool) -> float:
-        """How long the round takes: until the last answer that counts, or until the deadline if some are missing."""
+        """How long the round takes: until the last answer that counts, or until the deadline if
+        some are missing.
+        """
         if self.deadline is not None and not full and bool(late.any() | ~kept.any()):
             return self.deadline
         return float(finish[kept].max()) if bool(kept.any()) else _NOBODY

@@ -9,10 +9,11 @@ from .. import prng
 
 
 def quotas(asked: Tensor, keep: int, seed: int, round: int) -> Tensor:
-    """Places of each mode among `keep`, [K]: one for every mode asked for, the others in proportion to who was asked.
+    """Places of each mode among `keep`, [K]: one for every mode asked for, the others in proportion
+    to who was asked.
 
-    Largest remainders round it, equal ones in an order drawn anew each round. With fewer places than modes, those with
-    the most visits have them.
+    Largest remainders round it, equal ones in an order drawn anew each round. With fewer places
+    than modes, those with the most visits have them.
 
     Args:
         asked: visits asked for of each mode, [K].
@@ -44,8 +45,8 @@ def first_to_finish(
         finish: when each finishes, [J].
         answers: whether it answers at all, [J] bool.
         places: of each mode, [K].
-        ties: of visits that finish at the same time the one with the lowest number is first, [J]; None takes the plan's
-            order, in which clients with low numbers always win.
+        ties: of visits that finish at the same time the one with the lowest number is first, [J];
+            None takes the plan's order, in which clients with low numbers always win.
     """
     order = torch.arange(len(mode)) if ties is None else torch.argsort(ties, stable=True)
     order = order[torch.argsort(finish[order], stable=True)]

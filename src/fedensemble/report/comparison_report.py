@@ -17,19 +17,29 @@ from .time_to_accuracy import has_clock
 
 
 def find_comparison(
-    file: Path | None, settings: Sequence[str], algorithms: str | None, modes: str | None, schedules: str | None,
+    file: Path | None,
+    settings: Sequence[str],
+    algorithms: str | None,
+    modes: str | None,
+    schedules: str | None,
     seeds: str | None,
-) -> Comparison:  # fmt: skip
-    """The comparison of a command line: a file with rows, or every combination of the names given."""
+) -> Comparison:
+    """The comparison of a command line: a file with rows, or every combination of the names
+    given.
+    """
     chosen = [int_(seed, "--seeds") for seed in names(seeds)] if seeds else None
     if not (algorithms or modes or schedules):
         path = file or default_file("compare.toml")
         if file is not None and "row" not in read_toml(file):
-            raise InputError(f"{file} has no rows to compare: add --algorithms, --modes or --schedules, or [[row]]s.")
+            raise InputError(
+                f"{file} has no rows to compare: add --algorithms, --modes or --schedules, or [[row]]s."
+            )
         return read_comparison(path, settings, chosen)
     base = with_settings(read_toml(file or default_file("digits.toml")), settings)
     if "row" in base:
-        raise InputError(f"{file} lists its own rows; --algorithms, --modes and --schedules go with a config file.")
+        raise InputError(
+            f"{file} lists its own rows; --algorithms, --modes and --schedules go with a config file."
+        )
     rows: list[tuple[str, Values]] = []
     for algorithm, mode, schedule in product(names(algorithms), names(modes), names(schedules)):
         changes: Values = {}
@@ -42,7 +52,8 @@ def find_comparison(
             label.append(schedule)
         if mode:
             number = int_(mode, "--modes")
-            alone = {"strata": 1} if number == 1 else {}  # one mode and one stratum are the method itself
+            # one mode and one stratum are the method itself
+            alone = {"strata": 1} if number == 1 else {}
             changes = merge(changes, {"ensemble": {"modes": number, **alone}})
             label.append(f"K = {mode}")
         rows.append((", ".join(label), changes))
@@ -60,18 +71,26 @@ def int_(text: str, option: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{option} takes whole numbers separated by commas; got '{text}'.") from None
+        raise InputError(
+            f"{option} takes whole numbers separated by commas; got '{text}'."
+        ) from None
 
 
-def write_comparison(folder: Path, comparison: Comparison, results: Sequence[RowResult]) -> TextTable:
-    """Writes report.md, table.csv, curves.png and runs.json, and time.png where there is a clock; returns the table."""
+def write_comparison(
+    folder: Path, comparison: Comparison, results: Sequence[RowResult]
+) -> TextTable:
+    """Writes report.md, table.csv, curves.png and runs.json, and time.png where there is a clock;
+    returns the table.
+    """
     table = comparison_table(results, comparison.metric)
     save(comparison_figure(results, comparison.metric), folder / "curves.png")
     write_bytes(folder / "table.csv", table.csv().encode())
     listed = {result.label: [str(path) for path in result.folders] for result in results}
     write_bytes(folder / "runs.json", (json.dumps(listed, indent=2) + "\n").encode())
     text = f"# {comparison.name}\n\n{table.title}.\n\n{table.markdown()}\n"
-    text += "".join(f"- {line}\n" for line in failures(results)) + "\n" * any(result.failed for result in results)
+    text += "".join(f"- {line}\n" for line in failures(results)) + "\n" * any(
+        result.failed for result in results
+    )
     text += "![curves](curves.png)\n"
     if all(has_clock(records) for result in results for records in result.curves):
         save(comparison_figure(results, comparison.metric, hours=True), folder / "time.png")

@@ -12,7 +12,9 @@ from .tables import TextTable
 
 
 def write_data_report(data: FederatedData, picture: Path | None) -> tuple[list[TextTable], str]:
-    """Tables of sizes and labels, and a sentence on the client x class picture, which is drawn if it has a name."""
+    """Tables of sizes and labels, and a sentence on the client x class picture, which is drawn if
+    it has a name.
+    """
     sizes = data.size.double()
     quartiles = torch.quantile(sizes, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.double))
     tests = 0 if data.x_test is None else len(data.x_test)
@@ -31,7 +33,10 @@ def write_data_report(data: FederatedData, picture: Path | None) -> tuple[list[T
         counts = data.label_counts()
         held = (counts > 0).sum(0)
         totals = counts.sum(0)
-        rows = tuple((str(c), f"{totals[c]}", f"{held[c]}", _bar(totals[c], totals.max())) for c in range(data.classes))
+        rows = tuple(
+            (str(c), f"{totals[c]}", f"{held[c]}", _bar(totals[c], totals.max()))
+            for c in range(data.classes)
+        )
         per = (counts > 0).sum(1)
         low, high = int(per.min()), int(per.max())
         title = f"Labels; a client has {f'exactly {low}' if low == high else f'{low} to {high}'} classes"

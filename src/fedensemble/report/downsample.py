@@ -11,7 +11,8 @@ MOST_ROUNDS = 250  # points of the training loss, which is one line
 
 
 def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
-    """Neighbours together, so that there are at most `most` groups; all but the first are of one size.
+    """Neighbours together, so that there are at most `most` groups; all but the first are of one
+    size.
 
     >>> grouped([1, 2, 3, 4, 5], 3)
     [[1], [2, 3], [4, 5]]

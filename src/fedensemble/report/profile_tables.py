@@ -10,9 +10,14 @@ from .tables import TextTable
 
 def profile_tables(facts: Mapping[str, Any]) -> list[TextTable]:
     """Where a round's time went, and the operations of one round that took longest."""
-    device = f", {facts['device_ms']:.1f} ms of it the card was at work" if "device_ms" in facts else ""
+    device = (
+        f", {facts['device_ms']:.1f} ms of it the card was at work" if "device_ms" in facts else ""
+    )
     title = f"A round took {facts['ms']:.1f} ms on average of {facts['rounds']}{device}"
-    rows = [(name, f"{100 * part['share']:.1f}", f"{part['ms']:.2f}") for name, part in facts["phases"].items()]
+    rows = [
+        (name, f"{100 * part['share']:.1f}", f"{part['ms']:.2f}")
+        for name, part in facts["phases"].items()
+    ]
     tables = [TextTable(title, ("phase", "share %", "ms a round"), tuple(rows))]
     if facts["operations"]:
         shown = ("cpu_ms", "device_ms") if "device_ms" in facts else ("cpu_ms",)

@@ -29,14 +29,22 @@ from .tables import TextTable
 
 Report = Callable[[Reproduction, Sequence[CellResult]], Shown]
 REPORTS: dict[str, Report] = {
-    "grid": grid, "bias-variance": bias_variance, "toy-fit": toy_fit, "loss-surface": loss_surface, "curves": curves,
-}  # fmt: skip
+    "grid": grid,
+    "bias-variance": bias_variance,
+    "toy-fit": toy_fit,
+    "loss-surface": loss_surface,
+    "curves": curves,
+}
 
 
 def write_reproduction(
-    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], root: Path, seconds: float,
+    folder: Path,
+    reproduction: Reproduction,
+    results: Sequence[CellResult],
+    root: Path,
+    seconds: float,
     trained: Sequence[str],
-) -> TextTable:  # fmt: skip
+) -> TextTable:
     """Writes table.md, table.csv, the figures, runs.json and results.json; returns the table.
 
     All but results.json are the same bytes for the same file, seeds and machine.
@@ -54,8 +62,14 @@ def write_reproduction(
         save(figure, folder / name)
     write_bytes(folder / "table.md", _page(reproduction, results, shown).encode())
     write_bytes(folder / "table.csv", shown.numbers.csv().encode())
-    runs = {r.cell.label: [_relative(path, root) for path in r.runs.folders] for r in results if r.runs is not None}
-    write_bytes(folder / "runs.json", (json.dumps(runs, indent=2, ensure_ascii=False) + "\n").encode())
+    runs = {
+        r.cell.label: [_relative(path, root) for path in r.runs.folders]
+        for r in results
+        if r.runs is not None
+    }
+    write_bytes(
+        folder / "runs.json", (json.dumps(runs, indent=2, ensure_ascii=False) + "\n").encode()
+    )
     write_json(folder / "results.json", _results(folder, reproduction, results, seconds, trained))
     return shown.table
 
@@ -65,7 +79,9 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
-    """The table with its pictures and everything a reader must know; no times and no paths, so that it regenerates."""
+    """The table with its pictures and everything a reader must know; no times and no paths, so that
+    it regenerates.
+    """
     table = reproduction.table
     changed = f", with {reproduction.changes}" if reproduction.changes else ""
     text = [f"## {headline(reproduction)}{changed}", shown.table.markdown()]
@@ -105,37 +121,65 @@ def _missing(results: Sequence[CellResult]) -> str:
                 why = f"diverged: seed {seed}: {said.partition('. ')[0]}"
             elif result.cell.skipped:
                 why = (
-                    "no such algorithm yet" if result.cell.skipped.startswith("algorithm") else "the data are not here"
+                    "no such algorithm yet"
+                    if result.cell.skipped.startswith("algorithm")
+                    else "the data are not here"
                 )
             reasons.setdefault(why, []).append(result.cell.label)
-    return " ".join(f"Without numbers ({why}): {', '.join(labels)}." for why, labels in reasons.items())
+    return " ".join(
+        f"Without numbers ({why}): {', '.join(labels)}." for why, labels in reasons.items()
+    )
 
 
 def _results(
-    folder: Path, reproduction: Reproduction, results: Sequence[CellResult], seconds: float, trained: Sequence[str]
-) -> dict[str, Any]:  # fmt: skip
-    """Everything that may differ from one time to the next: times, speed, versions, where the runs are."""
+    folder: Path,
+    reproduction: Reproduction,
+    results: Sequence[CellResult],
+    seconds: float,
+    trained: Sequence[str],
+) -> dict[str, Any]:
+    """Everything that may differ from one time to the next: times, speed, versions, where the runs
+    are.
+    """
     before = read_table(folder / "results.json") if (folder / "results.json").is_file() else {}
     sittings = before.get("sittings", [])
     cells = []
     new_samples = 0
     for result in results:
-        cell: dict[str, Any] = {"row": result.cell.row, "column": result.cell.column, "skipped": result.cell.skipped}
+        cell: dict[str, Any] = {
+            "row": result.cell.row,
+            "column": result.cell.column,
+            "skipped": result.cell.skipped,
+        }
         if result.failed:
             cell["diverged"] = {str(seed): said for seed, said in result.failed.items()}
         if result.runs is not None:
             config = result.cell.configs[0]
             samples = [_samples(config, path) for path in result.runs.folders]
-            new_samples += sum(n for n, path in zip(samples, result.runs.folders, strict=True) if str(path) in trained)
+            new_samples += sum(
+                n
+                for n, path in zip(samples, result.runs.folders, strict=True)
+                if str(path) in trained
+            )
             cell |= {
-                **facts(config), "seeds": [c.seed for c in result.cell.configs],
-                "folders": [str(path) for path in result.runs.folders], "samples": samples,
-            }  # fmt: skip
+                **facts(config),
+                "seeds": [c.seed for c in result.cell.configs],
+                "folders": [str(path) for path in result.runs.folders],
+                "samples": samples,
+            }
         cells.append(cell)
     if trained:
         speed = round(new_samples / seconds) if seconds > 0 else 0
-        sittings = [*sittings, {"runs": len(trained), "seconds": round(seconds, 1), "samples": new_samples,
-                                "samples_per_second": speed, **_versions(reproduction)}]  # fmt: skip
+        sittings = [
+            *sittings,
+            {
+                "runs": len(trained),
+                "seconds": round(seconds, 1),
+                "samples": new_samples,
+                "samples_per_second": speed,
+                **_versions(reproduction),
+            },
+        ]
     minutes = round(sum(sitting["seconds"] for sitting in sittings) / 60, 2)
     return {
         "name": reproduction.name,
@@ -153,13 +197,17 @@ def _samples(config: Config, folder: Path) -> int:
     if work.steps is not None:
         return int(visits * work.steps * work.batch_size)
     clients = read_table(folder / "clients.json") if (folder / "clients.json").is_file() else {}
-    return int(visits * work.epochs * clients.get("examples", 0) / max(1, clients.get("clients", 1)))
+    return int(
+        visits * work.epochs * clients.get("examples", 0) / max(1, clients.get("clients", 1))
+    )
 
 
 def _versions(reproduction: Reproduction) -> dict[str, str]:
     devices = {config.engine.device for cell in reproduction.cells for config in cell.configs}
     cuda = any(device.startswith("cuda") for device in devices) and torch.cuda.is_available()
     return {
-        "fedensemble": VERSION, "torch": torch.__version__, "python": platform.python_version(),
+        "fedensemble": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if cuda else processor(),
-    }  # fmt: skip
+    }

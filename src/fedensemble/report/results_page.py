@@ -19,14 +19,18 @@ BEGIN, END = "<!-- reproduced: begin -->", "<!-- reproduced: end -->"
 
 
 def collect(folder: Path, page: Path) -> list[str]:
-    """Puts every table in a folder into a page, between its two marks, and the pictures into images/ beside it.
+    """Puts every table in a folder into a page, between its two marks, and the pictures into
+    images/ beside it.
 
-    A table takes the place of the section with its title; sections of other tables stay as they are.
+    A table takes the place of the section with its title; sections of other tables stay as they
+    are.
 
     Returns:
         the names that were found.
     """
-    found = {path.parent: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/table.md"))}
+    found = {
+        path.parent: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/table.md"))
+    }
     if not found:
         raise InputError(f"There are no tables in {folder}: run `fedensemble reproduce all` first.")
     for text in found.values():
@@ -36,7 +40,9 @@ def collect(folder: Path, page: Path) -> list[str]:
     for place in sorted(found, key=lambda place: (_rank(found[place]), place.name)):
         title = _title(found[place])
         if title in titles:
-            raise InputError(f"{titles[title]} and {place} have the same title ({title}): change one.")
+            raise InputError(
+                f"{titles[title]} and {place} have the same title ({title}): change one."
+            )
         titles[title] = place
         _put(_section(place, found[place], page), sections)
     body = "".join(f"{section}\n\n" for section in sections)
@@ -45,7 +51,9 @@ def collect(folder: Path, page: Path) -> list[str]:
 
 
 def check_page(page: Path, scale: str) -> None:
-    """Raises if a page has tables of another scale, which tables of this one are not to stand among."""
+    """Raises if a page has tables of another scale, which tables of this one are not to stand
+    among.
+    """
     others = {_scale(section) for section in _read(page)[1] if _command(section)} - {scale}
     if others:
         raise InputError(
@@ -63,7 +71,9 @@ def _read(page: Path) -> tuple[str, list[str], str]:
     between, found, after = rest.partition(END)
     if not found:
         raise StoreError(f"{page} has the mark {BEGIN} but not {END} after it.")
-    sections = [section.strip("\n") for section in re.split(r"^(?=## )", between, flags=re.MULTILINE)]
+    sections = [
+        section.strip("\n") for section in re.split(r"^(?=## )", between, flags=re.MULTILINE)
+    ]
     return before, [section for section in sections if section], after
 
 
@@ -75,12 +85,18 @@ def _section(folder: Path, text: str, page: Path) -> str:
         shutil.copyfile(picture, kept)
         text = text.replace(f"]({picture.name})", f"](images/{kept.name})")
     results = read_table(folder / "results.json")
-    need_keys(folder / "results.json", results, ("sittings", "minutes") if results.get("sittings") else ("sittings",))
+    need_keys(
+        folder / "results.json",
+        results,
+        ("sittings", "minutes") if results.get("sittings") else ("sittings",),
+    )
     return f"{text}\n{_cost(results)}"
 
 
 def _put(section: str, sections: list[str]) -> None:
-    """Puts a section where the one with its title is, or before the first that comes after it in the paper."""
+    """Puts a section where the one with its title is, or before the first that comes after it in
+    the paper.
+    """
     titles = [_title(other) for other in sections]
     if _title(section) in titles:
         sections[titles.index(_title(section))] = section

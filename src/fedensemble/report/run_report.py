@@ -40,7 +40,9 @@ def read_report(
 
 
 def read_records(store: RunFolder) -> list[dict[str, Any]]:
-    """The records of a run's rounds, with everything that a report needs; raises if there is none yet."""
+    """The records of a run's rounds, with everything that a report needs; raises if there is none
+    yet.
+    """
     records = store.metrics()
     if not records:
         raise InputError(f"The run in {store.path} has no finished round yet.")
@@ -61,5 +63,9 @@ def unfinished(values: Mapping[str, Any], records: list[dict[str, Any]]) -> dict
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         **simulated(records),
-        **({key: value for key, value in tested[-1].items() if key.startswith("test")} if tested else {}),
+        **(
+            {key: value for key, value in tested[-1].items() if key.startswith("test")}
+            if tested
+            else {}
+        ),
     }

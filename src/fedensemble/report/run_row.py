@@ -29,7 +29,10 @@ def run_record(store: RunFolder) -> dict[str, Any]:
 
 
 def _record(
-    store: RunFolder, values: Mapping[str, Any], records: list[dict[str, Any]], summary: Mapping[str, Any]
+    store: RunFolder,
+    values: Mapping[str, Any],
+    records: list[dict[str, Any]],
+    summary: Mapping[str, Any],
 ) -> dict[str, Any]:
     latest = [record["test"] for record in records if "test" in record][-1:]
     tested = summary.get("test") or (latest[0] if latest else {})

@@ -13,7 +13,14 @@ from ..text import printable
 from .time_to_accuracy import Records, common_target, has_clock, hours, reached, seconds_to
 
 NONE = "–"
-PERCENT = {"accuracy", "mode_accuracy_min", "mode_accuracy_max", "mode_accuracy_mean", "ece", "disagreement"}
+PERCENT = {
+    "accuracy",
+    "mode_accuracy_min",
+    "mode_accuracy_max",
+    "mode_accuracy_mean",
+    "ece",
+    "disagreement",
+}
 TITLES = {
     "accuracy": "accuracy %",
     "mode_accuracy_mean": "modes, mean %",
@@ -33,8 +40,18 @@ TITLES = {
     "variance": "variance",
 }
 PREDICTED = "models to predict with, MB"
-TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # accuracies whose time is told
-COMPARED = ("accuracy", "mode_accuracy_min", "mode_accuracy_max", "nll", "ece", "mse", "mode_mse_mean", "variance")
+# accuracies whose time is told
+TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+COMPARED = (
+    "accuracy",
+    "mode_accuracy_min",
+    "mode_accuracy_max",
+    "nll",
+    "ece",
+    "mse",
+    "mode_mse_mean",
+    "variance",
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,9 @@ class TextTable:
 
     def markdown(self) -> str:
         """The table in Markdown, numbers to the right."""
-        rules = [" ---: " if self.numeric(column) else " --- " for column in range(len(self.header))]
+        rules = [
+            " ---: " if self.numeric(column) else " --- " for column in range(len(self.header))
+        ]
         lines = [f"| {' | '.join(map(_cell, self.header))} |", f"|{'|'.join(rules)}|"]
         lines += [f"| {' | '.join(map(_cell, row))} |" for row in self.rows]
         return "\n".join(lines) + "\n"
@@ -70,13 +89,24 @@ def _cell(text: str) -> str:
 
 
 def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
-    """One line a row: mean and standard deviation over seeds, and what was sent; dashes where a run has diverged."""
+    """One line a row: mean and standard deviation over seeds, and what was sent; dashes where a run
+    has diverged.
+    """
     first = next(result for result in results if not result.failed)
     known = first.summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in known and name != metric]
-    # Only where some mode predicts with several models: otherwise a row's modes say how large its ensemble is.
-    several = any(s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries)
-    header = ("method", *(TITLES.get(name, name) for name in shown), "sent up, MB", *[PREDICTED] * several, "time, s")
+    # Only where some mode predicts with several models: otherwise a row's modes say how large its
+    # ensemble is.
+    several = any(
+        s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries
+    )
+    header = (
+        "method",
+        *(TITLES.get(name, name) for name in shown),
+        "sent up, MB",
+        *[PREDICTED] * several,
+        "time, s",
+    )
     curves = [records for result in results for records in result.curves]
     clock, target = all(has_clock(records) for records in curves), common_target(curves)
     header += ("simulated time, h",) * clock + ((f"to {100 * target:.0f} %, h",) if target else ())
@@ -121,7 +151,9 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
         ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in columns)),
     ]
     if "prediction_models" in summary:
-        rows.append(("models to predict with", *(str(summary["prediction_models"]) for _ in columns)))
+        rows.append(
+            ("models to predict with", *(str(summary["prediction_models"]) for _ in columns))
+        )
         rows.append((PREDICTED, *(_prediction(summary) for _ in columns)))
     if "clock" in summary:
         rows.append(("simulated time, h", *(hours(summary["clock"]) for _ in columns)))
@@ -132,13 +164,21 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
 
 
 def time_table(records: Records) -> TextTable | None:
-    """Rounds and simulated hours to every accuracy a run reached; None without a clock, or if it reached none."""
+    """Rounds and simulated hours to every accuracy a run reached; None without a clock, or if it
+    reached none.
+    """
     found = [(target, reached(records, target)) for target in TARGETS] if has_clock(records) else []
-    highest = {record["round"]: (target, record) for target, record in found if record is not None}  # of a test
+    # of a test
+    highest = {record["round"]: (target, record) for target, record in found if record is not None}
     rows = tuple(
-        (f"{100 * target:.0f} %", str(record["round"]), hours(record["clock"])) for target, record in highest.values()
+        (f"{100 * target:.0f} %", str(record["round"]), hours(record["clock"]))
+        for target, record in highest.values()
     )
-    return TextTable("Time to accuracy", ("test accuracy", "round", "simulated hours"), rows) if rows else None
+    return (
+        TextTable("Time to accuracy", ("test accuracy", "round", "simulated hours"), rows)
+        if rows
+        else None
+    )
 
 
 def show(metric: str, mean: float, spread: float | None = None) -> str:

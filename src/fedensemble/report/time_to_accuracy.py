@@ -34,11 +34,18 @@ def reached(records: Records, accuracy: float) -> Mapping[str, Any] | None:
 
 
 def common_target(curves: Sequence[Records]) -> float | None:
-    """The highest whole percentage that all runs reached; None if a run has no clock or no accuracy above 0."""
+    """The highest whole percentage that all runs reached; None if a run has no clock or no accuracy
+    above 0.
+    """
     if not all(has_clock(records) for records in curves):
         return None
-    best = [max((r["test"].get("accuracy", 0.0) for r in records if "test" in r), default=0.0) for records in curves]
-    return max((percent / 100 for percent in range(1, 101) if percent / 100 <= min(best)), default=None)
+    best = [
+        max((r["test"].get("accuracy", 0.0) for r in records if "test" in r), default=0.0)
+        for records in curves
+    ]
+    return max(
+        (percent / 100 for percent in range(1, 101) if percent / 100 <= min(best)), default=None
+    )
 
 
 def seconds_to(curves: Sequence[Records], accuracy: float) -> list[float]:

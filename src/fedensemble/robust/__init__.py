@@ -1,4 +1,6 @@
-"""Robust aggregators, and the attacks they are tried against; importing this package registers them."""
+"""Robust aggregators, and the attacks they are tried against; importing this package registers
+them.
+"""
 
 from ..core.aggregator import Aggregator, Mean, aggregators
 from ..core.attack import Attack, attacks
@@ -10,6 +12,21 @@ from .label_attack import LabelFlip
 from .upload_attacks import ALIE, IPM, Noise, Scaling, SignFlip
 
 __all__ = [
-    "ALIE", "IPM", "Aggregator", "Attack", "CenteredClipping", "GeometricMedian", "Krum", "LabelFlip", "Mean", "Median",
-    "MultiKrum", "Noise", "Scaling", "SignFlip", "TrimmedMean", "aggregators", "attacks",
-]  # fmt: skip
+    "ALIE",
+    "IPM",
+    "Aggregator",
+    "Attack",
+    "CenteredClipping",
+    "GeometricMedian",
+    "Krum",
+    "LabelFlip",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "Noise",
+    "Scaling",
+    "SignFlip",
+    "TrimmedMean",
+    "aggregators",
+    "attacks",
+]

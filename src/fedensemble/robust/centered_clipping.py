@@ -2,7 +2,8 @@
 
 v <- v + mean_i (x_i - v) min(1, tau / ||x_i - v||), from v = what was broadcast.
 
-Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021.
+Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML
+2021.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from .options import check_count, check_positive
 class CenteredClipping(Aggregator):
     """The mean of changes that are shortened to a radius, of every tensor by itself.
 
-    The centre is the mode as it was broadcast. Malicious clients still move the mode, each by the radius at most. A
-    mode with a single client is protected only by a `tau` of your own.
+    The centre is the mode as it was broadcast. Malicious clients still move the mode, each by the
+    radius at most. A mode with a single client is protected only by a `tau` of your own.
 
     Args:
-        tau: the radius; None takes the median length of the mode's changes, which any minority leaves plausible.
+        tau: the radius; None takes the median length of the mode's changes, which any minority
+            leaves plausible.
         iterations: how often the mean becomes the new centre.
         weighted: whether clients count by their weight; it is what they claim to have.
     """
@@ -43,7 +45,10 @@ class CenteredClipping(Aggregator):
     def combine(self, changes: Tree, weight: Tensor) -> Tree:
         share = weight if self.weighted else torch.ones_like(weight)
         share = share / share.sum()
-        return {name: self.clipped_mean(change, share.to(change.dtype)) for name, change in changes.items()}
+        return {
+            name: self.clipped_mean(change, share.to(change.dtype))
+            for name, change in changes.items()
+        }
 
     def clipped_mean(self, change: Tensor, share: Tensor) -> Tensor:
         """The update from changes [n, P] with shares [n]."""

@@ -1,7 +1,7 @@
 """Aggregators that combine every coordinate by itself: the median and the trimmed mean.
 
-Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal statistical rates",
-ICML 2018.
+Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal
+statistical rates", ICML 2018.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ..core.aggregator import Aggregator, aggregators
 from ..flat_params import Tree
 from .options import check_share, tolerated
 
-_PIECE = 1 << 20  # coordinates that are sorted at a time: sorting holds an index of 8 bytes for each number
+# coordinates that are sorted at a time: sorting holds an index of 8 bytes for each number
+_PIECE = 1 << 20
 
 
 @aggregators.register("median")
@@ -41,11 +42,13 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """The coordinate-wise mean without the smallest and the largest values.
 
-    Clients count alike, whatever their weight. The number that is cut is rounded up: in a small mode it is the median.
+    Clients count alike, whatever their weight. The number that is cut is rounded up: in a small
+    mode it is the median.
 
     Args:
-        trim: share of a mode's clients cut from each end, the most malicious ones that it tolerates. Take more than the
-            share of all clients: by chance a mode may have more of them in a round.
+        trim: share of a mode's clients cut from each end, the most malicious ones that it
+            tolerates. Take more than the share of all clients: by chance a mode may have more of
+            them in a round.
     """
 
     by_coordinate = True
@@ -61,7 +64,11 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_mean(values: Tensor, cut: int) -> Tensor:
-    """The mean of every column of [n, P] without its `cut` smallest and `cut` largest values, [P]."""
+    """The mean of every column of [n, P] without its `cut` smallest and `cut` largest values,
+    [P].
+    """
     kept = slice(cut, len(values) - cut)
-    pieces = [torch.sort(piece, 0).values[kept].mean(0) for piece in torch.split(values, _PIECE, dim=1)]
+    pieces = [
+        torch.sort(piece, 0).values[kept].mean(0) for piece in torch.split(values, _PIECE, dim=1)
+    ]
     return torch.cat(pieces) if pieces else values.new_empty(0)

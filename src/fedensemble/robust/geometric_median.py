@@ -1,7 +1,7 @@
 """The geometric median, by smoothed Weiszfeld iterations.
 
-Reference: Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on Signal
-Processing 2022.
+Reference: Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning", IEEE
+Transactions on Signal Processing 2022.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class GeometricMedian(Aggregator):
 
     def combine(self, changes: Tree, weight: Tensor) -> Tree:
         alpha = weight if self.weighted else torch.ones_like(weight)
-        return {name: self.centre(change, alpha.to(change.dtype)) for name, change in changes.items()}
+        return {
+            name: self.centre(change, alpha.to(change.dtype)) for name, change in changes.items()
+        }
 
     def centre(self, change: Tensor, alpha: Tensor) -> Tensor:
         """The geometric median of [n, P] with weights [n]."""
-        # Not from zero: a client that sends no change at all lies there, and steps that start on a client stay on it.
+        # Not from zero: a client that sends no change at all lies there, and steps that start on a
+        # client stay on it.
         point = trimmed_mean(change, (len(change) - 1) // 2)
         for _ in range(self.iterations):
             beta = alpha / torch.linalg.vector_norm(change - point, dim=1).clamp(min=self.nu)

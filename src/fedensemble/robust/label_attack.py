@@ -13,13 +13,17 @@ from ..errors import InputError
 @attacks.register("label-flip")
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
-    """Malicious clients train on wrong labels, C - 1 - y in place of y, and send what they learned."""
+    """Malicious clients train on wrong labels, C - 1 - y in place of y, and send what they
+    learned.
+    """
 
     forges = False
 
     def labels(self, y: Tensor, classes: int | None) -> Tensor:
         if classes is None:
-            raise InputError("Attack 'label-flip' needs classification: the targets here are numbers, not labels.")
+            raise InputError(
+                "Attack 'label-flip' needs classification: the targets here are numbers, not labels."
+            )
         return classes - 1 - y
 
     def forge(self, own: Tensor, honest: Tensor, key: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Checks of the numbers that aggregators and attacks take, and what a share of clients means in a small mode."""
+"""Checks of the numbers that aggregators and attacks take, and what a share of clients means in a
+small mode.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ def check_count(owner: object, name: str) -> None:
     """Raises unless an attribute is a whole number of at least 1."""
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{type(owner).__name__} needs a whole number {name} >= 1; got {name}={value!r}.")
+        raise InputError(
+            f"{type(owner).__name__} needs a whole number {name} >= 1; got {name}={value!r}."
+        )
 
 
 def tolerated(share: float, clients: int) -> int:
-    """How many of a mode's n clients may be malicious: the share of them, rounded up, but always a minority.
+    """How many of a mode's n clients may be malicious: the share of them, rounded up, but always a
+    minority.
 
     >>> [tolerated(0.2, n) for n in (1, 2, 3, 5, 6, 10)]
     [0, 0, 1, 1, 2, 2]

@@ -1,8 +1,9 @@
 """Attacks in which malicious clients train as told, and send something else.
 
-References: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning", AISTATS 2020 (scaling);
-Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distributed learning", NeurIPS 2019 (ALIE);
-Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019 (IPM).
+References: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning", AISTATS
+2020 (scaling); Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for
+distributed learning", NeurIPS 2019 (ALIE); Xie, Koyejo, Gupta, "Fall of empires: breaking
+Byzantine-tolerant SGD by inner product manipulation", UAI 2019 (IPM).
 """
 
 from __future__ import annotations
@@ -71,19 +72,25 @@ class Noise(Attack):
         check_positive(self, "factor")
 
     def forge(self, own: Tensor, honest: Tensor, key: Tensor) -> Tensor:
-        size = own.square().mean(1, keepdim=True).sqrt() if own.shape[1] else own.new_zeros(len(own), 1)
+        size = (
+            own.square().mean(1, keepdim=True).sqrt()
+            if own.shape[1]
+            else own.new_zeros(len(own), 1)
+        )
         return own + self.factor * size * prng.normal(key, own.shape[1]).to(own.dtype)
 
 
 @attacks.register("alie")
 @dataclass(frozen=True, kw_only=True)
 class ALIE(Attack):
-    """A little is enough: malicious clients send the honest mean less z standard deviations, coordinate by coordinate.
+    """A little is enough: malicious clients send the honest mean less z standard deviations,
+    coordinate by coordinate.
 
     They know what their mode's honest clients send, and hide in its spread.
 
     Args:
-        z: standard deviations; None takes the paper's, the most that lets honest clients still lie further out.
+        z: standard deviations; None takes the paper's, the most that lets honest clients still lie
+            further out.
     """
 
     z: float | None = None
@@ -122,7 +129,8 @@ class IPM(Attack):
 
 
 def alie_z(clients: int, malicious: int) -> float:
-    """The z of ALIE's paper for m malicious of n clients: Phi(z) = (n - m - s) / (n - m), s = floor(n / 2 + 1) - m.
+    """The z of ALIE's paper for m malicious of n clients: Phi(z) = (n - m - s) / (n - m), s =
+    floor(n / 2 + 1) - m.
 
     >>> round(alie_z(50, 24), 2)
     1.43

@@ -15,8 +15,9 @@ _LARGEST = 32 << 20  # the most that glibc takes
 def keep_freed_memory() -> bool:
     """Lets the process keep up to 1 GiB of what it freed, and says whether that could be asked for.
 
-    glibc returns every larger piece to the system, which then clears it page by page for the next step: a quarter of a
-    CNN's time. Other C libraries are left alone, and so are users who set its variables.
+    glibc returns every larger piece to the system, which then clears it page by page for the next
+    step: a quarter of a CNN's time. Other C libraries are left alone, and so are users who set its
+    variables.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

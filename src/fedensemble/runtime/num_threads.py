@@ -12,8 +12,8 @@ import torch
 def num_threads(count: int) -> Iterator[None]:
     """So many threads inside torch's operations, and as many as before afterwards.
 
-    One for what is small: on a busy machine several wait for each other, in a trial over twenty times as long as one
-    works.
+    One for what is small: on a busy machine several wait for each other, in a trial over twenty
+    times as long as one works.
     """
     before = torch.get_num_threads()
     if count != before:

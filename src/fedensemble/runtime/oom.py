@@ -13,7 +13,8 @@ from .hardware import free_memory
 
 OOM_ERRORS = (MemoryError, RuntimeError)  # what may be one; `out_of_memory` tells
 SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger card or machine"
-_SAID = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")  # by whoever has no type for it
+# by whoever has no type for it
+_SAID = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
 _ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -30,17 +31,22 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def lack(error: BaseException, device: torch.device) -> str:
-    """What was asked for and what was free, as far as it is known, in brackets after a space; to be asked at once.
+    """What was asked for and what was free, as far as it is known, in brackets after a space; to be
+    asked at once.
 
     >>> lack(RuntimeError("you tried to allocate 3221225472 bytes."), torch.device("meta"))
     ' (3.0 GiB more were asked for)'
     """
     known = []
     if found := _ASKED.search(str(error)):
-        known.append(f"{format_gib(float(found[1]) * _UNITS[found[2].lower()])} more were asked for")
+        known.append(
+            f"{format_gib(float(found[1]) * _UNITS[found[2].lower()])} more were asked for"
+        )
     with suppress(Exception):  # after an error, even this may fail
         if device.type in ("cpu", "cuda"):
-            known.append(f"{format_gib(free_bytes(device if device.type == 'cuda' else None))} were free")
+            known.append(
+                f"{format_gib(free_bytes(device if device.type == 'cuda' else None))} were free"
+            )
     return f" ({', '.join(known)})" if known else ""
 
 

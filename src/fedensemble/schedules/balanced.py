@@ -1,7 +1,8 @@
-"""A Latin-square variant of the paper's schedule: in every round the modes are spread evenly over the strata.
+"""A Latin-square variant of the paper's schedule: in every round the modes are spread evenly over
+the strata.
 
-P[q, r] = sigma[(pi[q] + rho[r]) mod K] with random permutations sigma of the modes, pi of the strata and rho of the
-rounds, new for each age.
+P[q, r] = sigma[(pi[q] + rho[r]) mod K] with random permutations sigma of the modes, pi of the
+strata and rho of the rounds, new for each age.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .stratified import Stratified
 @schedules.register("balanced")
 @dataclass(frozen=True, kw_only=True)
 class Balanced(Stratified):
-    """Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or ceil(Q/K) times.
+    """Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or
+    ceil(Q/K) times.
 
-    So no mode is ever idle: in every round a mode has M / Q clients (rounded up or down) for each of its strata, also
-    where a stratum gives no client. It needs Q >= K.
+    So no mode is ever idle: in every round a mode has M / Q clients (rounded up or down) for each
+    of its strata, also where a stratum gives no client. It needs Q >= K.
     """
 
     def check(self, population: int) -> None:

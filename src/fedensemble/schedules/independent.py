@@ -19,8 +19,8 @@ from ..flat_params import Tree
 class Independent(Schedule):
     """K separate federated runs that take turns, so that they cost together what one run costs.
 
-    In round r all M clients, drawn from everybody, train mode r mod K: after R rounds each model has had R / K rounds
-    of its own. Strata play no part.
+    In round r all M clients, drawn from everybody, train mode r mod K: after R rounds each model
+    has had R / K rounds of its own. Strata play no part.
     """
 
     @property
@@ -38,15 +38,20 @@ class Independent(Schedule):
 
     def drawn(self, state: Tree, round: int, mode: int) -> torch.Tensor:
         """M clients out of all, in ascending order."""
-        drawn = prng.bits(prng.key(int(state["seed"]), "apart", round, mode), int(state["population"]))
+        drawn = prng.bits(
+            prng.key(int(state["seed"]), "apart", round, mode), int(state["population"])
+        )
         everybody = torch.zeros_like(drawn)
-        return torch.sort(sample_without_replacement(everybody, drawn, torch.tensor([self.clients_per_round]))).values
+        return torch.sort(
+            sample_without_replacement(everybody, drawn, torch.tensor([self.clients_per_round]))
+        ).values
 
 
 @schedules.register("independent-kfold")
 @dataclass(frozen=True, kw_only=True)
 class IndependentKFold(Independent):
-    """K separate federated runs, each with M clients in every round: K times the communication of one run.
+    """K separate federated runs, each with M clients in every round: K times the communication of
+    one run.
 
     A client may be drawn by several of them in one round.
     """

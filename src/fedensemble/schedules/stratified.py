@@ -1,6 +1,8 @@
-"""The paper's schedule: every age, each stratum goes through the modes in a random order of its own.
+"""The paper's schedule: every age, each stratum goes through the modes in a random order of its
+own.
 
-P[q, .] = a random permutation of the K modes for each age;   in round r of the age, stratum q trains P[q, r].
+P[q, .] = a random permutation of the K modes for each age;   in round r of the age, stratum q
+trains P[q, r].
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from .strata import divide, draw_plan
 class Stratified(Schedule):
     """Algorithm 1 of the paper: over one age every mode is trained on every stratum exactly once.
 
-    In one round several strata may draw the same mode, and some mode none. With K = 1 and Q = 1 it is plain client
-    sampling.
+    In one round several strata may draw the same mode, and some mode none. With K = 1 and Q = 1 it
+    is plain client sampling.
 
-    Every client is asked in a round with probability M / N, for every N, Q and M. Where Q does not divide N, the larger
-    strata therefore give more clients on average. A stratum with M * size < N gives none in some rounds, and a few
-    clients of a round train another mode than the rest of their stratum, so that each mode has M / Q clients (rounded)
-    per stratum. Where Q divides N, every stratum gives M / Q clients (rounded) in every round.
+    Every client is asked in a round with probability M / N, for every N, Q and M. Where Q does not
+    divide N, the larger strata therefore give more clients on average. A stratum with M * size < N
+    gives none in some rounds, and a few clients of a round train another mode than the rest of
+    their stratum, so that each mode has M / Q clients (rounded) per stratum. Where Q divides N,
+    every stratum gives M / Q clients (rounded) in every round.
 
     >>> schedule = Stratified(modes=2, strata=2, clients_per_round=4)
     >>> state = schedule.init(population=8, seed=0)
@@ -57,4 +60,6 @@ class Stratified(Schedule):
     def plan(self, state: Tree, round: int) -> Plan:
         age, place = divmod(round, self.modes)
         mode = self.permutations(state, age)[:, place]
-        return draw_plan(state["stratum"], mode, self.modes, self.clients_per_round, int(state["seed"]), round)
+        return draw_plan(
+            state["stratum"], mode, self.modes, self.clients_per_round, int(state["seed"]), round
+        )

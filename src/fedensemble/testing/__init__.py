@@ -1,4 +1,5 @@
-"""The contracts that algorithms, schedules and engines keep, as functions anyone can run on their own plug-in.
+"""The contracts that algorithms, schedules and engines keep, as functions anyone can run on their
+own plug-in.
 
 >>> from fedensemble import FedAvg, Stratified
 >>> held = check_algorithm(FedAvg(lr=0.2), engine="loop")  # raises where something does not

@@ -21,13 +21,18 @@ from .assertions import remembered, require, require_close, require_equal, snaps
 from .reference import without_ensemble
 from .toy_problems import small_federation, train
 
-_ROUNDS = 5  # more than an age of four modes, so that every mode is trained and most client memories are read again
-_CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")  # on each engine
-_ENSEMBLES = ((1, 1), (4, 2))  # modes, strata; with fewer strata than modes some mode is idle in every round
+# more than an age of four modes, so that every mode is trained and most client memories are read
+# again
+_ROUNDS = 5
+# on each engine
+_CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")
+# modes, strata; with fewer strata than modes some mode is idle in every round
+_ENSEMBLES = ((1, 1), (4, 2))
 
 
 def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None = None) -> list[str]:
-    """What was checked and holds, or an AssertionError that says which contract the algorithm broke.
+    """What was checked and holds, or an AssertionError that says which contract the algorithm
+    broke.
 
     Args:
         algorithm: an algorithm, or a class that needs no arguments.
@@ -38,7 +43,10 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
     held = ["arithmetic"]
     for name in [engine] if engine is not None else simulation_engines():
         check_bytes(method, name)
-        runs = {modes: train(small_federation(method, name, modes, strata), _ROUNDS) for modes, strata in _ENSEMBLES}
+        runs = {
+            modes: train(small_federation(method, name, modes, strata), _ROUNDS)
+            for modes, strata in _ENSEMBLES
+        }
         for modes, strata in _ENSEMBLES:
             check_agreement(method, name, runs[modes], strata)
             check_resume(method, name, runs[modes], strata)
@@ -59,7 +67,9 @@ def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: 
     modes = run.schedule.modes
     again = train(small_federation(algorithm, engine, modes, strata), _ROUNDS)
     require_equal(
-        again.tensors(), run.tensors(), f"{_name(algorithm)}, engine '{engine}': the same seed gave another run"
+        again.tensors(),
+        run.tensors(),
+        f"{_name(algorithm)}, engine '{engine}': the same seed gave another run",
     )
     if engine == "loop":
         return
@@ -76,17 +86,25 @@ def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int
     with tempfile.TemporaryDirectory() as folder:
         first.save(folder)
         second = Federation.load(
-            Path(folder), model=first.learner.factory, data=first.data, algorithm=algorithm, schedule=first.schedule
+            Path(folder),
+            model=first.learner.factory,
+            data=first.data,
+            algorithm=algorithm,
+            schedule=first.schedule,
         )
     what = f"{_name(algorithm)}, {modes} modes, engine '{engine}': a checkpoint round trip"
     require_equal(second.tensors(), first.tensors(), f"{what} lost something")
     train(second, _ROUNDS - _ROUNDS // 2)
-    require_equal(second.tensors(), run.tensors(), f"{what} led to another result than an uninterrupted run")
+    require_equal(
+        second.tensors(), run.tensors(), f"{what} led to another result than an uninterrupted run"
+    )
 
 
 def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> None:
     """With one mode and one stratum, the ensemble is the method itself."""
-    expected, memory = without_ensemble(algorithm, small_federation(algorithm, engine, modes=1, strata=1), _ROUNDS)
+    expected, memory = without_ensemble(
+        algorithm, small_federation(algorithm, engine, modes=1, strata=1), _ROUNDS
+    )
     what = f"{_name(algorithm)}, engine '{engine}': one mode is not the method without ensemble"
     require_close(rows(run.state.modes, 0), expected, what)
     require_close(remembered(run.engine), memory, f"{what} in client memory")
@@ -102,33 +120,52 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
     other.state = replace(other.state, modes=other.algorithm.init_mode(theta))
     train(other, _ROUNDS)
     what = f"{_name(algorithm)}, engine '{engine}': mode {changed} leaks into other modes"
-    require_equal(_of_others(other.state.modes, changed), _of_others(run.state.modes, changed), what)
-    mine, theirs = ({n: t for n, t in remembered(f.engine).items() if not n.endswith(f"mode {changed}")}
-                    for f in (other, run))  # fmt: skip
+    require_equal(
+        _of_others(other.state.modes, changed), _of_others(run.state.modes, changed), what
+    )
+    mine, theirs = (
+        {n: t for n, t in remembered(f.engine).items() if not n.endswith(f"mode {changed}")}
+        for f in (other, run)
+    )
     require_equal(mine, theirs, f"{what}' client memory")
 
 
 def check_idle(algorithm: Algorithm, engine: str) -> None:
-    """A mode nobody trained keeps its weights, its server state and its clients' memory, and old states stay whole."""
+    """A mode nobody trained keeps its weights, its server state and its clients' memory, and old
+    states stay whole.
+    """
     modes, strata = _ENSEMBLES[-1]
     federation = small_federation(algorithm, engine, modes, strata)
     for _ in range(_ROUNDS):
-        old, before, kept = federation.state, snapshot(federation.state.modes), remembered(federation.engine)
+        old, before, kept = (
+            federation.state,
+            snapshot(federation.state.modes),
+            remembered(federation.engine),
+        )
         report = next(federation.rounds(1))
-        require_equal(snapshot(old.modes), before, f"{_name(algorithm)}: a round wrote into the state before it")
+        require_equal(
+            snapshot(old.modes),
+            before,
+            f"{_name(algorithm)}: a round wrote into the state before it",
+        )
         what = f"{_name(algorithm)}, engine '{engine}', round {report.round}: a mode nobody trained changed"
         now = remembered(federation.engine)
         for mode in set(range(modes)) - set(report.trained):
-            require_equal(rows(federation.state.modes, mode), rows(old.modes, mode), f"{what} (mode {mode})")
+            require_equal(
+                rows(federation.state.modes, mode), rows(old.modes, mode), f"{what} (mode {mode})"
+            )
             idle = {name: row for name, row in kept.items() if name.endswith(f"mode {mode}")}
-            require_equal({name: now[name] for name in idle}, idle, f"{what} (client memory of mode {mode})")
+            require_equal(
+                {name: now[name] for name in idle}, idle, f"{what} (client memory of mode {mode})"
+            )
 
 
 def check_bytes(algorithm: Algorithm, engine: str) -> None:
-    """What a visit sends and receives does not depend on the number of modes; mode 0 has the same coin in both.
+    """What a visit sends and receives does not depend on the number of modes; mode 0 has the same
+    coin in both.
 
-    All clients but one train mode 0, then all of them: bytes may depend on the visit, on what a client remembers and
-    on how often it was absent.
+    All clients but one train mode 0, then all of them: bytes may depend on the visit, on what a
+    client remembers and on how often it was absent.
     """
     costs: dict[int, list[list[list[int]]]] = {}
     for modes, strata in _ENSEMBLES:
@@ -136,11 +173,15 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
         state, method = federation.state, federation.algorithm
         for count in (len(federation.data) - 1, len(federation.data)):
             plan = Plan(torch.arange(count), torch.zeros(count, dtype=torch.int64))
-            request = Request(method, method.broadcast(state.modes), state.buffers, plan, state.round)
+            request = Request(
+                method, method.broadcast(state.modes), state.buffers, plan, state.round
+            )
             returned = federation.engine.visit(*request)
             state, _ = finish_round(state, request, returned, federation.schedule)
             federation.engine.commit()
-            costs.setdefault(modes, []).append(torch.stack([returned.bytes_up, returned.bytes_down], 1).tolist())
+            costs.setdefault(modes, []).append(
+                torch.stack([returned.bytes_up, returned.bytes_down], 1).tolist()
+            )
     one, several = (costs[modes] for modes, _ in _ENSEMBLES)
     require(
         one == several,

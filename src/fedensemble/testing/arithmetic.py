@@ -17,11 +17,19 @@ from .toy_problems import numbers, quadratic_problem, small_federation
 
 
 def check_arithmetic(algorithm: Algorithm) -> None:
-    """Shapes are kept, inputs are not written to, and a row's result is the same alone and among others."""
-    owner, visits, bound = type(algorithm).__name__, 5, small_federation(algorithm, "loop", modes=1, strata=1)
+    """Shapes are kept, inputs are not written to, and a row's result is the same alone and among
+    others.
+    """
+    owner, visits, bound = (
+        type(algorithm).__name__,
+        5,
+        small_federation(algorithm, "loop", modes=1, strata=1),
+    )
     algorithm, size = bound.algorithm, bound.learner.theta_layout.total
     modes = algorithm.init_mode(numbers(visits, size))
-    require("theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}.")
+    require(
+        "theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}."
+    )
     before = snapshot(modes)
     sent = algorithm.broadcast(modes)
     require_equal(snapshot(modes), before, f"{owner}.broadcast wrote into the server's state")
@@ -30,23 +38,43 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     before = snapshot(sent, memory)
     returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
     uploads, kept = check_local_training_result(algorithm, returned)
-    require_equal(snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given")
+    require_equal(
+        snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given"
+    )
     _require_rows(uploads, visits, f"{owner}.local_training's upload")
     _require_rows(kept, visits, f"{owner}.local_training's memory")
-    require(_forms(kept) == _forms(memory), f"{owner}.local_training changed the form of its memory: {_forms(kept)}.")
+    require(
+        _forms(kept) == _forms(memory),
+        f"{owner}.local_training changed the form of its memory: {_forms(kept)}.",
+    )
 
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
     weight, coin = 2.0 + order, torch.full_like(order, 0.3)
     members = two_a_mode(uploads, weight) if algorithm.gathers else None
     round, lr = 3, algorithm.rate(3)
-    cohort = Cohort(1.0 + order, weight, weight / 20, population=9, coin=coin, members=members, round=round, lr=lr)
-    given = (modes, uploads, {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
-             members.uploads if members is not None else {})  # fmt: skip
+    cohort = Cohort(
+        1.0 + order,
+        weight,
+        weight / 20,
+        population=9,
+        coin=coin,
+        members=members,
+        round=round,
+        lr=lr,
+    )
+    given = (
+        modes,
+        uploads,
+        {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
+        members.uploads if members is not None else {},
+    )
     before = snapshot(*given)
     updated = algorithm.server_update(modes, uploads, cohort)
     require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
-    require(_forms(updated) == _forms(modes), f"{owner}.server_update must keep the form {_forms(modes)}; it gave "
-            f"{_forms(updated)}.")  # fmt: skip
+    require(
+        _forms(updated) == _forms(modes),
+        f"{owner}.server_update must keep the form {_forms(modes)}; it gave {_forms(updated)}.",
+    )
 
     costs = {
         "upload_bytes": bytes_up(algorithm, uploads, sent, coin),
@@ -54,7 +82,10 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     }
     for name, cost in costs.items():
         whole = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
-        require(whole, f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.")
+        require(
+            whole,
+            f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.",
+        )
 
     for j in range(visits):
         what = f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] (row {j})"
@@ -63,9 +94,16 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         )
         require_close(alone, rows(uploads, j), what.format("client"))
         require_close(own, rows(kept, j), what.format("client's memory"))
-        place = torch.tensor([j]) if algorithm.gathers else j  # who gathers has a leading dimension of modes, always
+        # who gathers has a leading dimension of modes, always
+        place = torch.tensor([j]) if algorithm.gathers else j
         part = Cohort(
-            cohort.count[place], weight[place], cohort.share[place], cohort.population, coin[place], round=round, lr=lr
+            cohort.count[place],
+            weight[place],
+            cohort.share[place],
+            cohort.population,
+            coin[place],
+            round=round,
+            lr=lr,
         )
         if members is not None:
             part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
@@ -74,9 +112,14 @@ def check_arithmetic(algorithm: Algorithm) -> None:
 
 
 def two_a_mode(uploads: Tree, weight: Tensor) -> Members:
-    """Two clients for each mode whose weighted mean is the upload, [K, P]; one a little to either side of it."""
+    """Two clients for each mode whose weighted mean is the upload, [K, P]; one a little to either
+    side of it.
+    """
     modes, shift = len(weight), {name: 0.1 * value.roll(1, -1) for name, value in uploads.items()}
-    both = {name: torch.cat([value + shift[name], value - shift[name]]) for name, value in uploads.items()}
+    both = {
+        name: torch.cat([value + shift[name], value - shift[name]])
+        for name, value in uploads.items()
+    }
     order = torch.arange(2 * modes)
     buffers = torch.empty(2 * modes, 0, dtype=torch.float64)
     return Members(order // modes, order % modes, weight.squeeze(-1).repeat(2) / 2, both, buffers)

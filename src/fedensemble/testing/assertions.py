@@ -10,40 +10,64 @@ from torch import Tensor
 from ..core.engine import Engine
 from ..flat_params import Tree
 
-# Engines do the same float64 arithmetic in another order. That costs two or three of sixteen digits in a sum, and some
-# tens of local steps on these problems multiply it by less than a thousand. A wrong formula is off by 1e-3 or more.
+# Engines do the same float64 arithmetic in another order. That costs two or three of sixteen digits
+# in a sum, and some
+# tens of local steps on these problems multiply it by less than a thousand. A wrong formula is off
+# by 1e-3 or more.
 AGREEMENT = 1e-10
 
 
 def require(kept: bool, broken: str) -> None:
-    """Raises AssertionError with the broken contract unless it was kept; unlike `assert`, also under `python -O`."""
+    """Raises AssertionError with the broken contract unless it was kept; unlike `assert`, also
+    under `python -O`.
+    """
     if not kept:
         raise AssertionError(broken)
 
 
 def require_equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str) -> None:
     """Raises unless two trees are the same bit for bit."""
-    require(set(got) == set(expected), f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.")
+    require(
+        set(got) == set(expected),
+        f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.",
+    )
     for name, value in expected.items():
-        require(_form(got[name]) == _form(value), f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.")
+        require(
+            _form(got[name]) == _form(value),
+            f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.",
+        )
         same = torch.equal(got[name].nan_to_num(nan=-1.0), value.nan_to_num(nan=-1.0))
-        require(same, f"{broken}: '{name}' differs by up to {_distance(got[name], value):.3g}; it must not at all.")
+        require(
+            same,
+            f"{broken}: '{name}' differs by up to {_distance(got[name], value):.3g}; it must not at all.",
+        )
 
 
 def require_close(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str) -> None:
     """Raises unless two trees agree to AGREEMENT, relative to entries that are larger than one."""
-    require(set(got) == set(expected), f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.")
+    require(
+        set(got) == set(expected),
+        f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.",
+    )
     for name, value in expected.items():
-        require(_form(got[name]) == _form(value), f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.")
+        require(
+            _form(got[name]) == _form(value),
+            f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.",
+        )
         distance = _distance(got[name], value)
         require(
-            distance <= AGREEMENT, f"{broken}: '{name}' differs by up to {distance:.3g}, more than {AGREEMENT:.0e}."
+            distance <= AGREEMENT,
+            f"{broken}: '{name}' differs by up to {distance:.3g}, more than {AGREEMENT:.0e}.",
         )
 
 
 def snapshot(*trees: Mapping[str, Tensor]) -> Tree:
     """Copies of all tensors, to tell later whether somebody wrote into them."""
-    return {f"{place}.{name}": tensor.clone() for place, tree in enumerate(trees) for name, tensor in tree.items()}
+    return {
+        f"{place}.{name}": tensor.clone()
+        for place, tree in enumerate(trees)
+        for name, tensor in tree.items()
+    }
 
 
 def remembered(engine: Engine) -> Tree:
@@ -52,7 +76,9 @@ def remembered(engine: Engine) -> Tree:
     visits = tensors.get("visits")
     if visits is None:
         return {}
-    named = {name.removeprefix("row."): table for name, table in tensors.items() if name != "visits"}
+    named = {
+        name.removeprefix("row."): table for name, table in tensors.items() if name != "visits"
+    }
     return {
         f"{name} of client {client}, mode {mode}": table[row]
         for row, (client, mode) in enumerate(visits.tolist())

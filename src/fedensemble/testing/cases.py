@@ -16,7 +16,16 @@ from ..data.federated import FederatedData
 from ..federation.federation import Federation
 from ..modeling.factory import ModelFactory
 from .assertions import require
-from .toy_problems import CLASSES, FEATURES, SIZES, classification, labels, numbers, ragged, small_model
+from .toy_problems import (
+    CLASSES,
+    FEATURES,
+    SIZES,
+    classification,
+    labels,
+    numbers,
+    ragged,
+    small_model,
+)
 
 _TOKENS, _LENGTH, _SIDE = 6, 4, 6
 
@@ -27,7 +36,9 @@ def _nothing_more(federation: Federation, start: EnsembleState) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compare: a model, data, settings of the federation, and what must hold besides agreement."""
+    """One thing to compare: a model, data, settings of the federation, and what must hold besides
+    agreement.
+    """
 
     name: str
     model: ModelFactory
@@ -46,7 +57,10 @@ def _regression() -> FederatedData:
 
 
 def _texts() -> FederatedData:
-    return ragged(labels(sum(SIZES), _LENGTH, classes=_TOKENS), labels(sum(SIZES), _LENGTH, classes=_TOKENS, word=1))
+    return ragged(
+        labels(sum(SIZES), _LENGTH, classes=_TOKENS),
+        labels(sum(SIZES), _LENGTH, classes=_TOKENS, word=1),
+    )
 
 
 def _mlp() -> nn.Module:
@@ -55,17 +69,26 @@ def _mlp() -> nn.Module:
 
 def _cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.Dropout2d(0.4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
+        nn.Conv2d(2, 4, 3),
+        nn.Dropout2d(0.4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
         nn.Linear(4 * 4, CLASSES),
-    )  # fmt: skip
+    )
 
 
 def _batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES)
+    )
 
 
 def _group_norm() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, CLASSES)
+    )
 
 
 def _layer_norm() -> nn.Module:
@@ -78,9 +101,15 @@ def _rms_norm() -> nn.Module:
 
 def _instance_norm() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, (1, 3), padding="same", dilation=2), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4),
-        nn.Conv2d(4, 3, 3, padding="valid"), nn.InstanceNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, (1, 3), padding="same", dilation=2),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.PReLU(4),
+        nn.Conv2d(4, 3, 3, padding="valid"),
+        nn.InstanceNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3 * 16, CLASSES),
+    )
 
 
 def _signals() -> FederatedData:
@@ -89,10 +118,15 @@ def _signals() -> FederatedData:
 
 def _conv1d() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(2, 4, 5, padding="same", bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.MaxPool1d(2),
-        nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2), nn.InstanceNorm1d(6, affine=True), nn.Flatten(),
+        nn.Conv1d(2, 4, 5, padding="same", bias=False),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
+        nn.InstanceNorm1d(6, affine=True),
+        nn.Flatten(),
         nn.Linear(6 * 4, CLASSES),
-    )  # fmt: skip
+    )
 
 
 def _padded() -> nn.Module:
@@ -100,7 +134,9 @@ def _padded() -> nn.Module:
 
 
 class _Recurrent(nn.Module):
-    """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves both ends."""
+    """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves
+    both ends.
+    """
 
     def __init__(self, kind: Callable[..., nn.Module], tied: bool = False, **options: Any) -> None:
         super().__init__()
@@ -120,7 +156,9 @@ class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(_TOKENS, 4)
-        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            4, 2, dim_feedforward=8, dropout=0.0, batch_first=True
+        )
         self.out = nn.Linear(4, _TOKENS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,46 +178,75 @@ def _huber(outputs: Tensor, targets: Tensor) -> Tensor:
 def _statistics_moved(federation: Federation, start: EnsembleState) -> None:
     moved = (federation.state.buffers != start.buffers).any(1)
     require(
-        bool(moved.all()), f"BatchNorm's running statistics did not change in modes {moved.logical_not().tolist()}."
+        bool(moved.all()),
+        f"BatchNorm's running statistics did not change in modes {moved.logical_not().tolist()}.",
     )
 
 
 def _padding_kept(federation: Federation, start: EnsembleState) -> None:
-    rows = [state.modes["theta"][:, : _TOKENS * 5].reshape(-1, _TOKENS, 5) for state in (start, federation.state)]
+    rows = [
+        state.modes["theta"][:, : _TOKENS * 5].reshape(-1, _TOKENS, 5)
+        for state in (start, federation.state)
+    ]
     same = (rows[0] == rows[1]).all(2).all(0)
-    require(bool(same[1]) and not bool(same[0]), "Of an embedding's rows, padding_idx moved, or nothing else did.")
+    require(
+        bool(same[1]) and not bool(same[0]),
+        "Of an embedding's rows, padding_idx moved, or nothing else did.",
+    )
 
 
 def _frozen_kept(federation: Federation, start: EnsembleState) -> None:
     kept = torch.equal(federation.state.buffers, start.buffers)
-    require(kept, "A parameter with requires_grad=False changed in training; it must stay bit for bit.")
+    require(
+        kept, "A parameter with requires_grad=False changed in training; it must stay bit for bit."
+    )
 
 
 CASES = (
     Case("MLP", _mlp),
     Case("CNN with Dropout and Dropout2d", _cnn, _images),
     Case("BatchNorm", _batch_norm, _images, check=_statistics_moved),
-    Case("BatchNorm, last_batch='drop'", _batch_norm, _images, settings={"last_batch": "drop"},
-         check=_statistics_moved),
+    Case(
+        "BatchNorm, last_batch='drop'",
+        _batch_norm,
+        _images,
+        settings={"last_batch": "drop"},
+        check=_statistics_moved,
+    ),
     Case("GroupNorm", _group_norm, _images),
     Case("LayerNorm", _layer_norm),
-    Case("Embedding and LSTM with dropout between layers",
-         lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3), _texts),
+    Case(
+        "Embedding and LSTM with dropout between layers",
+        lambda: _Recurrent(nn.LSTM, num_layers=2, dropout=0.3),
+        _texts,
+    ),
     Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
     Case("attention", _Attention, _texts),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
     Case("frozen parameters", _frozen, check=_frozen_kept),
-    Case("regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}),
-    Case("a loss that returns one number", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": _huber}),
+    Case(
+        "regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}
+    ),
+    Case(
+        "a loss that returns one number",
+        lambda: nn.Linear(FEATURES, 2),
+        _regression,
+        settings={"loss": _huber},
+    ),
     Case("several epochs", small_model, settings={"epochs": 3}),
     Case("a fixed number of steps", small_model, settings={"steps": 4}),
     Case("last_batch='wrap'", small_model, settings={"last_batch": "wrap", "epochs": 2}),
     Case("last_batch='drop'", small_model, settings={"last_batch": "drop", "epochs": 2}),
-    Case("SGD with momentum, weight decay and clipping", small_model, classification,
-         SGD(momentum=0.9, weight_decay=0.01, clip=0.5), {"epochs": 2}),
+    Case(
+        "SGD with momentum, weight decay and clipping",
+        small_model,
+        classification,
+        SGD(momentum=0.9, weight_decay=0.01, clip=0.5),
+        {"epochs": 2},
+    ),
     Case("Adam", small_model, classification, Adam(weight_decay=0.01, clip=1.0), {"epochs": 2}),
     Case("RMSNorm and PReLU", _rms_norm),
     Case("InstanceNorm, convolutions with padding by name", _instance_norm, _images),
     Case("convolutions in one dimension", _conv1d, _signals),
     Case("Embedding with padding", _padded, _texts, check=_padding_kept),
-)  # fmt: skip
+)

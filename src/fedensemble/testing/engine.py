@@ -64,7 +64,9 @@ def check_case(name: str, case: Case, options: dict[str, Any]) -> None:
     start = reference.state
     what = f"Engine '{name}' disagrees with 'loop' on {case.name}"
     for mine, theirs in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
-        require_close({"losses": mine.losses}, {"losses": theirs.losses}, f"{what}, round {mine.round}")
+        require_close(
+            {"losses": mine.losses}, {"losses": theirs.losses}, f"{what}, round {mine.round}"
+        )
         costs = [(report.bytes_up, report.bytes_down) for report in (mine, theirs)]
         require(costs[0] == costs[1], f"{what}: bytes up and down are {costs[0]}, not {costs[1]}.")
     require_close(got.state.modes, reference.state.modes, what)
@@ -77,7 +79,9 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     """Client memory agrees with that of 'loop', and survives being taken out and put back."""
     case = CASES[0]
     algorithm = _Remembering(lr=0.1)
-    got, reference = (_federation(n, case, o, algorithm) for n, o in ((name, options), ("loop", {})))
+    got, reference = (
+        _federation(n, case, o, algorithm) for n, o in ((name, options), ("loop", {}))
+    )
     for federation in (got, reference):
         for _ in federation.rounds(_ROUNDS):
             pass
@@ -86,21 +90,29 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     require_close(remembered(got.engine), remembered(reference.engine), what)
     revived = _federation(name, case, options, algorithm)
     revived.restore(snapshot_of(got), got.round)
-    require_equal(revived.tensors(), got.tensors(), f"Engine '{name}' loses client memory when it is loaded")
+    require_equal(
+        revived.tensors(), got.tensors(), f"Engine '{name}' loses client memory when it is loaded"
+    )
     for federation in (got, revived):
         next(federation.rounds(1))
     require_equal(
-        revived.tensors(), got.tensors(), f"Engine '{name}' goes on differently after client memory is loaded"
+        revived.tensors(),
+        got.tensors(),
+        f"Engine '{name}' goes on differently after client memory is loaded",
     )
 
 
 def check_cohort(name: str, options: dict[str, Any]) -> None:
     """The server learns the round and its learning rate."""
-    federation = _federation(name, CASES[0], options, FedAvg(lr=0.1, lr_decay=0.5, lr_decay_every=2))
+    federation = _federation(
+        name, CASES[0], options, FedAvg(lr=0.1, lr_decay=0.5, lr_decay_every=2)
+    )
     state, algorithm = federation.state, federation.algorithm
     for round in (0, 3):
         plan = federation.schedule.plan(state.schedule, round)
-        cohort = federation.engine.visit(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, round).cohort
+        cohort = federation.engine.visit(
+            algorithm, algorithm.broadcast(state.modes), state.buffers, plan, round
+        ).cohort
         require(
             (cohort.round, cohort.lr) == (round, algorithm.rate(round)),
             f"Engine '{name}' must fill in the cohort's round and lr, {round} and {algorithm.rate(round)}; "
@@ -109,7 +121,9 @@ def check_cohort(name: str, options: dict[str, Any]) -> None:
 
 
 def check_nobody(name: str, options: dict[str, Any]) -> None:
-    """A round in which nobody trains gives no losses, no bytes, and leaves running statistics and memory alone."""
+    """A round in which nobody trains gives no losses, no bytes, and leaves running statistics and
+    memory alone.
+    """
     nobody = Plan(*(torch.empty(0, dtype=torch.int64) for _ in Plan._fields))
     for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
         federation = _federation(name, case, options, _Remembering(lr=0.1))
@@ -133,9 +147,15 @@ def check_inputs(name: str, options: dict[str, Any]) -> None:
         given = {**sent, "buffers": state.buffers, "x": federation.data.x, "y": federation.data.y}
         before = snapshot(given)
         federation.engine.visit(
-            federation.algorithm, sent, state.buffers, federation.schedule.plan(state.schedule, 0), 0
+            federation.algorithm,
+            sent,
+            state.buffers,
+            federation.schedule.plan(state.schedule, 0),
+            0,
         )
-        require_equal(snapshot(given), before, f"Engine '{name}' wrote into what it was given ({case.name})")
+        require_equal(
+            snapshot(given), before, f"Engine '{name}' wrote into what it was given ({case.name})"
+        )
 
 
 def snapshot_of(federation: Federation) -> Tree:
@@ -143,7 +163,9 @@ def snapshot_of(federation: Federation) -> Tree:
     return {name: tensor.clone() for name, tensor in federation.tensors().items()}
 
 
-def _federation(name: str, case: Case, options: dict[str, Any], algorithm: Algorithm | None = None) -> Federation:
+def _federation(
+    name: str, case: Case, options: dict[str, Any], algorithm: Algorithm | None = None
+) -> Federation:
     data = case.data()
     settings: dict[str, Any] = {"batch_size": 3, "loss": "cross_entropy", **case.settings}
     method = algorithm or FedAvg(lr=0.1, optimizer=case.optimizer)

@@ -1,4 +1,6 @@
-"""A federated method without any ensemble: a loop over clients, one nn.Module, torch's own autograd."""
+"""A federated method without any ensemble: a loop over clients, one nn.Module, torch's own
+autograd.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ class AutogradSteps:
 
     active: Tensor | None = None  # one client is never done before itself
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor
+    ) -> None:
         self.model, self.x, self.y, self.place, self.weight = model, x, y, place, weight
         self.count = len(place)
 
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gradient(
+        self, step: int, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Gradient of the mean loss over the rows that count."""
         chosen = self.place[step][self.weight[step].bool()]
         vector_to_parameters(at, self.model.parameters())
@@ -39,8 +45,12 @@ class AutogradSteps:
         return parameters_to_vector(gradient), (loss.detach(), buffers)
 
 
-def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) -> tuple[Tree, Tree]:
-    """Server state [P] and client memory after some rounds from the federation's state, which stays as it is."""
+def without_ensemble(
+    algorithm: Algorithm, federation: Federation, rounds: int
+) -> tuple[Tree, Tree]:
+    """Server state [P] and client memory after some rounds from the federation's state, which stays
+    as it is.
+    """
     algorithm = federation.algorithm
     data, work, seed = federation.data, federation.work, federation.seed
     model = federation.learner.build(0)
@@ -55,13 +65,24 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
         for client in clients:
             x, y = data.client(client)
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
-            place, weight = batch_table(visit_key("batches", *visit), data.size[client : client + 1], work)
+            place, weight = batch_table(
+                visit_key("batches", *visit), data.size[client : client + 1], work
+            )
             steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
-            size, count = data.size[client : client + 1].double(), torch.tensor([steps.count]).double()
+            size, count = (
+                data.size[client : client + 1].double(),
+                torch.tensor([steps.count]).double(),
+            )
             problem = LocalProblem(
-                steps, torch.empty(0), algorithm.optimizer, algorithm.rate(round), size, count,
-                visit_key("algorithm", *visit)[0], coin,
-            )  # fmt: skip
+                steps,
+                torch.empty(0),
+                algorithm.optimizer,
+                algorithm.rate(round),
+                size,
+                count,
+                visit_key("algorithm", *visit)[0],
+                coin,
+            )
             kept = memory.get(client, algorithm.init_memory(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, kept, problem)
             own = float(shares[client])
@@ -78,9 +99,27 @@ def without_ensemble(algorithm: Algorithm, federation: Federation, rounds: int) 
             continue
         everyone, none = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
         each = {name: torch.stack([tree[name] for tree in sent_up]) for name in means}
-        members = Members(everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double())
-        alone = Cohort(count[None], weights[None], share[None], len(data), coin[None], members, round=round, lr=lr)
-        state, sent_mean = ({name: value[None] for name, value in tree.items()} for tree in (mode, means))
-        mode = {name: value[0] for name, value in algorithm.server_update(state, sent_mean, alone).items()}
-    named = {f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()}
+        members = Members(
+            everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double()
+        )
+        alone = Cohort(
+            count[None],
+            weights[None],
+            share[None],
+            len(data),
+            coin[None],
+            members,
+            round=round,
+            lr=lr,
+        )
+        state, sent_mean = (
+            {name: value[None] for name, value in tree.items()} for tree in (mode, means)
+        )
+        mode = {
+            name: value[0]
+            for name, value in algorithm.server_update(state, sent_mean, alone).items()
+        }
+    named = {
+        f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()
+    }
     return mode, named

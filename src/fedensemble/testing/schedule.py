@@ -12,15 +12,24 @@ from ..core.types import Plan
 from ..errors import InputError
 from .assertions import require, require_equal, snapshot
 
-# Clients, modes, strata, clients per round; also where strata divide neither of the others, and with everybody.
+# Clients, modes, strata, clients per round; also where strata divide neither of the others, and
+# with everybody.
 _SETTINGS = (
-    (12, 3, 4, 8), (13, 4, 5, 7), (10, 1, 1, 3), (9, 3, 3, 9), (20, 4, 2, 6), (5, 5, 5, 5), (15, 2, 10, 10),
-)  # fmt: skip
+    (12, 3, 4, 8),
+    (13, 4, 5, 7),
+    (10, 1, 1, 3),
+    (9, 3, 3, 9),
+    (20, 4, 2, 6),
+    (5, 5, 5, 5),
+    (15, 2, 10, 10),
+)
 _AGES = 150
-# Over 150 ages a mode has 450 visits or more. Were they independent, a share would scatter by 5 %; strata move together
+# Over 150 ages a mode has 450 visits or more. Were they independent, a share would scatter by 5 %;
+# strata move together
 # and double that at most. Five times the first is no bad luck.
 _FAIR_TO_MODES = 1.25
-# Standard errors that a client's rate may be away from the mean. Some 300 rates are looked at, so that a fair schedule
+# Standard errors that a client's rate may be away from the mean. Some 300 rates are looked at, so
+# that a fair schedule
 # fails once in 10^5 seeds, and the seeds are fixed.
 _ERRORS = 5.5
 
@@ -28,8 +37,8 @@ _ERRORS = 5.5
 def check_schedule(schedule: type[Schedule]) -> None:
     """Nothing, or an AssertionError that says which contract the schedule broke.
 
-    A round has `clients_per_round` visits; where a client may train several modes (`one_mode_a_client` is False), each
-    mode has as many.
+    A round has `clients_per_round` visits; where a client may train several modes
+    (`one_mode_a_client` is False), each mode has as many.
 
     Args:
         schedule: a class that is built with `modes`, `strata` and `clients_per_round`.
@@ -45,7 +54,9 @@ def check_schedule(schedule: type[Schedule]) -> None:
         check_plans(made, population)
         check_purity(made, population)
         check_fairness(made, population)
-    require(served > 0, f"{schedule.__name__} refuses every ordinary setting: {_SETTINGS} (N, K, Q, M).")
+    require(
+        served > 0, f"{schedule.__name__} refuses every ordinary setting: {_SETTINGS} (N, K, Q, M)."
+    )
 
 
 def check_plans(schedule: Schedule, population: int) -> None:
@@ -56,14 +67,26 @@ def check_plans(schedule: Schedule, population: int) -> None:
         plan = schedule.plan(schedule.init(population, seed), round)
         where = f"{name}, seed {seed}, round {round}"
         for what, values in plan._asdict().items():
-            require(values.dtype == torch.int64 and values.dim() == 1, f"{where}: {what} must be int64 [J].")
-            require(len(values) == visits, f"{where}: a plan must have {visits} visits; {what} has {len(values)}.")
+            require(
+                values.dtype == torch.int64 and values.dim() == 1,
+                f"{where}: {what} must be int64 [J].",
+            )
+            require(
+                len(values) == visits,
+                f"{where}: a plan must have {visits} visits; {what} has {len(values)}.",
+            )
         clients, modes = plan.client.tolist(), plan.mode.tolist()
-        require(min(clients) >= 0 and max(clients) < population, f"{where}: a client is outside 0 .. {population - 1}.")
         require(
-            min(modes) >= 0 and max(modes) < schedule.modes, f"{where}: a mode is outside 0 .. {schedule.modes - 1}."
+            min(clients) >= 0 and max(clients) < population,
+            f"{where}: a client is outside 0 .. {population - 1}.",
         )
-        require(clients == sorted(clients), f"{where}: visits must be sorted by client; got {clients}.")
+        require(
+            min(modes) >= 0 and max(modes) < schedule.modes,
+            f"{where}: a mode is outside 0 .. {schedule.modes - 1}.",
+        )
+        require(
+            clients == sorted(clients), f"{where}: visits must be sorted by client; got {clients}."
+        )
         pairs = set(zip(clients, modes, strict=True))
         require(len(pairs) == visits, f"{where}: a client is given the same mode twice.")
         if schedule.one_mode_a_client:
@@ -75,7 +98,9 @@ def check_purity(schedule: Schedule, population: int) -> None:
     name, rounds = _name(schedule, population), range(3 * schedule.modes)
     state = schedule.init(population, seed=1)
     tensors = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
-    require(tensors, f"{name}: the state must be a dict of tensors, or a checkpoint cannot hold it.")
+    require(
+        tensors, f"{name}: the state must be a dict of tensors, or a checkpoint cannot hold it."
+    )
     before = snapshot(state)
     forwards = [schedule.plan(state, round) for round in rounds]
     backwards = [schedule.plan(state, round) for round in reversed(rounds)][::-1]
@@ -86,12 +111,19 @@ def check_purity(schedule: Schedule, population: int) -> None:
     fresh = [schedule.plan(again, round) for round in rounds]
     for first, *others in zip(forwards, backwards, revived, fresh, strict=True):
         same = all(torch.equal(torch.stack(first), torch.stack(other)) for other in others)
-        require(same, f"{name}: plan is not a function of state and round alone; it gave two plans for one round.")
+        require(
+            same,
+            f"{name}: plan is not a function of state and round alone; it gave two plans for one round.",
+        )
     observed = schedule.observe(state, forwards[0], torch.ones(len(forwards[0].client)))
     require_equal(snapshot(state), before, f"{name}: observe wrote into the state")
     forms = [{n: (t.shape, t.dtype) for n, t in tree.items()} for tree in (state, observed)]
-    require(forms[0] == forms[1], f"{name}: observe changed the form of the state from {forms[0]} to {forms[1]}.")
-    if schedule.clients_per_round < population:  # with everybody in every round there may be nothing to draw
+    require(
+        forms[0] == forms[1],
+        f"{name}: observe changed the form of the state from {forms[0]} to {forms[1]}.",
+    )
+    # with everybody in every round there may be nothing to draw
+    if schedule.clients_per_round < population:
         different = _plans(schedule, population, seed=1) != _plans(schedule, population, seed=2)
         require(different, f"{name}: different seeds give the same plans.")
 
@@ -121,18 +153,26 @@ def check_fairness(schedule: Schedule, population: int) -> None:
         _check_rates(met.sum(2), modes, f"{name}: client {{0}} is asked")
         _check_rates(met.flatten(1), modes, f"{name}: client {{0}} trains mode {{1}}", modes)
     missed = torch.nonzero(met.sum(0) == 0).tolist()
-    require(not missed, f"{name}: over {_AGES} ages client {missed and missed[0][0]} never trained some mode.")
+    require(
+        not missed,
+        f"{name}: over {_AGES} ages client {missed and missed[0][0]} never trained some mode.",
+    )
 
 
 def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> None:
-    """Raises unless all columns of visits per age, [ages, C], have one mean, within what chance explains.
+    """Raises unless all columns of visits per age, [ages, C], have one mean, within what chance
+    explains.
 
-    The standard error is that of the ages, which rounds of an age may depend on, or of independent rounds if that is
+    The standard error is that of the ages, which rounds of an age may depend on, or of independent
+    rounds if that is
     larger: a client that is asked in every round does not scatter at all.
     """
     rate, ages = visits / rounds, len(visits)
     mean = float(rate.mean())
-    error = torch.maximum(rate.std(0), torch.tensor(max(mean * (1 - mean), 0.0) / rounds).sqrt()) / ages**0.5
+    error = (
+        torch.maximum(rate.std(0), torch.tensor(max(mean * (1 - mean), 0.0) / rounds).sqrt())
+        / ages**0.5
+    )
     each = rate.mean(0)
     away = (each - mean).abs()
     worst = int((away - _ERRORS * error).argmax())
@@ -147,7 +187,9 @@ def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> No
 
 def _plans(schedule: Schedule, population: int, seed: int) -> list[list[list[int]]]:
     state = schedule.init(population, seed)
-    return [torch.stack(schedule.plan(state, round)).tolist() for round in range(2 * schedule.modes)]
+    return [
+        torch.stack(schedule.plan(state, round)).tolist() for round in range(2 * schedule.modes)
+    ]
 
 
 def _name(schedule: Schedule, population: int) -> str:

@@ -16,7 +16,8 @@ from ..data.federated import FederatedData
 from ..federation.federation import Federation
 from ..schedules import Stratified
 
-SIZES = (7, 3, 5, 1, 9, 4)  # with batches of 3: whole and partial last batches, one client below a batch
+# with batches of 3: whole and partial last batches, one client below a batch
+SIZES = (7, 3, 5, 1, 9, 4)
 FEATURES, CLASSES, BATCH, SEED = 4, 3, 3, 5
 
 
@@ -39,7 +40,9 @@ def ragged(x: Tensor, y: Tensor, sizes: Sequence[int] = SIZES) -> FederatedData:
 def classification() -> FederatedData:
     """Six clients with three classes of four numbers; the server has eight inputs."""
     own = numbers(8, FEATURES, word=3)
-    return FederatedData.from_arrays(numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=own)
+    return FederatedData.from_arrays(
+        numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=own
+    )
 
 
 def small_model() -> nn.Module:
@@ -47,13 +50,20 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-def small_federation(algorithm: Algorithm, engine: str, modes: int, strata: int, **options: Any) -> Federation:
+def small_federation(
+    algorithm: Algorithm, engine: str, modes: int, strata: int, **options: Any
+) -> Federation:
     """A federation of the six clients, four a round, two epochs of ragged batches."""
     return Federation(
-        small_model, classification(), algorithm, engine=engine, batch_size=BATCH, dtype=torch.float64,
+        small_model,
+        classification(),
+        algorithm,
+        engine=engine,
+        batch_size=BATCH,
+        dtype=torch.float64,
         schedule=Stratified(modes=modes, strata=strata, clients_per_round=4),
         **{"epochs": 2, "seed": SEED, **options},
-    )  # fmt: skip
+    )
 
 
 def train(federation: Federation, rounds: int) -> Federation:
@@ -64,7 +74,8 @@ def train(federation: Federation, rounds: int) -> Federation:
 
 
 class Quadratics:
-    """Steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), a visit each; no model, no data.
+    """Steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), a visit each; no model, no
+    data.
 
     Args:
         curvature, centre: [..., P].
@@ -77,16 +88,28 @@ class Quadratics:
         running = torch.arange(self.count).reshape(-1, *(1,) * counts.dim()) < counts
         self.active = None if bool(running.all()) else running
 
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gradient(
+        self, step: int, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Exact gradient, loss and unchanged buffers."""
         distance = at - self.centre
         return self.curvature * distance, (0.5 * (self.curvature * distance**2).sum(-1), buffers)
 
 
-def quadratic_problem(algorithm: Algorithm, visits: int, size: int, only: int | None = None) -> LocalProblem:
-    """The problem of J visits with 2, 3, 4, 2, ... local steps, or of visit `only` alone, without leading dimension."""
-    curvature, centre = 0.5 + numbers(visits, size, word=1).abs().clamp(max=1.0), numbers(visits, size, word=2)
-    counts, sizes = (2 + torch.arange(visits) % 3).unsqueeze(-1), (3 + torch.arange(visits)).unsqueeze(-1)
+def quadratic_problem(
+    algorithm: Algorithm, visits: int, size: int, only: int | None = None
+) -> LocalProblem:
+    """The problem of J visits with 2, 3, 4, 2, ... local steps, or of visit `only` alone, without
+    leading dimension.
+    """
+    curvature, centre = (
+        0.5 + numbers(visits, size, word=1).abs().clamp(max=1.0),
+        numbers(visits, size, word=2),
+    )
+    counts, sizes = (
+        (2 + torch.arange(visits) % 3).unsqueeze(-1),
+        (3 + torch.arange(visits)).unsqueeze(-1),
+    )
     buffers = torch.empty(visits, 0, dtype=torch.float64)
     if only is not None:
         curvature, centre, counts = curvature[only], centre[only], counts[only]
@@ -96,4 +119,6 @@ def quadratic_problem(algorithm: Algorithm, visits: int, size: int, only: int | 
     coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # the battery's server has the same
     if only is not None:
         key, coin = key[only], coin[only]
-    return LocalProblem(steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts, key, coin)
+    return LocalProblem(
+        steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts, key, coin
+    )

@@ -1,4 +1,6 @@
-"""The toy regression in numbers: bias and variance over runs, and what theory says of the variance."""
+"""The toy regression in numbers: bias and variance over runs, and what theory says of the
+variance.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ..experiment.reproduce import CellResult
 from ..experiment.run_folder import RunFolder
 
 Numbers = NDArray[np.float64]
-NOT_FITTED = 1e-10  # of the largest eigenvalue: directions the data do not decide within double precision
+# of the largest eigenvalue: directions the data do not decide within double precision
+NOT_FITTED = 1e-10
 
 
 class Split(NamedTuple):
@@ -68,10 +71,12 @@ def features(config: Config, data: FederatedData, x: torch.Tensor) -> Numbers:
 
 
 def limit_variance(at: Numbers, trained_on: Numbers, scale: float) -> float:
-    """Theorem 2 of the paper, the mean of k(x, x): what is left of a random start after endless training.
+    """Theorem 2 of the paper, the mean of k(x, x): what is left of a random start after endless
+    training.
 
-    For a model linear in its weights, w ~ N(0, scale^2), both kernels are products of features, and k(x, x) is the
-    prior variance of what the training inputs leave open: scale^2 |(I - P) phi(x)|^2, P the projection on them.
+    For a model linear in its weights, w ~ N(0, scale^2), both kernels are products of features, and
+    k(x, x) is the prior variance of what the training inputs leave open: scale^2 |(I - P)
+    phi(x)|^2, P the projection on them.
     """
     _, size, rows = np.linalg.svd(trained_on, full_matrices=False)
     seen = rows[size**2 > NOT_FITTED * size[0] ** 2]
@@ -80,10 +85,11 @@ def limit_variance(at: Numbers, trained_on: Numbers, scale: float) -> float:
 
 
 def finite_variance(config: Config, data: FederatedData, scale: float, modes: int) -> float:
-    """The same after as many rounds as were trained: what a mode keeps of its start, the mean over who trains it.
+    """The same after as many rounds as were trained: what a mode keeps of its start, the mean over
+    who trains it.
 
-    A visit of S full-batch steps maps w to A_i w + c_i, A_i = (I - lr H_i)^S; in a round a mode is left alone with
-    probability (1 - 1/K)^M, and otherwise moves by the mean of the A_i.
+    A visit of S full-batch steps maps w to A_i w + c_i, A_i = (I - lr H_i)^S; in a round a mode is
+    left alone with probability (1 - 1/K)^M, and otherwise moves by the mean of the A_i.
     """
     rounds, steps = config.rounds, config.training.steps or config.training.epochs
     idle = (1 - 1 / modes) ** config.ensemble.clients_per_round if modes > 1 else 0.0
@@ -95,9 +101,13 @@ def finite_variance(config: Config, data: FederatedData, scale: float, modes: in
         slopes.append(2 * mine.T @ mine / size)
     kept, by_rate = eye, {}
     for number in range(rounds):
-        rate = config.algorithm["lr"] * config.algorithm["lr_decay"] ** (number // config.algorithm["lr_decay_every"])
+        rate = config.algorithm["lr"] * config.algorithm["lr_decay"] ** (
+            number // config.algorithm["lr_decay_every"]
+        )
         if rate not in by_rate:
-            moved = np.mean([np.linalg.matrix_power(eye - rate * slope, steps) for slope in slopes], axis=0)
+            moved = np.mean(
+                [np.linalg.matrix_power(eye - rate * slope, steps) for slope in slopes], axis=0
+            )
             by_rate[rate] = idle * eye + (1 - idle) * moved
         kept = by_rate[rate] @ kept
     assert data.x_test is not None

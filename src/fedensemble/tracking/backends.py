@@ -24,13 +24,18 @@ class TensorBoard(Tracker):
 
     package, trace = "tensorboard", "tensorboard"
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         place = folder / self.trace
-        shutil.rmtree(place, ignore_errors=True)  # written anew: it may hold rounds that the resumed run repeats
+        # written anew: it may hold rounds that the resumed run repeats
+        shutil.rmtree(place, ignore_errors=True)
         self.writer: Any = SummaryWriter(str(place))
-        self.writer.add_text("config", "".join(f"    {key} = {value}\n" for key, value in flat(settings).items()))
+        self.writer.add_text(
+            "config", "".join(f"    {key} = {value}\n" for key, value in flat(settings).items())
+        )
         for record in records:
             self.record(record)
 
@@ -44,11 +49,15 @@ class TensorBoard(Tracker):
 
 @trackers.register("mlflow")
 class MLflow(Tracker):
-    """A run at MLFLOW_TRACKING_URI, or in `mlflow.db` beside the run's folder where that is not set."""
+    """A run at MLFLOW_TRACKING_URI, or in `mlflow.db` beside the run's folder where that is not
+    set.
+    """
 
     package, trace = "mlflow", "mlflow.json"
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
+    ) -> None:
         from mlflow import MlflowClient
 
         beside = folder.resolve().parent
@@ -69,7 +78,8 @@ class MLflow(Tracker):
                 return None
             self.client.update_run(held["run_id"], status="RUNNING")
             told = self.client.get_metric_history(held["run_id"], "train/loss")
-        except (OSError, ValueError, KeyError, TypeError, MlflowException):  # none yet, or deleted there
+        # none yet, or deleted there
+        except (OSError, ValueError, KeyError, TypeError, MlflowException):
             return None
         if held["uri"] != redact(held["uri"]):  # written before credentials were left out
             self._write(held["run_id"])
@@ -82,8 +92,16 @@ class MLflow(Tracker):
         name = str(settings["name"])
         try:
             experiment = self.client.get_experiment_by_name(name)
-            place = None if os.environ.get("MLFLOW_TRACKING_URI") else (beside / "mlflow-artifacts").as_uri()
-            key = experiment.experiment_id if experiment else self.client.create_experiment(name, place)
+            place = (
+                None
+                if os.environ.get("MLFLOW_TRACKING_URI")
+                else (beside / "mlflow-artifacts").as_uri()
+            )
+            key = (
+                experiment.experiment_id
+                if experiment
+                else self.client.create_experiment(name, place)
+            )
             run = str(self.client.create_run(key, run_name=self.file.parent.name).info.run_id)
             params = [Param(name, str(value)[:500]) for name, value in flat(settings).items()]
             self.client.log_batch(run, params=params[:100])
@@ -93,7 +111,9 @@ class MLflow(Tracker):
         return run
 
     def _write(self, run: str) -> None:
-        """Notes where the run is; without the credentials, which are those of the environment next time, too."""
+        """Notes where the run is; without the credentials, which are those of the environment next
+        time, too.
+        """
         write_json(self.file, {"uri": redact(self.uri), "run_id": run})
 
     def _refused(self, error: Exception) -> StoreError:
@@ -108,7 +128,9 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, record["round"]) for name, value in scalars(record).items()]
+        metrics = [
+            Metric(name, value, now, record["round"]) for name, value in scalars(record).items()
+        ]
         try:
             for first in range(0, len(metrics), 1000):  # a server takes no more at once
                 self.client.log_batch(self.run, metrics=metrics[first : first + 1000])

@@ -1,6 +1,7 @@
 """Other programs that follow a run, where a config asks for them.
 
-What they are told is what metrics.jsonl holds, round by round, so a run that is resumed tells nothing twice.
+What they are told is what metrics.jsonl holds, round by round, so a run that is resumed tells
+nothing twice.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Tracker(ABC):
     trace: ClassVar[str]  # in the run's folder once it has followed the run
 
     @abstractmethod
-    def __init__(self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]) -> None: ...
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
+    ) -> None: ...
 
     @abstractmethod
     def record(self, record: Record) -> None:
@@ -64,7 +67,9 @@ def tracking(
             tracker.close(finished)
 
 
-def catch_up(names: Sequence[str], folder: Path, settings: Mapping[str, Any], records: Sequence[Record]) -> None:
+def catch_up(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
+) -> None:
     """Tells a finished run to the trackers that have not followed it."""
     missing = [name for name in names if not (folder / trackers[name].trace).exists()]
     with tracking(missing, folder, settings, records):
@@ -94,7 +99,11 @@ def scalars(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in record.items():
         if key == "modes":
-            found |= {f"modes/{name}/{mode}": v for name, each in value.items() for mode, v in enumerate(each)}
+            found |= {
+                f"modes/{name}/{mode}": v
+                for name, each in value.items()
+                for mode, v in enumerate(each)
+            }
         elif isinstance(value, Mapping):
             found |= {f"{key}/{name}": inner for name, inner in value.items()}
         elif key not in ("round", "age") and isinstance(value, (int, float)):
@@ -110,5 +119,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= (
+            flat(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return found

@@ -1,4 +1,6 @@
-"""Defaults that comparisons rest on: one weighting, compressors by their papers' names, bytes of a prediction."""
+"""Defaults that comparisons rest on: one weighting, compressors by their papers' names, bytes of a
+prediction.
+"""
 
 from dataclasses import fields
 
@@ -23,10 +25,14 @@ def test_all_methods_weigh_clients_alike(name):
 
 
 def test_compressors_have_the_names_of_their_papers():
-    assert QSGD().quantiser == QSGD(compressor="terngrad", norm="2").quantiser == Dither(256, "inf", 1)
+    assert (
+        QSGD().quantiser == QSGD(compressor="terngrad", norm="2").quantiser == Dither(256, "inf", 1)
+    )
     assert QSGD(compressor="qsgd", levels=7).quantiser == Dither(256, "2", 7)
     assert Diana(compressor="qsgd", block=64).quantiser == Dither(64, "2", 4)
-    with pytest.raises(InputError, match="'ternary', 'dither', 'terngrad', 'qsgd', 'rand-k' or 'top-k'; got 'sign'"):
+    with pytest.raises(
+        InputError, match="'ternary', 'dither', 'terngrad', 'qsgd', 'rand-k' or 'top-k'; got 'sign'"
+    ):
         QSGD(compressor="sign")
 
 
@@ -41,7 +47,9 @@ BASE = {
 
 def test_summaries_count_the_models_of_a_prediction(tmp_path):
     plain = run(resolve({**BASE, "algorithm": {"name": "fedavg"}}, "test"), tmp_path / "a")
-    sampled = run(resolve({**BASE, "algorithm": {"name": "fedbe-nokd", "samples": 5}}, "test"), tmp_path / "b")
+    sampled = run(
+        resolve({**BASE, "algorithm": {"name": "fedbe-nokd", "samples": 5}}, "test"), tmp_path / "b"
+    )
     assert (plain["prediction_models"], sampled["prediction_models"]) == (2, 10)
     assert plain["prediction_bytes"] == 2 * 4 * plain["parameters"]
     assert sampled["prediction_bytes"] == 5 * plain["prediction_bytes"]
@@ -52,10 +60,14 @@ def test_summaries_count_the_models_of_a_prediction(tmp_path):
 
 
 def test_the_authors_way_of_testing_is_train_mode(tmp_path, monkeypatch):
-    """Dropout active, and BatchNorm with the statistics of batches of 16; without BatchNorm, dropout alone."""
+    """Dropout active, and BatchNorm with the statistics of batches of 16; without BatchNorm,
+    dropout alone.
+    """
 
     def normed(shape, outputs):
-        return nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, outputs))
+        return nn.Sequential(
+            nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, outputs)
+        )
 
     monkeypatch.setitem(models._items, "normed", normed)
     asked, predict = [], Ensemble.predict
@@ -80,7 +92,11 @@ def test_shakespeare_averages_logits_as_the_authors_code():
 
 def test_batch_size_does_not_change_dropout_without_batchnorm():
     data = FederatedData.from_arrays(numbers(12, 4), labels(12), [6, 6])
-    made = Federation(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), data, modes=1)
+    made = Federation(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), data, modes=1
+    )
     x = numbers(20, 4).float()
-    first, second = (made.ensemble.predict(x, dropout=True, batch_statistics=flag).mean for flag in (False, True))
+    first, second = (
+        made.ensemble.predict(x, dropout=True, batch_statistics=flag).mean for flag in (False, True)
+    )
     assert torch.equal(first, second)

@@ -30,7 +30,11 @@ def test_engines(monkeypatch, tmp_path, said):
 
 
 def test_every_case_that_is_promised_is_there():
-    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {"lstm-50", "cnn-10-of-100", *throughput.QUICK["cpu"]}
+    promised = {f"cnn-{n}" for n in (10, 100, 1000)} | {
+        "lstm-50",
+        "cnn-10-of-100",
+        *throughput.QUICK["cpu"],
+    }
     promised |= {f"resnet18-{n}-{batch}" for n in (10, 30, 60) for batch in (16, 50)}
     assert promised <= set(throughput.CASES)
 
@@ -40,7 +44,11 @@ def test_cases_are_what_they_say(case):
     wanted = throughput.CASES[case]._replace(examples=2, batch=2)
     federation = throughput.federation(wanted, "loop", "cpu", {}, clients=1)
     assert federation.data.x.shape == (2, *throughput.INPUTS[wanted.input])
-    norms = [module for module in federation.learner.build(0).modules() if isinstance(module, nn.GroupNorm)]
+    norms = [
+        module
+        for module in federation.learner.build(0).modules()
+        if isinstance(module, nn.GroupNorm)
+    ]
     assert bool(norms) == ("group" in case)
 
 
@@ -56,7 +64,12 @@ def test_growth(said, tmp_path):
     tables = scaling.run((), scale=100, out=tmp_path / "out.json", say=said.append)
     assert len(tables) == len(scaling.PARTS)
     clients = tables[0]
-    assert [row[0] for row in clients.rows] == ["2 clients", "20 clients", "200 clients", "2,000 clients"]
+    assert [row[0] for row in clients.rows] == [
+        "2 clients",
+        "20 clients",
+        "200 clients",
+        "2,000 clients",
+    ]
     assert clients.rows[0][2] == "1.00"
     assert [row[0] for row in tables[1].rows] == ["1 mode"]
     assert len(json.loads((tmp_path / "out.json").read_text())["tables"]) == len(tables)
@@ -65,9 +78,15 @@ def test_growth(said, tmp_path):
 def test_quick_runs_all_by_name(monkeypatch, said, tmp_path):
     called = []
     for name in cli.BENCHMARKS:
-        monkeypatch.setitem(cli.BENCHMARKS, name, lambda *given, name=name: called.append((name, given[0], given[3])))
+        monkeypatch.setitem(
+            cli.BENCHMARKS,
+            name,
+            lambda *given, name=name: called.append((name, given[0], given[3])),
+        )
     cli.bench(None, "cpu", 1.0, False, tmp_path / "new", said.append)
-    assert called == [(name, "cpu", tmp_path / "new" / f"{name}.json") for name in ("engines", "growth")]
+    assert called == [
+        (name, "cpu", tmp_path / "new" / f"{name}.json") for name in ("engines", "growth")
+    ]
     with pytest.raises(InputError, match="unknown benchmark 'engine': did you mean 'engines'"):
         cli.bench("engine", "cpu", 1.0, False, None, said.append)
 

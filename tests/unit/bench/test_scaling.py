@@ -31,7 +31,9 @@ def federation(clients, algorithm, per_round):
     x = torch.zeros(2 * clients, 3)
     y = torch.arange(2 * clients) % 2
     data = FederatedData.from_arrays(x, y, [2] * clients, classes=2)
-    return Federation(lambda: nn.Linear(3, 2), data, algorithm, modes=2, clients_per_round=per_round, batch_size=2)
+    return Federation(
+        lambda: nn.Linear(3, 2), data, algorithm, modes=2, clients_per_round=per_round, batch_size=2
+    )
 
 
 def rounds(made, count):
@@ -61,12 +63,15 @@ def test_many_rounds_leave_nothing_behind():
 
 
 def test_a_stateless_method_needs_nothing_for_each_client():
-    """Beyond the data, a few numbers for each client: its place, its size, its steps, its stratum."""
+    """Beyond the data, a few numbers for each client: its place, its size, its steps, its
+    stratum.
+    """
     clients = 100_000
     small = tensor_bytes()
     made = federation(clients, FedAvg(lr=0.1), 10)
     data = made.data
-    told = [value for value in vars(made.costs).values() if isinstance(value, torch.Tensor)]  # to participation
+    # to participation
+    told = [value for value in vars(made.costs).values() if isinstance(value, torch.Tensor)]
     known = (data.x, data.y, data.size, data.start, *made.state.schedule.values(), *told)
     listed = sum(tensor.numel() * tensor.element_size() for tensor in known)
     tracemalloc.start()

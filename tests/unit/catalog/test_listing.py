@@ -26,7 +26,9 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    return {record["name"]: record for record in listing("algorithms", tmp_path_factory.mktemp("runs"))}
+    return {
+        record["name"]: record for record in listing("algorithms", tmp_path_factory.mktemp("runs"))
+    }
 
 
 def test_every_method_says_who_described_it_and_what_it_sends(records):
@@ -115,10 +117,14 @@ PLACES = {
 
 @pytest.mark.parametrize("what", PLACES)
 def test_defaults_shown_are_those_a_config_gets(what, tmp_path):
-    """Each default, written into a config, changes nothing; an option not shown as required may be left out."""
+    """Each default, written into a config, changes nothing; an option not shown as required may be
+    left out.
+    """
     for record in listing(what, tmp_path):
         found = record["options"]
-        required = {o["name"]: "a.npz" if o["name"] == "path" else 2 for o in found if "default" not in o}
+        required = {
+            o["name"]: "a.npz" if o["name"] == "path" else 2 for o in found if "default" not in o
+        }
         defaults = {o["name"]: o["default"] for o in found if o.get("default") is not None}
         short, long = (
             resolve({"data": {"clients": 50}} | PLACES[what](record["name"], given)).values()
@@ -130,15 +136,21 @@ def test_defaults_shown_are_those_a_config_gets(what, tmp_path):
 def test_no_option_is_missing():
     """Whatever a config accepts for a partition is listed."""
     kind = KINDS["partitions"]
-    assert [option["name"] for option in options(kind, partitions["dirichlet"])] == ["alpha", "min_examples"]
-    assert [option["name"] for option in options(KINDS["engines"], engines["loop"])] == ["client_memory"]
+    assert [option["name"] for option in options(kind, partitions["dirichlet"])] == [
+        "alpha",
+        "min_examples",
+    ]
+    assert [option["name"] for option in options(KINDS["engines"], engines["loop"])] == [
+        "client_memory"
+    ]
     assert options(KINDS["schedules"], Stratified) == []
 
 
 def test_sentences_come_from_docstrings_also_of_ancestors():
     said = explanations(FedBE)
     assert said["server_lr"] == said["server_lr_low"]
-    assert said["server_lr"].endswith("a flat teacher makes a flat student.")  # it goes over two lines
+    # it goes over two lines
+    assert said["server_lr"].endswith("a flat teacher makes a flat student.")
     assert said["lr"] == "learning rate of local training." and "samples" in said
     assert explanations(len) == {}
 

@@ -11,9 +11,20 @@ from fedensemble.errors import InputError
 from fedensemble.experiment.compare import changes_of, make_comparison, read_comparison
 
 BASE = {
-    "data": {"source": "digits", "partition": "classes", "classes_per_client": 2, "clients": 20, "test_fraction": 0.5},
+    "data": {
+        "source": "digits",
+        "partition": "classes",
+        "classes_per_client": 2,
+        "clients": 20,
+        "test_fraction": 0.5,
+    },
     "model": {"name": "mlp", "hidden": [8], "dropout": 0.1},
-    "algorithm": {"name": "fedprox", "mu": 0.5, "lr": 0.3, "optimizer": {"name": "sgd", "momentum": 0.9, "clip": 1.0}},
+    "algorithm": {
+        "name": "fedprox",
+        "mu": 0.5,
+        "lr": 0.3,
+        "optimizer": {"name": "sgd", "momentum": 0.9, "clip": 1.0},
+    },
     "participation": {"name": "devices", "drop": 0.1},
     "engine": {"name": "vector", "options": {"block": 3, "client_memory": "host"}},
 }
@@ -51,12 +62,16 @@ def test_another_name_leaves_no_options_behind(setting: str, table: str, left: s
 def test_another_optimizer(setting: str) -> None:
     merged = with_settings(BASE, [setting])["algorithm"]
     assert merged["optimizer"] == {"name": "adam", "clip": 1.0} and merged["mu"] == 0.5
-    over_a_word = merge({"algorithm": {"optimizer": "adam"}}, {"algorithm": {"optimizer": {"clip": 2.0}}})
+    over_a_word = merge(
+        {"algorithm": {"optimizer": "adam"}}, {"algorithm": {"optimizer": {"clip": 2.0}}}
+    )
     assert over_a_word["algorithm"]["optimizer"] == {"name": "adam", "clip": 2.0}
 
 
 def test_another_engine() -> None:
-    assert with_settings(BASE, ["engine.name=loop"])["engine"]["options"] == {"client_memory": "host"}
+    assert with_settings(BASE, ["engine.name=loop"])["engine"]["options"] == {
+        "client_memory": "host"
+    }
 
 
 def test_the_default_name_is_one_too() -> None:
@@ -66,25 +81,36 @@ def test_the_default_name_is_one_too() -> None:
 
 
 def test_what_comes_with_the_name_is_kept() -> None:
-    for settings in (["algorithm.name=fedyogi", "algorithm.mu=1.0"], ["algorithm.mu=1.0", "algorithm.name=fedyogi"]):
+    for settings in (
+        ["algorithm.name=fedyogi", "algorithm.mu=1.0"],
+        ["algorithm.mu=1.0", "algorithm.name=fedyogi"],
+    ):
         (problem,) = problems(with_settings(BASE, settings))
         assert problem.startswith("algorithm.mu: unknown key 'mu'")
     merged = changes_of({"algorithm.mu": 1.0, "algorithm.name": "fedprox"})
-    assert merge({"algorithm": {"name": "fedavg"}}, merged)["algorithm"] == {"name": "fedprox", "mu": 1.0}
+    assert merge({"algorithm": {"name": "fedavg"}}, merged)["algorithm"] == {
+        "name": "fedprox",
+        "mu": 1.0,
+    }
 
 
 def test_the_same_name_and_unknown_names_drop_nothing() -> None:
     assert with_settings(BASE, ["algorithm.name=fedprox"]) == BASE
     assert with_settings(BASE, ["algorithm.name=fedprxo"])["algorithm"]["mu"] == 0.5
     wrong = {"algorithm": {"name": "fedavg", "mu": 0.5}}
-    assert with_settings(wrong, ["algorithm.name=fedavg", "algorithm.lr=1.0"])["algorithm"]["mu"] == 0.5
+    assert (
+        with_settings(wrong, ["algorithm.name=fedavg", "algorithm.lr=1.0"])["algorithm"]["mu"]
+        == 0.5
+    )
     slip = merge(BASE, {"algorithm": {"lrr": 1.0}})
     (problem,) = problems(with_settings(slip, ["algorithm.name=fedavg"]))
     assert problem.startswith("algorithm.lrr: unknown key 'lrr': did you mean 'lr'?")
 
 
 def test_extends_and_rows_are_layers(tmp_path: Path) -> None:
-    (tmp_path / "under.toml").write_text('[algorithm]\nname = "fedprox"\nmu = 0.5\n[data]\nclients = 20\n')
+    (tmp_path / "under.toml").write_text(
+        '[algorithm]\nname = "fedprox"\nmu = 0.5\n[data]\nclients = 20\n'
+    )
     (tmp_path / "over.toml").write_text('extends = "under.toml"\n[algorithm]\nname = "fedavg"\n')
     assert read_toml(tmp_path / "over.toml")["algorithm"] == {"name": "fedavg"}
     (tmp_path / "rows.toml").write_text(
@@ -96,28 +122,53 @@ def test_extends_and_rows_are_layers(tmp_path: Path) -> None:
 
 
 def test_problems_of_all_rows() -> None:
-    rows = [("a", {"algorithm": {"name": "fedavg"}}), ("b", {"algorithm": {"name": "fedprxo"}}), ("c", {})]
+    rows = [
+        ("a", {"algorithm": {"name": "fedavg"}}),
+        ("b", {"algorithm": {"name": "fedprxo"}}),
+        ("c", {}),
+    ]
     with pytest.raises(InputError) as error:
         make_comparison("x", merge(BASE, {"rounds": 0}), rows, [0, 1], "accuracy")
     text = str(error.value)
     assert "rows 'a', 'c' have 1 problem:\n  - rounds: " in text
-    assert "row 'b' has 2 problems:\n  - algorithm.name: unknown algorithm 'fedprxo': did you mean 'fedprox'?" in text
-    with pytest.raises(InputError, match="seed: input should be greater than or equal to 0; got -1"):
+    assert (
+        "row 'b' has 2 problems:\n  - algorithm.name: unknown algorithm 'fedprxo': did you mean 'fedprox'?"
+        in text
+    )
+    with pytest.raises(
+        InputError, match="seed: input should be greater than or equal to 0; got -1"
+    ):
         make_comparison("x", BASE, rows[:1], [0, -1], "accuracy")
 
 
 def test_problems_of_all_sections_at_once() -> None:
-    sets = ["algorithm.lr=-1", "algorithm.lrr=2", "algorithm.optimizer.momentum=2", "engine.name=fast",
-            "ensemble.mode=3", "ensemble.strata=99", "data.partition=nope", "data.source=nope", "track=['x']",
-            "participation.drop=2", "rounds=0"]  # fmt: skip
+    sets = [
+        "algorithm.lr=-1",
+        "algorithm.lrr=2",
+        "algorithm.optimizer.momentum=2",
+        "engine.name=fast",
+        "ensemble.mode=3",
+        "ensemble.strata=99",
+        "data.partition=nope",
+        "data.source=nope",
+        "track=['x']",
+        "participation.drop=2",
+        "rounds=0",
+    ]
     found = problems(with_settings(BASE, sets))
     for start in (
-        "data.source: unknown dataset", "data.partition: unknown partition", "algorithm.lrr: unknown key",
-        "algorithm.optimizer: SGD needs 0 <= momentum < 1", "algorithm: FedProx needs lr > 0; got -1.0.",
-        "participation: Participation 'devices' needs 0 <= drop <= 1", "engine.name: unknown engine",
-        "ensemble: Schedule 'stratified' needs strata <= clients_per_round", "track: unknown tracker",
-        "ensemble.mode: unknown key", "rounds: ",
-    ):  # fmt: skip
+        "data.source: unknown dataset",
+        "data.partition: unknown partition",
+        "algorithm.lrr: unknown key",
+        "algorithm.optimizer: SGD needs 0 <= momentum < 1",
+        "algorithm: FedProx needs lr > 0; got -1.0.",
+        "participation: Participation 'devices' needs 0 <= drop <= 1",
+        "engine.name: unknown engine",
+        "ensemble: Schedule 'stratified' needs strata <= clients_per_round",
+        "track: unknown tracker",
+        "ensemble.mode: unknown key",
+        "rounds: ",
+    ):
         assert any(problem.startswith(start) for problem in found), (start, found)
     assert len(found) == len(sets)
 
@@ -129,11 +180,17 @@ def test_problems_of_all_sections_at_once() -> None:
         (["model.hidden=[8"], "model.hidden: must be a list, such as [32]; got '[8'."),
         (["model.hidden=[8, 'x']"], "model.hidden 2: input should be a valid integer"),
         (["track=mlflow"], "track: must be a list, such as ['mlflow']; got 'mlflow'."),
-        (["name=a b"], "name: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got 'a b'."),
+        (
+            ["name=a b"],
+            "name: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got 'a b'.",
+        ),
         (["training=3"], "training: must be a table of settings; got 3."),
         (["model=cnn"], "model: must be a table of settings; got 'cnn'."),
         (["algorithm.optimizer=3"], "algorithm.optimizer: must be a table of settings; got 3."),
-        (["algorithm.optimizer.momentun=0"], "algorithm.optimizer.momentun: unknown key 'momentun': did you mean 'mom"),
+        (
+            ["algorithm.optimizer.momentun=0"],
+            "algorithm.optimizer.momentun: unknown key 'momentun': did you mean 'mom",
+        ),
     ],
 )
 def test_plain_words(settings: list[str], problem: str) -> None:
@@ -178,7 +235,14 @@ def test_clients_are_asked_for() -> None:
 def test_names_come_first_and_empty_tables_are_not_shown() -> None:
     config = resolve(read_toml(default_file("digits.toml")))
     shown = tomllib.loads(config.toml(empty=False))
-    for table, first in (("data", "source"), ("model", "name"), ("algorithm", "name"), ("engine", "name")):
+    for table, first in (
+        ("data", "source"),
+        ("model", "name"),
+        ("algorithm", "name"),
+        ("engine", "name"),
+    ):
         assert next(iter(shown[table])) == first
-    assert next(iter(shown["algorithm"]["optimizer"])) == "name" and "options" not in shown["engine"]
+    assert (
+        next(iter(shown["algorithm"]["optimizer"])) == "name" and "options" not in shown["engine"]
+    )
     assert resolve(shown).hash() == config.hash()

@@ -39,17 +39,25 @@ def test_without_the_tables_a_config_is_what_it_was():
 
 
 def test_tables_are_filled_and_built():
-    config = resolve({**BASE, "aggregator": {"name": "trimmed-mean", "trim": 0.3}, "attack": {"name": "alie"}})
+    config = resolve(
+        {**BASE, "aggregator": {"name": "trimmed-mean", "trim": 0.3}, "attack": {"name": "alie"}}
+    )
     assert config.aggregator == {"name": "trimmed-mean", "trim": 0.3}
     assert config.attack == {"name": "alie", "share": 0.1, "z": None}
-    made = federation(aggregator={"name": "trimmed-mean", "trim": 0.3}, attack={"name": "alie", "share": 0.25})
+    made = federation(
+        aggregator={"name": "trimmed-mean", "trim": 0.3}, attack={"name": "alie", "share": 0.25}
+    )
     assert (made.aggregator, made.attack) == (TrimmedMean(trim=0.3), ALIE(share=0.25))
     assert int(made.malicious.sum()) == 3
     assert config.hash() != resolve(BASE).hash()
 
 
 def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
-    under = {**BASE, "aggregator": {"name": "trimmed-mean", "trim": 0.3}, "attack": {"name": "noise", "share": 0.25}}
+    under = {
+        **BASE,
+        "aggregator": {"name": "trimmed-mean", "trim": 0.3},
+        "attack": {"name": "noise", "share": 0.25},
+    }
     over = resolve(merge(under, {"aggregator": {"name": "krum"}, "attack": {"name": "ipm"}}))
     assert over.aggregator == {"name": "krum", "malicious": Krum().malicious}
     assert over.attack == {"name": "ipm", "share": 0.25, "epsilon": 2.0}
@@ -58,15 +66,24 @@ def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"aggregator": {"name": "medain"}}, "aggregator.name: unknown aggregator 'medain': did you mean 'median'"),
-        ({"aggregator": {"name": "trimmed-mean", "trim": 0.7}}, "aggregator: TrimmedMean needs 0 <= trim < 0.5"),
+        (
+            {"aggregator": {"name": "medain"}},
+            "aggregator.name: unknown aggregator 'medain': did you mean 'median'",
+        ),
+        (
+            {"aggregator": {"name": "trimmed-mean", "trim": 0.7}},
+            "aggregator: TrimmedMean needs 0 <= trim < 0.5",
+        ),
         ({"aggregator": {"name": "krum", "trim": 0.2}}, "aggregator.trim"),
         ({"aggregator": {"name": "krum", "malicious": "many"}}, "aggregator.malicious"),
         (
             {"aggregator": {"name": "median"}, "algorithm": {"name": "scaffold"}},
             "'median' cannot serve algorithm 'scaffold'",
         ),
-        ({"aggregator": {"name": "median"}, "algorithm": {"name": "qsgd"}}, "Use 'geometric-median'"),
+        (
+            {"aggregator": {"name": "median"}, "algorithm": {"name": "qsgd"}},
+            "Use 'geometric-median'",
+        ),
         ({"attack": {"name": "alie", "share": 2.0}}, "attack: ALIE needs 0 <= share <= 1"),
         ({"attack": {"name": "sign", "share": 0.1}}, "attack.name: unknown attack 'sign'"),
     ],
@@ -94,8 +111,11 @@ def test_a_fleet_takes_no_attack(tmp_path):
 
 def test_the_rule_of_the_page_trains(monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "how-to-robust.md").read_text(encoding="utf-8")
-    example = re.findall(r"^```python\n(from dataclasses.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
-    monkeypatch.setattr(aggregators, "_items", dict(aggregators._items))  # it is there for this test alone
+    example = re.findall(r"^```python\n(from dataclasses.*?)^```$", page, re.DOTALL | re.MULTILINE)[
+        0
+    ]
+    # it is there for this test alone
+    monkeypatch.setattr(aggregators, "_items", dict(aggregators._items))
     exec(example, {"__name__": "page"})
     made = federation(aggregator={"name": "first-half"})
     before = made.state.modes["theta"]

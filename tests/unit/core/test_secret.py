@@ -1,4 +1,6 @@
-"""Secret random numbers: from the system on a real client, repeatable in a simulation, the same on every engine."""
+"""Secret random numbers: from the system on a real client, repeatable in a simulation, the same on
+every engine.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -22,14 +24,21 @@ class Noisy(FedAvg):
     def local_training(self, sent, memory, problem):
         uploads, memory = super().local_training(sent, memory, problem)
         theta = uploads["theta"]
-        noise = problem.secret_normal(theta) + problem.secret_uniform(theta) - problem.uniform(theta)
+        noise = (
+            problem.secret_normal(theta) + problem.secret_uniform(theta) - problem.uniform(theta)
+        )
         return {"theta": theta + self.scale * noise}, memory
 
 
 def test_engines_agree_and_runs_can_be_repeated():
     loop, vector, again, plain = (
         train(small_federation(method, engine, 2, 2), 3)
-        for method, engine in ((Noisy(), "loop"), (Noisy(), "vector"), (Noisy(), "vector"), (FedAvg(), "vector"))
+        for method, engine in (
+            (Noisy(), "loop"),
+            (Noisy(), "vector"),
+            (Noisy(), "vector"),
+            (FedAvg(), "vector"),
+        )
     )
     require_close(vector.tensors(), loop.tensors(), "loop and vector")
     assert torch.equal(vector.state.modes["theta"], again.state.modes["theta"])
@@ -44,7 +53,9 @@ def test_a_method_with_secret_noise_keeps_the_contract():
 def test_simulated_numbers_differ_by_call_visit_and_kind(visits):
     problem = quadratic_problem(FedAvg(), visits, 5)
     like = torch.zeros(visits, 500, dtype=torch.float64)
-    drawn = torch.cat([problem.secret_uniform(like), problem.secret_uniform(like), problem.uniform(like)])
+    drawn = torch.cat(
+        [problem.secret_uniform(like), problem.secret_uniform(like), problem.uniform(like)]
+    )
     assert len(torch.unique(drawn)) == drawn.numel()
     assert float(drawn.min()) > 0
     assert float(drawn.max()) < 1
@@ -71,12 +82,22 @@ def visits_of_a_client(algorithm):
 
     federation = small_federation(algorithm, "loop", 2, 2)
     data = federation.data
-    own = replace(data, x=data.x[: data.size[0]], y=data.y[: data.size[0]], start=data.start[:1], size=data.size[:1])
-    client = LocalClient(federation.learner, algorithm, own, LocalWork(epochs=1, batch_size=2), seed=3)
+    own = replace(
+        data,
+        x=data.x[: data.size[0]],
+        y=data.y[: data.size[0]],
+        start=data.start[:1],
+        size=data.size[:1],
+    )
+    client = LocalClient(
+        federation.learner, algorithm, own, LocalWork(epochs=1, batch_size=2), seed=3
+    )
     fields = dict.fromkeys(Visit._fields, 0)
     visit = Visit(**{**fields, "training": "t", "counted": -1, "largest": 2})
     theta, buffers = federation.state.modes["theta"][0], torch.empty(0, dtype=torch.float64)
-    return [client.visit(visit, {"theta": theta}, buffers, None)[1].uploads["theta"] for _ in range(2)]
+    return [
+        client.visit(visit, {"theta": theta}, buffers, None)[1].uploads["theta"] for _ in range(2)
+    ]
 
 
 def test_identical_visits_of_a_real_client_have_different_secret_numbers():

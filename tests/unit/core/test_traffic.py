@@ -49,7 +49,11 @@ def test_methods_written_for_two_arguments_keep_working():
 
 def test_only_methods_that_look_are_shown_memory():
     assert not sees(fe.FedAvg, "download_bytes") and not sees(fe.QSGD, "upload_bytes")
-    assert sees(fe.Dore, "download_bytes") and sees(FedMA, "upload_bytes") and sees(CountsVisits, "download_bytes")
+    assert (
+        sees(fe.Dore, "download_bytes")
+        and sees(FedMA, "upload_bytes")
+        and sees(CountsVisits, "download_bytes")
+    )
 
 
 def test_bytes_of_each_visit_on_every_engine():
@@ -63,17 +67,25 @@ def test_bytes_of_each_visit_on_every_engine():
 
 
 def test_fedma_does_not_upload_frozen_layers():
-    """Three layers: all of them, then all but the first, then the last alone, and again; a count comes down."""
+    """Three layers: all of them, then all but the first, then the last alone, and again; a count
+    comes down.
+    """
 
     def model():
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        return nn.Sequential(
+            nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)
+        )
 
     sizes = (4 * 6 + 6, 6 * 5 + 5, 5 * 3 + 3)
-    federation = fe.Federation(model, classification(), FedMA(lr=0.1), modes=1, strata=1, clients_per_round=4)
+    federation = fe.Federation(
+        model, classification(), FedMA(lr=0.1), modes=1, strata=1, clients_per_round=4
+    )
     for round, report in enumerate(federation.rounds(6)):
         assert report.bytes_up == 4 * 4 * sum(sizes[round % 3 :])
         assert report.bytes_down == 4 * 4 * (sum(sizes) + 1)
-    free = fe.Federation(model, classification(), FedMA(lr=0.1, freeze=False), modes=1, strata=1, clients_per_round=4)
+    free = fe.Federation(
+        model, classification(), FedMA(lr=0.1, freeze=False), modes=1, strata=1, clients_per_round=4
+    )
     assert {report.bytes_up for report in free.rounds(3)} == {4 * 4 * sum(sizes)}
 
 

@@ -46,7 +46,9 @@ def test_reads_cifar10(ten):
     assert source.standardise.mean[0] == pytest.approx(0.4914 * 255)
 
 
-@pytest.mark.parametrize(("labels", "expected", "classes"), [("fine", [10, 99, 50], 100), ("coarse", [0, 19, 5], 20)])
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"), [("fine", [10, 99, 50], 100), ("coarse", [0, 19, 5], 20)]
+)
 def test_reads_cifar100(hundred, labels, expected, classes):
     source = load("cifar100", root=hundred, labels=labels)
     assert source.y.tolist() == expected
@@ -61,7 +63,9 @@ def test_unknown_labels_option(hundred):
 
 def test_missing_batch(ten):
     (ten / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_3\.bin, which is missing.*fedensemble data get cifar10"):
+    with pytest.raises(
+        DataError, match=r"data_batch_3\.bin, which is missing.*fedensemble data get cifar10"
+    ):
         load("cifar10", root=ten)
 
 

@@ -24,7 +24,17 @@ def test_folder_order(tmp_path, monkeypatch):
 
 
 def test_known_sources():
-    expected = {"cifar10", "cifar100", "digits", "gaussians", "mnist", "npz", "openimage", "shakespeare", "sine"}
+    expected = {
+        "cifar10",
+        "cifar100",
+        "digits",
+        "gaussians",
+        "mnist",
+        "npz",
+        "openimage",
+        "shakespeare",
+        "sine",
+    }
     assert expected <= set(sources)
 
 
@@ -52,11 +62,12 @@ def test_labels_only_where_there_are_some():
 
 
 def test_import_is_light():
-    code = (
-        "import sys, fedensemble.data; print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
-    )
+    code = "import sys, fedensemble.data; print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
     path = str(Path(fedensemble.data.__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert done.stdout.strip() == "[]", done.stderr

@@ -63,7 +63,9 @@ def plain(server, monkeypatch):
     """MNIST that is one small file."""
     address, files, _ = server
     files["a.gz"] = b"the content"
-    monkeypatch.setitem(download.REMOTES, "mnist", (Remote(f"{address}/a.gz", md5(b"the content"), "mnist"),))
+    monkeypatch.setitem(
+        download.REMOTES, "mnist", (Remote(f"{address}/a.gz", md5(b"the content"), "mnist"),)
+    )
     return files
 
 
@@ -72,7 +74,9 @@ def packed(server, monkeypatch):
     """CIFAR-10 that is two small files in an archive."""
     address, files, _ = server
     files["c.tar.gz"] = archive({"cifar/x.bin": b"12", "cifar/y.bin": b"3", "cifar/readme": b"?"})
-    remote = Remote(f"{address}/c.tar.gz", md5(files["c.tar.gz"]), "cifar", {"x.bin": 2, "y.bin": 1})
+    remote = Remote(
+        f"{address}/c.tar.gz", md5(files["c.tar.gz"]), "cifar", {"x.bin": 2, "y.bin": 1}
+    )
     monkeypatch.setitem(download.REMOTES, "cifar10", (remote,))
     return files
 
@@ -108,7 +112,9 @@ def test_wrong_content_leaves_nothing(tmp_path, plain, content):
 
 def test_unreachable(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")  # the name that wins where both are set
-    monkeypatch.setitem(download.REMOTES, "mnist", (Remote("http://127.0.0.1:9/a.gz", md5(b""), "mnist"),))
+    monkeypatch.setitem(
+        download.REMOTES, "mnist", (Remote("http://127.0.0.1:9/a.gz", md5(b""), "mnist"),)
+    )
     with pytest.raises(DataError, match=r"Could not get http://127\.0\.0\.1:9/a\.gz.*by hand"):
         get("mnist", tmp_path)
     assert leftovers(tmp_path) == []

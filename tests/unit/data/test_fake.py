@@ -14,7 +14,9 @@ def test_images_have_the_shape_asked_for_and_can_be_told_apart():
     source = load("stand-in-images", channels=1, side=28, n=300, n_test=100)
     assert source.x.shape == (300, 1, 28, 28)
     assert source.x.dtype == np.uint8
-    means = np.stack([source.x[source.y == label].astype(float).mean(0).ravel() for label in range(10)])
+    means = np.stack(
+        [source.x[source.y == label].astype(float).mean(0).ravel() for label in range(10)]
+    )
     nearest = np.linalg.norm(source.x_test.reshape(100, 1, -1) - means, axis=2).argmin(1)
     assert (nearest == source.y_test).mean() > 0.95
     assert load("stand-in-images", n_test=0).x_test is None
@@ -49,8 +51,11 @@ def test_validation_takes_the_place_of_the_test_set():
     held = with_validation(source, 0.2)
     assert len(held.x) == 160
     assert np.bincount(held.y_test).tolist() == [round(0.2 * n) for n in np.bincount(source.y)]
-    rows = {tuple(row) for row in np.concatenate([np.asarray(held.x), np.asarray(held.x_test)]).tolist()}
-    assert rows == {tuple(row) for row in source.x.tolist()}  # all of the training rows, none of the test set
+    rows = {
+        tuple(row) for row in np.concatenate([np.asarray(held.x), np.asarray(held.x_test)]).tolist()
+    }
+    # all of the training rows, none of the test set
+    assert rows == {tuple(row) for row in source.x.tolist()}
     assert with_validation(source, 0.0).x_test is None
     with pytest.raises(InputError, match="validation"):
         with_validation(source, 1.0)

@@ -25,14 +25,23 @@ def test_clients_lie_one_after_another():
     ("clients", "problem"),
     [
         ([], "no clients"),
-        ([pair(2), pair(2, features=3)], r"inputs of client 1 are \(3,\) float32 .* client 0 are \(2,\) float32"),
+        (
+            [pair(2), pair(2, features=3)],
+            r"inputs of client 1 are \(3,\) float32 .* client 0 are \(2,\) float32",
+        ),
         ([pair(2), (np.ones((2, 2), np.float32), np.zeros(2))], "targets of client 1 .* float64"),
         ([pair(2), pair(0)], "Client 1 has no examples"),
         ([pair(2), ([], [])], "Client 1 has no examples"),
         ([pair(2), pair(2, label=-1)], "client 1 must be 0, 1, 2, ...; got -1"),
         ([(np.ones((2, 1)), np.zeros(3, int))], r"shapes \(2, 1\) and \(3,\)"),
-        ([(np.array([[1.0], [np.nan]]), np.zeros(2, int))], "Inputs of client 0 contain nan .* row 1"),
-        ([(np.ones((2, 1)), np.array([0.0, np.inf]))], "Targets of client 0 contain nan or infinity .* row 1"),
+        (
+            [(np.array([[1.0], [np.nan]]), np.zeros(2, int))],
+            "Inputs of client 0 contain nan .* row 1",
+        ),
+        (
+            [(np.ones((2, 1)), np.array([0.0, np.inf]))],
+            "Targets of client 0 contain nan or infinity .* row 1",
+        ),
         ([(np.array([["a"], ["b"]]), np.zeros(2, int))], "must be numbers"),
         ([([[1.0], [1.0, 2.0]], [0, 1])], "must be numbers"),
         ([(np.ones((2, 1), bool), np.zeros(2, int))], "torch.bool"),
@@ -46,10 +55,19 @@ def test_unusable_clients(clients, problem):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"x_test": np.ones((2, 3), np.float32), "y_test": np.zeros(2, int)}, r"Test inputs have shape \(3,\)"),
+        (
+            {"x_test": np.ones((2, 3), np.float32), "y_test": np.zeros(2, int)},
+            r"Test inputs have shape \(3,\)",
+        ),
         ({"x_test": np.ones((2, 2), np.float32)}, "only one of x_test and y_test"),
-        ({"x_test": np.full((2, 2), np.nan), "y_test": np.zeros(2, int)}, "Inputs of the test data contain nan"),
-        ({"x_test": np.ones((2, 2)), "y_test": np.array([0, 7]), "classes": 3}, "test data must be below .*, 3; got 7"),
+        (
+            {"x_test": np.full((2, 2), np.nan), "y_test": np.zeros(2, int)},
+            "Inputs of the test data contain nan",
+        ),
+        (
+            {"x_test": np.ones((2, 2)), "y_test": np.array([0, 7]), "classes": 3},
+            "test data must be below .*, 3; got 7",
+        ),
         ({"classes": 1}, "below the number of classes, 1; got 1"),
         ({"names": ("ann",)}, "2 clients, but 1 names"),
     ],
@@ -70,7 +88,9 @@ def test_sizes_must_fit():
 
 
 def test_test_labels_count_as_classes():
-    data = FederatedData.from_clients([pair(2)], x_test=np.ones((2, 2), np.float32), y_test=np.array([0, 6], np.uint8))
+    data = FederatedData.from_clients(
+        [pair(2)], x_test=np.ones((2, 2), np.float32), y_test=np.array([0, 6], np.uint8)
+    )
     assert data.classes == 7
     assert data.y_test.dtype == torch.int64
 
@@ -122,7 +142,11 @@ def test_regression_has_no_label_counts():
 def test_arrays_torch_cannot_share():
     fixed = np.arange(4.0).reshape(4, 1)
     fixed.flags.writeable = False
-    for x in (fixed, np.arange(4.0).reshape(4, 1)[::-1], np.arange(4.0).reshape(4, 1).astype(">f8")):
+    for x in (
+        fixed,
+        np.arange(4.0).reshape(4, 1)[::-1],
+        np.arange(4.0).reshape(4, 1).astype(">f8"),
+    ):
         data = FederatedData.from_clients([(x, np.zeros(4, int))])
         assert data.x.flatten().tolist() == x.ravel().tolist()
 
@@ -137,11 +161,15 @@ def test_to_keeps_everything_else():
 
 def test_notes_on_labels():
     x = np.ones((4, 2), np.float32)
-    assert FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[0, 1, 1, 0]).notes == ()
+    assert (
+        FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[0, 1, 1, 0]).notes == ()
+    )
     assert FederatedData.from_clients([(x, [0, 1, 5, 1])], classes=9).notes == ()  # said on purpose
     (stray,) = FederatedData.from_clients([(x, [0, 1, 5, 1])]).notes
     assert "go up to 5, but only 3" in stray and "missing is 2" in stray
-    (unseen,) = FederatedData.from_clients([(x, [0, 1, 0, 1])], x_test=x, y_test=[0, 1, 2, 2], classes=3).notes
+    (unseen,) = FederatedData.from_clients(
+        [(x, [0, 1, 0, 1])], x_test=x, y_test=[0, 1, 2, 2], classes=3
+    ).notes
     assert "2 of 4 test examples" in unseen
     assert FederatedData.from_clients([(x, np.array([[0, 7]] * 4))]).notes == ()  # tokens
     with pytest.raises(DataError, match=r"test data \(5, 6, 7\) occurs in training \(0, 1, 2\)"):

@@ -12,7 +12,10 @@ from fedensemble.errors import DataError
 
 def idx(array):
     """The bytes of an IDX file."""
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 @pytest.fixture
@@ -34,7 +37,9 @@ def write(folder, files, packed):
         path.write_bytes(gzip.compress(content) if packed else content)
 
 
-@pytest.mark.parametrize(("folder", "packed"), [("mnist", True), ("mnist", False), ("MNIST/raw", True)])
+@pytest.mark.parametrize(
+    ("folder", "packed"), [("mnist", True), ("mnist", False), ("MNIST/raw", True)]
+)
 def test_reads_official_layouts(tmp_path, files, folder, packed):
     write(tmp_path / folder, files, packed)
     source = load("mnist", root=tmp_path)
@@ -59,7 +64,11 @@ def test_missing_file_says_where_and_how(tmp_path, files):
     with pytest.raises(DataError) as caught:
         load("mnist", root=tmp_path)
     message = str(caught.value)
-    for part in ("mnist/t10k-labels-idx1-ubyte.gz", "MNIST/raw/t10k-labels-idx1-ubyte", "fedensemble data get mnist"):
+    for part in (
+        "mnist/t10k-labels-idx1-ubyte.gz",
+        "MNIST/raw/t10k-labels-idx1-ubyte",
+        "fedensemble data get mnist",
+    ):
         assert part in message
     assert "FEDENSEMBLE_DATA" in message
 
@@ -67,12 +76,20 @@ def test_missing_file_says_where_and_how(tmp_path, files):
 @pytest.mark.parametrize(
     ("name", "damage", "problem"),
     [
-        ("train-images-idx3-ubyte", lambda b: b[:-5], "expected 4704 bytes after the header .*, got 4699"),
+        (
+            "train-images-idx3-ubyte",
+            lambda b: b[:-5],
+            "expected 4704 bytes after the header .*, got 4699",
+        ),
         ("train-images-idx3-ubyte", lambda b: b + b"x", "got 4705"),
         ("train-images-idx3-ubyte", lambda b: b[:10], "header of 16 bytes, got 10"),
         ("train-images-idx3-ubyte", lambda b: b"", "an empty file"),
         ("train-images-idx3-ubyte", lambda b: b"<html>", "expected it to begin with 00000803"),
-        ("train-images-idx3-ubyte", lambda b: idx(np.zeros((6, 8, 8))), "expected images of 28x28, got 8x8"),
+        (
+            "train-images-idx3-ubyte",
+            lambda b: idx(np.zeros((6, 8, 8))),
+            "expected images of 28x28, got 8x8",
+        ),
         ("train-labels-idx1-ubyte", lambda b: idx(np.zeros(5)), "expected 6 labels"),
         ("t10k-labels-idx1-ubyte", lambda b: idx(np.full(4, 10)), "expected labels 0 to 9, got 10"),
     ],
@@ -84,7 +101,9 @@ def test_damaged_file_is_named(tmp_path, files, name, damage, problem):
         load("mnist", root=tmp_path)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b"not gzip at all", lambda b: b[:30] + b"?" * 40])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-20], lambda b: b"not gzip at all", lambda b: b[:30] + b"?" * 40]
+)
 def test_damaged_packing_is_named(tmp_path, files, damage):
     write(tmp_path / "mnist", files, packed=True)
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"

@@ -32,8 +32,15 @@ def test_reads_arrays_and_clients(tmp_path, arrays):
 
 
 def test_other_names_and_data_folder(tmp_path, arrays):
-    np.savez(tmp_path / "mine.npz", images=arrays["x"], labels=arrays["y"], who=np.array([7, 7, 3, 3, 3, 7]))
-    source = load("npz", path="mine.npz", root=tmp_path, x="images", y="labels", client="who", classes=5)
+    np.savez(
+        tmp_path / "mine.npz",
+        images=arrays["x"],
+        labels=arrays["y"],
+        who=np.array([7, 7, 3, 3, 3, 7]),
+    )
+    source = load(
+        "npz", path="mine.npz", root=tmp_path, x="images", y="labels", client="who", classes=5
+    )
     assert source.group.tolist() == [1, 1, 0, 0, 0, 1]
     assert source.group_names == ("3", "7")
     assert source.classes == 5
@@ -42,7 +49,13 @@ def test_other_names_and_data_folder(tmp_path, arrays):
 
 def test_images_and_tokens(tmp_path):
     images, tokens = np.full((4, 1, 3, 3), 255, np.uint8), np.ones((4, 5), np.uint8)
-    np.savez(tmp_path / "images.npz", x=images, y=np.arange(4, dtype=np.uint8), x_test=images, y_test=np.arange(4))
+    np.savez(
+        tmp_path / "images.npz",
+        x=images,
+        y=np.arange(4, dtype=np.uint8),
+        x_test=images,
+        y_test=np.arange(4),
+    )
     np.savez(tmp_path / "tokens.npz", x=tokens, y=tokens, x_test=tokens, y_test=tokens)
     data = partition(load("npz", path=tmp_path / "images.npz"), "iid", clients=2)
     assert float(data.inputs(data.x, torch.float32).max()) == 1.0

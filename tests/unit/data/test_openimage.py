@@ -10,7 +10,12 @@ from fedensemble.data import load, partition
 from fedensemble.errors import DataError, InputError
 
 HEADING = "client_id,sample_path,label_name,label_id\n"
-TRAIN = [("7", "a.png", "Dog", 2), ("3", "b.png", "Cat", 0), ("7", "c.jpg", "Cat", 0), ("9", "d.png", "Dog", 2)]
+TRAIN = [
+    ("7", "a.png", "Dog", 2),
+    ("3", "b.png", "Cat", 0),
+    ("7", "c.jpg", "Cat", 0),
+    ("9", "d.png", "Dog", 2),
+]
 TEST = [("1", "e.png", "Tree", 4), ("1", "f.png", "Cat", 0), ("2", "g.png", "Cat", 0)]
 
 
@@ -69,7 +74,9 @@ def test_errors_name_the_file(base):
     with pytest.raises(DataError, match=r"train\.csv is damaged.*line 2"):
         load("openimage", root=root)
     (tables / "train.csv").write_text("client,path\n1,a.png\n")
-    with pytest.raises(DataError, match="expected the columns client_id, sample_path, label_id, got client, path"):
+    with pytest.raises(
+        DataError, match="expected the columns client_id, sample_path, label_id, got client, path"
+    ):
         load("openimage", root=root)
     (tables / "train.csv").write_text(HEADING)
     with pytest.raises(DataError, match="at least one line"):

@@ -13,7 +13,9 @@ from fedensemble.errors import InputError
 
 @pytest.fixture
 def source():
-    """Twelve rows whose input is the row's number, with four natural clients of 1, 2, 3 and 6 rows."""
+    """Twelve rows whose input is the row's number, with four natural clients of 1, 2, 3 and 6
+    rows.
+    """
     return Source(
         np.arange(12, dtype=np.float32).reshape(12, 1),
         np.arange(12) % 3,
@@ -33,8 +35,12 @@ def test_carries_everything(source):
     assert data.classes == 3
     assert data.y_test.tolist() == [0, 1]
     assert data.info == {
-        "source": "mine", "files": [], "partition": "dirichlet", "partition_seed": 5, "options": {"alpha": 1.0}
-    }  # fmt: skip
+        "source": "mine",
+        "files": [],
+        "partition": "dirichlet",
+        "partition_seed": 5,
+        "options": {"alpha": 1.0},
+    }
     for client in range(3):
         rows = data.client(client)[0].flatten().long()
         assert torch.equal(rows, rows.sort().values)
@@ -46,9 +52,13 @@ def test_natural_clients(source):
     assert data.names == ("one", "two", "three", "six")
     assert data.client(3)[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert partition(source, "natural", min_examples=2).names == ("two", "three", "six")
-    chosen = [set(partition(source, "natural", clients=count, seed=2).names) for count in (1, 2, 3, 4)]
+    chosen = [
+        set(partition(source, "natural", clients=count, seed=2).names) for count in (1, 2, 3, 4)
+    ]
     assert all(fewer < more for fewer, more in itertools.pairwise(chosen))
-    with pytest.raises(InputError, match=r"2 natural clients with at least 3 examples \(4 in all\); got clients=3"):
+    with pytest.raises(
+        InputError, match=r"2 natural clients with at least 3 examples \(4 in all\); got clients=3"
+    ):
         partition(source, "natural", clients=3, min_examples=3)
 
 
@@ -73,7 +83,12 @@ def test_known_partitions():
         ("dirichlet", 4, {"alpha": "many"}, "got alpha='many'"),
         ("quantity", 4, {"beta": float("nan")}, "got beta=nan"),
         ("quantity", 4, {"min_examples": 0}, "min_examples"),
-        ("classes", 4, {"classes_per_client": 4}, "classes_per_client <= the 3 classes.*Lower classes_per_client"),
+        (
+            "classes",
+            4,
+            {"classes_per_client": 4},
+            "classes_per_client <= the 3 classes.*Lower classes_per_client",
+        ),
         ("classes", 1, {"classes_per_client": 2}, "at least the 3 classes .*Raise either"),
         ("classes", 12, {"classes_per_client": 2}, "24 pairs .* only 12 .*Lower clients"),
         ("classes", 4, {"classes_per_client": 0}, "whole number >= 1"),
@@ -97,7 +112,9 @@ def test_sequences_can_be_divided(name):
     assert torch.equal(data.x + 1, data.y)
 
 
-@pytest.mark.parametrize(("name", "options"), [("classes", {"classes_per_client": 1}), ("dirichlet", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("classes", {"classes_per_client": 1}), ("dirichlet", {})]
+)
 def test_sequences_have_no_label(name, options):
     tokens = np.zeros((10, 4), np.int64)
     with pytest.raises(InputError, match=r"targets of shape \(10, 4\).*cannot be divided by label"):
@@ -106,28 +123,42 @@ def test_sequences_have_no_label(name, options):
 
 @pytest.mark.parametrize(
     ("rows", "problem"),
-    [([[0, 1], [1]], "twice"), ([[0], [12]], "not among"), ([[0], []], "client 1"), ([], "no clients")],
+    [
+        ([[0, 1], [1]], "twice"),
+        ([[0], [12]], "not among"),
+        ([[0], []], "client 1"),
+        ([], "no clients"),
+    ],
 )
 def test_partitions_from_outside_are_checked(source, rows, problem, monkeypatch):
-    monkeypatch.setitem(partitions._items, "mine", lambda source, clients, seed: [np.array(r, int) for r in rows])
+    monkeypatch.setitem(
+        partitions._items, "mine", lambda source, clients, seed: [np.array(r, int) for r in rows]
+    )
     with pytest.raises(InputError, match=problem):
         partition(source, "mine", 2)
 
 
 def test_classes_are_mixed():
-    """All pairs of four classes occur about equally often, so the graph is not the one the greedy start favours."""
+    """All pairs of four classes occur about equally often, so the graph is not the one the greedy
+    start favours.
+    """
     counts = np.zeros((4, 4))
     source = load("gaussians", n=48, classes=4)
     for seed in range(150):
-        held = (partition(source, "classes", 8, seed=seed, classes_per_client=2).label_counts() > 0).double()
+        held = (
+            partition(source, "classes", 8, seed=seed, classes_per_client=2).label_counts() > 0
+        ).double()
         counts += (held.T @ held).numpy()
     pairs = counts[np.triu_indices(4, 1)]
     assert pairs.sum() == 150 * 8
-    assert np.abs(pairs / 200 - 1).max() < 0.2  # 200 expected of each; the standard deviation is about 10
+    # 200 expected of each; the standard deviation is about 10
+    assert np.abs(pairs / 200 - 1).max() < 0.2
 
 
 def test_division_is_the_same_on_every_machine():
     """The generator depends on the seed and the partition's name alone."""
-    data = partition(Source(np.arange(8.0).reshape(8, 1), np.zeros(8, int)), "iid", clients=2, seed=7)
+    data = partition(
+        Source(np.arange(8.0).reshape(8, 1), np.zeros(8, int)), "iid", clients=2, seed=7
+    )
     expected = np.random.default_rng([7, zlib.crc32(b"partition/iid")]).permutation(8)[:4]
     assert data.client(0)[0].flatten().tolist() == sorted(expected)

@@ -32,8 +32,15 @@ def test_a_share_must_leave_something_to_both(share):
 
 
 def test_natural_clients_keep_their_rows(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 2, client=np.arange(10) // 5)
-    data = partition(with_server_share(load("npz", path=tmp_path / "a.npz"), 0.2, seed=0), "natural")
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.arange(20.0).reshape(10, 2),
+        y=np.arange(10) % 2,
+        client=np.arange(10) // 5,
+    )
+    data = partition(
+        with_server_share(load("npz", path=tmp_path / "a.npz"), 0.2, seed=0), "natural"
+    )
     assert len(data) == 2
     assert data.names == ("0", "1")
     assert int(data.size.sum()) == 8
@@ -44,7 +51,10 @@ def test_from_a_file(tmp_path):
     source = load("gaussians", n=60)
     shape = source.x.shape[1:]
     np.savez(tmp_path / "own.npz", x=np.ones((7, *shape), np.float32))
-    assert len(partition(with_server_file(source, tmp_path / "own.npz"), "iid", clients=2).x_server) == 7
+    assert (
+        len(partition(with_server_file(source, tmp_path / "own.npz"), "iid", clients=2).x_server)
+        == 7
+    )
     np.savez(tmp_path / "other.npz", x=np.ones((7, 99), np.float32))
     with pytest.raises(DataError, match=r"other.npz are \(99,\) float32"):
         with_server_file(source, tmp_path / "other.npz")

@@ -30,7 +30,9 @@ RECORDS = [
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "shakespeare").mkdir()
-    (tmp_path / "shakespeare" / "works.jsonl").write_text("\n".join(map(json.dumps, RECORDS)) + "\n")
+    (tmp_path / "shakespeare" / "works.jsonl").write_text(
+        "\n".join(map(json.dumps, RECORDS)) + "\n"
+    )
     return tmp_path
 
 
@@ -69,7 +71,9 @@ def test_no_test_set_when_nothing_is_held_out(root):
 @pytest.mark.parametrize("name", ["shakespeare.txt", "input.txt"])
 def test_plain_text_has_no_natural_clients(tmp_path, name):
     (tmp_path / "shakespeare").mkdir()
-    (tmp_path / "shakespeare" / name).write_bytes(b"To be, or not to be,\r\nthat is the question." * 20)
+    (tmp_path / "shakespeare" / name).write_bytes(
+        b"To be, or not to be,\r\nthat is the question." * 20
+    )
     source = load("shakespeare", root=tmp_path, sequence=8)
     assert source.group is None
     assert source.info["form"] == "text"
@@ -100,7 +104,10 @@ def test_characters_outside_the_vocabulary(tmp_path):
         ('{"kind": "speech", "pl', "line 8 is no record"),
         ('{"kind": "speech", "play": "Hamlet"}', "line 8 is no record .*speaker"),
         ("[1, 2]", "line 8 is no record"),
-        ('{"play": "Hamlet", "speaker": "HAMLET", "lines": "one"}', "record in line 8 must be a list of texts"),
+        (
+            '{"play": "Hamlet", "speaker": "HAMLET", "lines": "one"}',
+            "record in line 8 must be a list of texts",
+        ),
     ],
 )
 def test_damaged_records(root, line, problem):
@@ -118,7 +125,9 @@ def test_not_text(tmp_path):
 
 
 def test_missing_and_too_short(root, tmp_path):
-    with pytest.raises(DataError, match=r"shakespeare\.txt, which is missing.*input\.txt.*data get shakespeare"):
+    with pytest.raises(
+        DataError, match=r"shakespeare\.txt, which is missing.*input\.txt.*data get shakespeare"
+    ):
         load("shakespeare", root=tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"works\.jsonl, which is missing.*form='text'"):
         load("shakespeare", root=tmp_path / "elsewhere", form="roles")

@@ -1,7 +1,9 @@
-"""A disk that notes every step of a run, and can tell what a kill or a power cut at any of them leaves behind.
+"""A disk that notes every step of a run, and can tell what a kill or a power cut at any of them
+leaves behind.
 
-Steps are carried out for real. Beside them, the same steps change a model in memory of two states: what processes see,
-and what has been synced. A kill leaves the first; a power cut leaves the second, or anything in between.
+Steps are carried out for real. Beside them, the same steps change a model in memory of two states:
+what processes see, and what has been synced. A kill leaves the first; a power cut leaves the
+second, or anything in between.
 """
 
 import random
@@ -64,7 +66,9 @@ class SimulatedDisk(QuickDisk):
         self.states: list[dict[str, Tree]] = []
         for name, content in sorted((tree or {}).items()):
             holder, last = self._holder(root / name)
-            holder.seen[last] = holder.synced[last] = Folder() if content is None else File(content, content)
+            holder.seen[last] = holder.synced[last] = (
+                Folder() if content is None else File(content, content)
+            )
 
     def make_folder(self, path, mode=0o777):
         self._note(f"mkdir {path.name}")
@@ -123,19 +127,25 @@ class SimulatedDisk(QuickDisk):
         cuts = {
             "kill": (SEEN, SEEN),
             "lost": (SYNCED, SYNCED),  # everything that was not synced
-            "names-only": (SEEN, SYNCED),  # names reach the disk before data, as with delayed allocation
+            # names reach the disk before data, as with delayed allocation
+            "names-only": (SEEN, SYNCED),
             "data-only": (SYNCED, SEEN),
             "half": (SEEN, lambda: 0.5),
         }
         draw = random.Random(len(self.steps))
-        cuts |= {cut: (lambda: draw.choice((0.0, 1.0)), draw.random) for cut in CUTS if cut.startswith("mixed")}
+        cuts |= {
+            cut: (lambda: draw.choice((0.0, 1.0)), draw.random)
+            for cut in CUTS
+            if cut.startswith("mixed")
+        }
         self.states.append({cut: self.tree(self.top, *how) for cut, how in cuts.items()})
 
     def tree(self, folder, names, data, prefix="") -> Tree:
         """The files of a state.
 
         Args:
-            names, data: called for each name and each file, how much of what is not synced is there, from 0 to 1.
+            names, data: called for each name and each file, how much of what is not synced is
+                there, from 0 to 1.
         """
         found: Tree = {}
         for name in sorted({*folder.seen, *folder.synced}):

@@ -48,7 +48,11 @@ def write(path, values, seconds=0):
 def loads(monkeypatch):
     """Names of the sources that were read."""
     seen = []
-    monkeypatch.setattr(data_cache, "load_source", lambda name, options: seen.append(name) or sources[name](**options))
+    monkeypatch.setattr(
+        data_cache,
+        "load_source",
+        lambda name, options: seen.append(name) or sources[name](**options),
+    )
     return seen
 
 
@@ -58,12 +62,19 @@ def same(one, other):
 
 
 def carry_out(folder, configs):
-    return run_all([Task(one, folder / str(place), RunCallbacks()) for place, one in enumerate(configs)])
+    return run_all(
+        [Task(one, folder / str(place), RunCallbacks()) for place, one in enumerate(configs)]
+    )
 
 
 def test_a_table_reads_its_source_once(tmp_path, loads):
     divided = {"partition": "dirichlet", "alpha": 0.5}
-    configs = [config(seed=0), config(seed=1), config(divided, seed=2), config(seed=0, algorithm={"name": "fedprox"})]
+    configs = [
+        config(seed=0),
+        config(seed=1),
+        config(divided, seed=2),
+        config(seed=0, algorithm={"name": "fedprox"}),
+    ]
     carry_out(tmp_path, configs)
     assert loads == ["digits"]
 
@@ -71,7 +82,8 @@ def test_a_table_reads_its_source_once(tmp_path, loads):
 def test_other_sources_and_options_are_read(loads):
     shared = DataCache()
     kept = [
-        shared.build_data(one) for one in (config(), config({"test_fraction": 0.3}), config({"source": "gaussians"}))
+        shared.build_data(one)
+        for one in (config(), config({"test_fraction": 0.3}), config({"source": "gaussians"}))
     ]
     assert loads == ["digits", "digits", "gaussians"]
     assert len({data.x_test.shape for data in kept}) == 3
@@ -87,12 +99,22 @@ def test_the_same_data_are_one_object():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"seed": 3}, {"validation": 0.25}, {"test_examples": 9}, {"server_share": 0.5}, {"clients": 4},
-     {"partition": "dirichlet", "alpha": 0.1}],
-)  # fmt: skip
+    [
+        {},
+        {"seed": 3},
+        {"validation": 0.25},
+        {"test_examples": 9},
+        {"server_share": 0.5},
+        {"clients": 4},
+        {"partition": "dirichlet", "alpha": 0.1},
+    ],
+)
 def test_shared_or_not_the_data_are_the_same(options):
     shared = DataCache()
-    others = [shared.build_data(config(other)) for other in ({}, {"validation": 0.5}, {"server_share": 0.1})]
+    others = [
+        shared.build_data(config(other))
+        for other in ({}, {"validation": 0.5}, {"server_share": 0.1})
+    ]
     assert same(shared.build_data(config(options)), build_data(config(options)))
     assert [same(data, build_data(config())) for data in others] == [True, False, False]
 
@@ -155,27 +177,44 @@ def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monke
     monkeypatch.setitem(models._items, "writing", Writing)
     held = []
     original = DataCache.build_data
-    monkeypatch.setattr(DataCache, "build_data", lambda self, one: held.append(original(self, one)) or held[-1])
+    monkeypatch.setattr(
+        DataCache, "build_data", lambda self, one: held.append(original(self, one)) or held[-1]
+    )
     data = {"source": "gaussians", "server_share": 0.2}
     methods = [{"name": "fedavg"}, {"name": "fedavg", "lr": 0.01}, {"name": "fedprox"}]
     for engine in ("vector", "loop"):
         configs = [
-            config(data, model={"name": "writing"}, algorithm=method, engine={"name": engine, "dtype": "float32"})
+            config(
+                data,
+                model={"name": "writing"},
+                algorithm=method,
+                engine={"name": engine, "dtype": "float32"},
+            )
             for method in methods
         ]
         carry_out(tmp_path / engine, configs)
         for place, one in enumerate(configs):
             run(one, tmp_path / f"{engine}-alone" / str(place))
-            records = [RunFolder(tmp_path / way / str(place)).metrics() for way in (engine, f"{engine}-alone")]
-            assert records[0][-1]["test"]["nll"] == pytest.approx(records[1][-1]["test"]["nll"], rel=1e-5)
+            records = [
+                RunFolder(tmp_path / way / str(place)).metrics()
+                for way in (engine, f"{engine}-alone")
+            ]
+            assert records[0][-1]["test"]["nll"] == pytest.approx(
+                records[1][-1]["test"]["nll"], rel=1e-5
+            )
     fresh = build_data(configs[0])
     for kept in held:
-        assert all(torch.equal(getattr(kept, name), getattr(fresh, name)) for name in ("x", "y", "x_test", "x_server"))
+        assert all(
+            torch.equal(getattr(kept, name), getattr(fresh, name))
+            for name in ("x", "y", "x_test", "x_server")
+        )
 
 
 def test_the_last_prediction_is_kept_without_predicting_again(tmp_path, monkeypatch):
     calls, original = [], Ensemble.predict
-    monkeypatch.setattr(Ensemble, "predict", lambda self, x, **how: calls.append(how) or original(self, x, **how))
+    monkeypatch.setattr(
+        Ensemble, "predict", lambda self, x, **how: calls.append(how) or original(self, x, **how)
+    )
     run(config(rounds=3, evaluation={"every": 2, "dropout": True}), tmp_path / "whole")
     assert [call["dropout"] for call in calls] == [False, True] * 2
 
@@ -183,7 +222,9 @@ def test_the_last_prediction_is_kept_without_predicting_again(tmp_path, monkeypa
 def test_initial_weights_are_torchs_own_for_a_seed_and_leave_no_trace():
     torch.manual_seed(11)
     expected = nn.Linear(3, 2)
-    learner = FunctionalModel(lambda: nn.Linear(3, 2), "cross_entropy", torch.zeros(1, dtype=torch.int64))
+    learner = FunctionalModel(
+        lambda: nn.Linear(3, 2), "cross_entropy", torch.zeros(1, dtype=torch.int64)
+    )
     waiting, state = len(torch.cuda._queued_calls), torch.get_rng_state()
     built = learner.build(11)
     assert torch.equal(built.weight, expected.weight)

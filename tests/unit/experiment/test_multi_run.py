@@ -75,7 +75,11 @@ def test_seeds_numbers_modes_and_partitions_differ(tmp_path, monkeypatch):
         config(algorithm={**prox, "mu": 0.1}, seed=0),
         config(algorithm={**prox, "mu": 1.0}, seed=1),
         config(algorithm={**prox, "mu": 0.1, "lr": 0.3}, seed=2, ensemble__modes=3),
-        config(algorithm={**prox, "mu": 0.5}, rounds=3, data={"source": "digits", "clients": 12, "partition": "iid"}),
+        config(
+            algorithm={**prox, "mu": 0.5},
+            rounds=3,
+            data={"source": "digits", "clients": 12, "partition": "iid"},
+        ),
     ]
     assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
 
@@ -88,7 +92,9 @@ def test_methods_with_memory_server_state_and_random_numbers(tmp_path, monkeypat
 
 def test_fedac_has_the_mu_of_its_own_run(tmp_path, monkeypatch):
     """Left out, it follows from the clients per mode: 4, 2 and 1 here."""
-    configs = [config(algorithm={"name": "fedac", "lr": 0.1}, ensemble__modes=modes) for modes in (1, 2, 4)]
+    configs = [
+        config(algorithm={"name": "fedac", "lr": 0.1}, ensemble__modes=modes) for modes in (1, 2, 4)
+    ]
     assert apart_and_together(tmp_path, configs, monkeypatch) == [3] * 4
 
 
@@ -116,21 +122,33 @@ def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
 
         def local_training(self, sent, memory, problem):
             uploads, memory = super().local_training(sent, memory, problem)
-            return ({"theta": uploads["theta"] * 0.5}, memory) if self.much > 0.7 else (uploads, memory)
+            return (
+                ({"theta": uploads["theta"] * 0.5}, memory)
+                if self.much > 0.7
+                else (uploads, memory)
+            )
 
     algorithms.register("looking")(Looking)
     try:
-        configs = [config(algorithm={"name": "looking", "lr": 0.1, "much": much}) for much in (0.5, 0.9)]
+        configs = [
+            config(algorithm={"name": "looking", "lr": 0.1, "much": much}) for much in (0.5, 0.9)
+        ]
         assert apart_and_together(tmp_path, configs, monkeypatch) == [2]
     finally:
         algorithms._items.pop("looking")
 
 
 def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
-    good, bad = config(seed=1, rounds=40), config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40)
+    good, bad = (
+        config(seed=1, rounds=40),
+        config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40),
+    )
     folders = [tmp_path / "bad", tmp_path / "good"]
     said = []
-    tasks = [Task(c, f, RunCallbacks(failed=said.append)) for c, f in zip((bad, good), folders, strict=True)]
+    tasks = [
+        Task(c, f, RunCallbacks(failed=said.append))
+        for c, f in zip((bad, good), folders, strict=True)
+    ]
     done = []
     outcomes = run_all(tasks, done.append)
     assert isinstance(outcomes[0], DivergedError) and "round" in str(outcomes[0])
@@ -149,7 +167,9 @@ def test_an_interrupted_group_goes_on(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all([Task(c, f, RunCallbacks(advanced=stop)) for c, f in zip(configs, folders, strict=True)])
+        run_all(
+            [Task(c, f, RunCallbacks(advanced=stop)) for c, f in zip(configs, folders, strict=True)]
+        )
     run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, folders, strict=True)])
     run(configs[1], tmp_path / "whole")
     for name, value in theta(tmp_path / "whole").items():
@@ -212,7 +232,8 @@ def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
 def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
     monkeypatch.setattr(run_groups, "_ON_CPU", 4 * one)
-    configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]  # the last one has a round more
+    # the last one has a round more
+    configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]
     assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
 
 
@@ -222,6 +243,8 @@ def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
 
     watchers = [RunCallbacks(advanced=full), RunCallbacks()]
     with pytest.raises(StoreError, match="no space"):
-        run_all([Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)])
+        run_all(
+            [Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)]
+        )
     assert RunFolder(tmp_path / "1").done
     run(config(), tmp_path / "0")  # it has let go of its folder

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from fedensemble.errors import InputError
-from fedensemble.experiment.paper_table import NAMES, experiments_folder, find_experiment, read_reproduction
+from fedensemble.experiment.paper_table import (
+    NAMES,
+    experiments_folder,
+    find_experiment,
+    read_reproduction,
+)
 from fedensemble.experiment.reproduce import reproduce, without_missing
 from fedensemble.experiment.run import RunCallbacks
 from fedensemble.report.figures.paper_grid import grid, over_seeds, paper_number
@@ -73,22 +78,31 @@ def carry_out(reproduction, root, only=()):
     return reproduce(reproduction, root, lambda label, seed: RunCallbacks(), lambda: None, only)
 
 
-@pytest.mark.parametrize("path", sorted(experiments_folder().glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(experiments_folder().glob("*.toml")), ids=lambda path: path.stem
+)
 @pytest.mark.parametrize("scale", ["smoke", "full"])
 def test_every_file_is_valid_at_both_scales(path, scale):
     reproduction = read_reproduction(path, scale, ["engine.device=cpu"])
     assert reproduction.name == path.stem
     assert reproduction.table.report in REPORTS
     assert [cell for cell in reproduction.cells if not cell.skipped]
-    columns, rows = ({getattr(cell, what) for cell in reproduction.cells} for what in ("column", "row"))
-    if scale == "full" and reproduction.table.report == "grid":  # the paper's numbers belong to what is there
+    columns, rows = (
+        {getattr(cell, what) for cell in reproduction.cells} for what in ("column", "row")
+    )
+    # the paper's numbers belong to what is there
+    if scale == "full" and reproduction.table.report == "grid":
         metrics = set(reproduction.table.shown)
         assert set(reproduction.table.paper) <= rows | metrics
-        assert {name for given in reproduction.table.paper.values() for name in given} <= columns | {"gap"}
+        assert {
+            name for given in reproduction.table.paper.values() for name in given
+        } <= columns | {"gap"}
     if scale == "smoke":
         sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
-        assert sources <= {"sine", "digits", "stand-in-images", "stand-in-text"}  # nothing to download
-        assert reproduction.note or sources == {"sine"}  # and nothing that could be taken for the real data
+        # nothing to download
+        assert sources <= {"sine", "digits", "stand-in-images", "stand-in-text"}
+        # and nothing that could be taken for the real data
+        assert reproduction.note or sources == {"sine"}
 
 
 def test_all_names_have_a_file():
@@ -101,21 +115,33 @@ def test_all_names_have_a_file():
 def test_settings_lie_between_scale_and_rows(file):
     full = read_reproduction(file, "full", ["engine.device=cpu"])
     assert [cell.label for cell in full.cells] == ["easy / one", "easy / two", "hard / one"]
-    assert [[config.seed for config in cell.configs] for cell in full.cells] == [[0, 1], [0, 1], [3]]
+    assert [[config.seed for config in cell.configs] for cell in full.cells] == [
+        [0, 1],
+        [0, 1],
+        [3],
+    ]
     assert [cell.configs[0].ensemble.modes for cell in full.cells] == [1, 2, 1]
     smoke = read_reproduction(file, "smoke", ["ensemble.modes=3"])
     assert [config.seed for config in smoke.cells[1].configs] == [1]
     assert [cell.configs[0].ensemble.modes for cell in smoke.cells] == [1, 3, 1]
     assert {cell.configs[0].rounds for cell in smoke.cells} == {2}
-    assert {c.configs[0].rounds for c in read_reproduction(file, "smoke", ["rounds=7"]).cells} == {7}
-    assert {config.seed for cell in read_reproduction(file, "full", [], [5]).cells for config in cell.configs} == {5}
+    assert {c.configs[0].rounds for c in read_reproduction(file, "smoke", ["rounds=7"]).cells} == {
+        7
+    }
+    assert {
+        config.seed
+        for cell in read_reproduction(file, "full", [], [5]).cells
+        for config in cell.configs
+    } == {5}
     with pytest.raises(InputError, match="scale 'ful'"):
         read_reproduction(file, "ful")
 
 
 def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     whole = read_reproduction(file, "full", ["engine.device=cpu"])
-    write_reproduction(tmp_path / "whole", whole, carry_out(whole, tmp_path / "a"), tmp_path / "a", 2.0, [])
+    write_reproduction(
+        tmp_path / "whole", whole, carry_out(whole, tmp_path / "a"), tmp_path / "a", 2.0, []
+    )
     first = carry_out(whole, tmp_path / "b", ["EASY / one"])
     assert [result.runs is None for result in first] == [False, True, True]
     partly = write_reproduction(tmp_path / "pieces", whole, first, tmp_path / "b", 2.0, [])
@@ -126,7 +152,9 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     paths = [str(path) for path in results[1].runs.folders]
     table = write_reproduction(tmp_path / "pieces", whole, results, tmp_path / "b", 2.0, paths)
     for name in ("table.md", "table.csv", "runs.json", "table.png"):
-        assert (tmp_path / "pieces" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (tmp_path / "pieces" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes(), name
     assert table.header == ("", "evaluation", "one", "two", "gap")
     ours = [np.mean(over_seeds(results[place].runs, "accuracy", "test")) for place in (0, 1)]
     assert table.rows[0][-1] == f"{100 * (ours[1] - ours[0]):.2f}"
@@ -143,7 +171,11 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
 def test_pictures_show_the_paper_at_full_scale_only(file, tmp_path, scale):
     reproduction = read_reproduction(file, scale, ["engine.device=cpu"])
     shown = grid(reproduction, carry_out(reproduction, tmp_path))
-    labels = [label for axis in shown.figures["table.png"].axes for label in axis.get_legend_handles_labels()[1]]
+    labels = [
+        label
+        for axis in shown.figures["table.png"].axes
+        for label in axis.get_legend_handles_labels()[1]
+    ]
     assert ("paper" in labels) == (scale == "full") and "ours, standard" in labels
     assert "90.5 ± 0.5" in shown.table.markdown()
 
@@ -151,11 +183,15 @@ def test_pictures_show_the_paper_at_full_scale_only(file, tmp_path, scale):
 def test_what_is_missing_is_said_and_the_rest_runs(file, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDENSEMBLE_DATA", str(tmp_path / "empty"))
     text = TABLE.replace('"data.separation" = 0.5', '"data.source" = "mnist", "model.hidden" = [2]')
-    text = text.replace('label = "two"\n', 'label = "two"\nset = { "algorithm.name" = "not-there" }\n', 1)
+    text = text.replace(
+        'label = "two"\n', 'label = "two"\nset = { "algorithm.name" = "not-there" }\n', 1
+    )
     file.write_text(text)
     (tmp_path / "base.toml").write_text(BASE.replace("n = 60\nn_test = 30\n", ""))
     file.write_text(file.read_text().replace('set = { "data.separation" = 8.0 }\n', ""))
-    checked = without_missing(read_reproduction(file, "full", ["engine.device=cpu"]), tmp_path / "runs")
+    checked = without_missing(
+        read_reproduction(file, "full", ["engine.device=cpu"]), tmp_path / "runs"
+    )
     assert [bool(cell.skipped) for cell in checked.cells] == [False, True, True]
     assert "not-there" in checked.cells[1].skipped
     assert "fedensemble data get mnist" in checked.cells[2].skipped
@@ -181,7 +217,8 @@ def test_a_cell_that_diverges_does_not_keep_the_others(file, tmp_path):
     assert "Without numbers (not run yet): hard / one." in page
     told = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(told["cells"][1]["diverged"]) == ["0", "1"]
-    later = carry_out(reproduction, tmp_path / "runs", ["hard"])  # the reason is kept where it is not tried again
+    # the reason is kept where it is not tried again
+    later = carry_out(reproduction, tmp_path / "runs", ["hard"])
     assert later[1].failed == results[1].failed
 
 

@@ -1,4 +1,6 @@
-"""A run that is killed, or loses power, at any step on its way ends with the same bytes once it is started again."""
+"""A run that is killed, or loses power, at any step on its way ends with the same bytes once it is
+started again.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def config() -> Config:
     return resolve(SETTINGS)
 
 
-def train(config: Config, root: Path, tree: Tree | None = None, disk: SimulatedDisk | None = None) -> SimulatedDisk:
+def train(
+    config: Config, root: Path, tree: Tree | None = None, disk: SimulatedDisk | None = None
+) -> SimulatedDisk:
     """Carries a run out on a disk that holds `tree`."""
     disk = disk or SimulatedDisk(root, tree)
     before, durable.disk = durable.disk, disk
@@ -58,23 +62,35 @@ def final_bytes(root: Path) -> Tree:
     del summary["seconds"]
     checksums = json.loads(tree[f"{RUN}/checksums.json"] or b"")
     del checksums["summary.json"]
-    return {**tree, f"{RUN}/summary.json": repr(summary).encode(), f"{RUN}/checksums.json": repr(checksums).encode()}
+    return {
+        **tree,
+        f"{RUN}/summary.json": repr(summary).encode(),
+        f"{RUN}/checksums.json": repr(checksums).encode(),
+    }
 
 
 @pytest.fixture(scope="module")
-def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulatedDisk, Tree]:
+def undisturbed(
+    config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SimulatedDisk, Tree]:
     root = tmp_path_factory.mktemp("undisturbed")
     return train(config, root), final_bytes(root)
 
 
 def test_every_kind_of_step_is_there(undisturbed: tuple[SimulatedDisk, Tree]) -> None:
-    """And the disk has compared the files with its model before each of them: no write passed it by."""
+    """And the disk has compared the files with its model before each of them: no write passed it
+    by.
+    """
     disk, tree = undisturbed
     words = {step.split()[0] for step in disk.steps}
     assert words == {"mkdir", "create", "append", "write", "fsync", "rename", "remove", "end"}
     assert len(disk.steps) > 60
     assert not [name for name in tree if name.endswith(".part")]
-    assert {Path(name).name for name in tree} >= {"summary.json", "modes.safetensors", "predictions.json"}
+    assert {Path(name).name for name in tree} >= {
+        "summary.json",
+        "modes.safetensors",
+        "predictions.json",
+    }
 
 
 def durable_rounds(disk: SimulatedDisk) -> list[int]:
@@ -90,7 +106,12 @@ def durable_rounds(disk: SimulatedDisk) -> list[int]:
 def resumed_round(config: Config, folder: Path) -> int:
     """Carries a run to its end; returns the round after which it began."""
     rounds = [config.rounds]  # of a finished run
-    run(config, folder, RunCallbacks(started=lambda config, round: rounds.append(round)), checkpoint_seconds=0)
+    run(
+        config,
+        folder,
+        RunCallbacks(started=lambda config, round: rounds.append(round)),
+        checkpoint_seconds=0,
+    )
     return rounds[-1]
 
 
@@ -107,7 +128,9 @@ def test_a_kill_or_power_cut_at_any_step(
                 root = tmp_path / str(len(known))
                 write_tree(root, states[cut])
                 known[key] = resumed_round(config, root / RUN)
-                assert final_bytes(root) == expected, f"{cut} before step {step}, {disk.steps[step]}"
+                assert final_bytes(root) == expected, (
+                    f"{cut} before step {step}, {disk.steps[step]}"
+                )
             assert known[key] >= done, f"{cut} before step {step}, {disk.steps[step]}"
     assert len(known) > len(disk.steps) / 2
 
@@ -118,11 +141,15 @@ def test_the_simulation_notices_a_folder_that_is_not_synced(config: Config, tmp_
             self._note(f"fsync folder {path.name}")
 
     disk = train(config, tmp_path, disk=Forgetful(tmp_path))
-    lost = [state["lost"] for state, done in zip(disk.states, durable_rounds(disk), strict=True) if done]
+    lost = [
+        state["lost"] for state, done in zip(disk.states, durable_rounds(disk), strict=True) if done
+    ]
     assert lost and not any("checkpoint/round-" in name for state in lost for name in state)
 
 
-def test_several_cuts_in_a_row(config: Config, undisturbed: tuple[SimulatedDisk, Tree], tmp_path: Path) -> None:
+def test_several_cuts_in_a_row(
+    config: Config, undisturbed: tuple[SimulatedDisk, Tree], tmp_path: Path
+) -> None:
     _, expected = undisturbed
     draw = random.Random(0)
     for chain in range(12):
@@ -162,14 +189,20 @@ def test_a_process_that_is_gone_leaves_what_the_model_says(
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert without_numbers(read_tree(root)).keys() == without_numbers(disk.states[last]["kill"]).keys()
+        assert (
+            without_numbers(read_tree(root)).keys()
+            == without_numbers(disk.states[last]["kill"]).keys()
+        )
         run(config, root / RUN, checkpoint_seconds=0)
         assert final_bytes(root) == expected
 
 
 def without_numbers(tree: Tree) -> Tree:
     """Temporary files without the numbers of their process."""
-    return {name.rsplit(".", 2)[0] if name.endswith(".part") else name: held for name, held in tree.items()}
+    return {
+        name.rsplit(".", 2)[0] if name.endswith(".part") else name: held
+        for name, held in tree.items()
+    }
 
 
 def test_metrics_that_are_lost_or_damaged_are_restored(config: Config, tmp_path: Path) -> None:
@@ -177,7 +210,9 @@ def test_metrics_that_are_lost_or_damaged_are_restored(config: Config, tmp_path:
     run(config, tmp_path / "a" / RUN, checkpoint_seconds=0)
     expected = final_bytes(tmp_path / "a")
     metrics = expected[f"{RUN}/metrics.jsonl"]
-    for number, content in enumerate((None, b"", metrics[:50], metrics.replace(b"1", b"2"), b"\xff" + metrics)):
+    for number, content in enumerate(
+        (None, b"", metrics[:50], metrics.replace(b"1", b"2"), b"\xff" + metrics)
+    ):
         root = tmp_path / str(number)
         write_tree(root, read_tree(tmp_path / "a"))
         (root / RUN / "summary.json").unlink()

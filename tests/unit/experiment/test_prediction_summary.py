@@ -21,10 +21,16 @@ TARGET = torch.tensor([0, 1, 1])
 
 def test_classification_by_hand() -> None:
     found = describe_predictions(Prediction(MEMBERS.mean(0), MEMBERS), TARGET)
-    assert found["confusion"] == [[1, 0], [1, 1]]  # true classes down: the second example is a 1 taken for a 0
+    # true classes down: the second example is a 1 taken for a 0
+    assert found["confusion"] == [[1, 0], [1, 1]]
     held = found["calibration"]
-    assert held["count"] == [0] * 10 + [2, 1, 0, 0, 0]  # confidences 0.7, 0.7 and 0.75 in fifteenths
-    assert held["confidence"][10] == pytest.approx(0.7) and held["accuracy"][10] == 0.5 and held["accuracy"][11] == 1
+    # confidences 0.7, 0.7 and 0.75 in fifteenths
+    assert held["count"] == [0] * 10 + [2, 1, 0, 0, 0]
+    assert (
+        held["confidence"][10] == pytest.approx(0.7)
+        and held["accuracy"][10] == 0.5
+        and held["accuracy"][11] == 1
+    )
     assert sum(found["calibration_modes"]["count"]) == 6
     assert found["entropy"]["most"] == pytest.approx(math.log(2))
     assert sum(found["entropy"]["right"]) == 2 and sum(found["entropy"]["wrong"]) == 1
@@ -36,7 +42,10 @@ def test_each_mode_by_hand() -> None:
     prediction = Prediction(MEMBERS.mean(0), MEMBERS)
     found = evaluate_modes(prediction, TARGET)
     assert found["accuracy"] == pytest.approx([2 / 3, 2 / 3], abs=1e-6)
-    expected = [-(math.log(0.9) + math.log(0.4) + math.log(0.8)) / 3, -(math.log(0.5) + math.log(0.2 * 0.7)) / 3]
+    expected = [
+        -(math.log(0.9) + math.log(0.4) + math.log(0.8)) / 3,
+        -(math.log(0.5) + math.log(0.2 * 0.7)) / 3,
+    ]
     assert found["nll"] == pytest.approx(expected, rel=1e-5)
     whole = evaluate(prediction, TARGET)
     assert whole["mode_accuracy_mean"] == pytest.approx(sum(found["accuracy"]) / 2, abs=1e-6)
@@ -47,10 +56,16 @@ def test_regression_by_hand() -> None:
     target = torch.tensor([1.0, 2.5])
     prediction = Prediction(members.mean(0), members, "regression", "outputs")
     found = describe_predictions(prediction, target)
-    assert found["points"] == {"target": [1.0, 2.5], "mean": [2.0, 2.0], "spread": [pytest.approx(2**0.5, 1e-4), 0.0]}
-    assert found["residuals"]["reach"] == 1.0 and found["residuals"]["count"][29] == 1  # errors 1 and -0.5
+    assert found["points"] == {
+        "target": [1.0, 2.5],
+        "mean": [2.0, 2.0],
+        "spread": [pytest.approx(2**0.5, 1e-4), 0.0],
+    }
+    # errors 1 and -0.5
+    assert found["residuals"]["reach"] == 1.0 and found["residuals"]["count"][29] == 1
     assert found["residuals"]["count"][7] == 1
-    assert found["spreads"]["error"] == [0.5, 1.0] and found["spreads"]["count"] == [1, 1]  # the surest first
+    # the surest first
+    assert found["spreads"]["error"] == [0.5, 1.0] and found["spreads"]["count"] == [1, 1]
     assert evaluate_modes(prediction, target)["mse"] == pytest.approx([0.125, 2.125])
     alone = Prediction(members[0], members[:1], "regression", "outputs")
     assert "spreads" not in describe_predictions(alone, target)
@@ -61,4 +76,8 @@ def test_clients_by_hand() -> None:
         [(torch.zeros(3, 1), torch.tensor([0, 2, 2])), (torch.zeros(1, 1), torch.tensor([1]))]
     )
     found = describe_clients(data)
-    assert found["counts"] == [[1, 0, 2], [0, 1, 0]] and found["size"] == [3, 1] and found["examples"] == 4
+    assert (
+        found["counts"] == [[1, 0, 2], [0, 1, 0]]
+        and found["size"] == [3, 1]
+        and found["examples"] == 4
+    )

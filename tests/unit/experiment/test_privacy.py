@@ -33,42 +33,62 @@ def config(path: Path, *, regression: bool = False, **changes: Any) -> Config:
     y = 1234.5 + np.arange(60, dtype=np.float32) / 64 if regression else np.arange(60) % 2
     names = np.array([f"clinic-{at % 4}" for at in range(60)])
     np.savez(path / "data.npz", x=x[:40], y=y[:40], client=names[:40], x_test=x[40:], y_test=y[40:])
-    return resolve({
-        "rounds": 2, "data": {"source": "npz", "path": str(path / "data.npz"), "partition": "natural"},
-        "model": {"name": "mlp", "hidden": [2]}, "ensemble": {"modes": 2, "strata": 2, "clients_per_round": 4},
-        "algorithm": {"name": "fedavg", "lr": 1e-4},
-        "training": {"loss": "mse" if regression else "cross_entropy"}, "engine": {"device": "cpu", "name": "loop"},
-        **changes,
-    })  # fmt: skip
+    return resolve(
+        {
+            "rounds": 2,
+            "data": {"source": "npz", "path": str(path / "data.npz"), "partition": "natural"},
+            "model": {"name": "mlp", "hidden": [2]},
+            "ensemble": {"modes": 2, "strata": 2, "clients_per_round": 4},
+            "algorithm": {"name": "fedavg", "lr": 1e-4},
+            "training": {"loss": "mse" if regression else "cross_entropy"},
+            "engine": {"device": "cpu", "name": "loop"},
+            **changes,
+        }
+    )
 
 
 def text_of(folder: Path) -> str:
     write_page(folder)
-    return "".join(path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".jsonl", ".html"))
+    return "".join(
+        path.read_text()
+        for path in folder.rglob("*")
+        if path.suffix in (".json", ".jsonl", ".html")
+    )
 
 
 @pytest.mark.parametrize("publish", [True, False])
-def test_single_clients_are_published_unless_that_is_turned_off(tmp_path: Path, publish: bool) -> None:
+def test_single_clients_are_published_unless_that_is_turned_off(
+    tmp_path: Path, publish: bool
+) -> None:
     run(config(tmp_path, report={"publish_clients": publish}), tmp_path / "a")
     assert ("clinic-1" in text_of(tmp_path / "a")) == publish
     told = json.loads((tmp_path / "a" / "clients.json").read_text())
-    assert (told["clients"], told["examples"]) == (4, 40) and ("counts" in told) == ("size" in told) == publish
+    assert (told["clients"], told["examples"]) == (4, 40) and ("counts" in told) == (
+        "size" in told
+    ) == publish
     page = (tmp_path / "a" / "report.html").read_text()
     assert ("Single clients are not published" in page) != publish and "4 clients" in page
 
 
 @pytest.mark.parametrize("publish", [True, False])
-def test_single_targets_are_published_unless_that_is_turned_off(tmp_path: Path, publish: bool) -> None:
+def test_single_targets_are_published_unless_that_is_turned_off(
+    tmp_path: Path, publish: bool
+) -> None:
     run(config(tmp_path, regression=True, report={"publish_targets": publish}), tmp_path / "a")
     assert ("1235.2" in text_of(tmp_path / "a")) == publish
     told = json.loads((tmp_path / "a" / "predictions.json").read_text())
     assert ("points" in told) == publish and {"residuals", "spreads"} <= told.keys()
-    assert ("Single targets are not published" in (tmp_path / "a" / "report.html").read_text()) != publish
+    assert (
+        "Single targets are not published" in (tmp_path / "a" / "report.html").read_text()
+    ) != publish
 
 
 def test_what_is_published_is_no_part_of_the_run(tmp_path: Path) -> None:
     """The same hash, and the same folder is taken with either."""
-    on, off = config(tmp_path), config(tmp_path, report={"publish_clients": False, "publish_targets": False})
+    on, off = (
+        config(tmp_path),
+        config(tmp_path, report={"publish_clients": False, "publish_targets": False}),
+    )
     assert on.hash() == off.hash()
     assert run(on, tmp_path / "a") == run(off, tmp_path / "a")
 
@@ -85,7 +105,9 @@ def test_a_federation_with_client_state_is_saved_for_its_user_alone(tmp_path: Pa
         os.umask(before)
 
 
-def test_client_memory_on_disk_has_no_name_and_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_memory_on_disk_has_no_name_and_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = os.umask(0)
     try:
@@ -106,7 +128,10 @@ def test_client_memory_on_disk_has_no_name_and_is_private(tmp_path: Path, monkey
         ("see https://a:b@h/1, https://c:d@h/2", "see https://***@h/1, https://***@h/2"),
         ("https://host/x?access_token=abc&a=1#f", "https://host/x?access_token=***&a=1#f"),
         ("postgresql+psycopg2://u:p@db/x?sslkey=k", "postgresql+psycopg2://***@db/x?sslkey=***"),
-        ("mail ann@host.example about https://host/a@b", "mail ann@host.example about https://host/a@b"),
+        (
+            "mail ann@host.example about https://host/a@b",
+            "mail ann@host.example about https://host/a@b",
+        ),
         ("--set ensemble.modes=3 a.toml", "--set ensemble.modes=3 a.toml"),
     ],
 )
@@ -114,9 +139,14 @@ def test_redact(text: str, expected: str) -> None:
     assert redact(text) == expected
 
 
-def test_the_command_line_is_kept_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_is_kept_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["fedensemble", "run", f"--set=data.path={URI}"])
-    assert environment(config(tmp_path))["command"] == ["run", "--set=data.path=https://***@host.example/path"]
+    assert environment(config(tmp_path))["command"] == [
+        "run",
+        "--set=data.path=https://***@host.example/path",
+    ]
 
 
 @pytest.fixture
@@ -146,7 +176,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
             return call
 
-    package, entities, exceptions = (ModuleType(name) for name in ("mlflow", "mlflow.entities", "mlflow.exceptions"))
+    package, entities, exceptions = (
+        ModuleType(name) for name in ("mlflow", "mlflow.entities", "mlflow.exceptions")
+    )
     package.MlflowClient, exceptions.MlflowException = Client, MlflowException  # type: ignore[attr-defined]
     entities.Param = entities.Metric = lambda *arguments: arguments  # type: ignore[attr-defined]
     for module in (package, entities, exceptions):
@@ -156,25 +188,36 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return told
 
 
-def test_mlflow_is_given_the_credentials_and_no_file_is(tmp_path: Path, server: dict[str, Any]) -> None:
+def test_mlflow_is_given_the_credentials_and_no_file_is(
+    tmp_path: Path, server: dict[str, Any]
+) -> None:
     run(config(tmp_path, track=["mlflow"]), tmp_path / "a")
     assert server["uris"] == [URI] and server["rounds"] == [1, 2]
     kept = json.loads((tmp_path / "a" / "mlflow.json").read_text())
     assert kept == {"uri": "https://***@host.example/path", "run_id": "run-1"}
-    assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert not [
+        path
+        for path in (tmp_path / "a").rglob("*")
+        if path.is_file() and b"s3cret" in path.read_bytes()
+    ]
 
 
-def test_credentials_that_an_older_version_wrote_are_taken_out(tmp_path: Path, server: dict[str, Any]) -> None:
+def test_credentials_that_an_older_version_wrote_are_taken_out(
+    tmp_path: Path, server: dict[str, Any]
+) -> None:
     run(config(tmp_path, track=["mlflow"]), tmp_path / "a")
     (tmp_path / "a" / "summary.json").unlink()
     (tmp_path / "a" / "mlflow.json").write_text(json.dumps({"uri": URI, "run_id": "run-0"}))
     run(config(tmp_path, track=["mlflow"]), tmp_path / "a")
     kept = json.loads((tmp_path / "a" / "mlflow.json").read_text())
-    assert kept == {"uri": "https://***@host.example/path", "run_id": "run-0"}  # the same run goes on
+    # the same run goes on
+    assert kept == {"uri": "https://***@host.example/path", "run_id": "run-0"}
 
 
 @pytest.mark.parametrize("step", ["create_run", "log_batch", "set_terminated"])
-def test_errors_of_mlflow_are_told_without_credentials(tmp_path: Path, server: dict[str, Any], step: str) -> None:
+def test_errors_of_mlflow_are_told_without_credentials(
+    tmp_path: Path, server: dict[str, Any], step: str
+) -> None:
     server["fail"] = step
     with pytest.raises(StoreError, match=r"MLflow at https://\*\*\*@host\.example") as caught:
         run(config(tmp_path, track=["mlflow"]), tmp_path / "a")

@@ -64,7 +64,9 @@ def test_a_folder_that_is_swapped_ends_the_run(config: Config, tmp_path: Path, a
         if again:
             run(config, folder)
 
-    with pytest.raises(StoreError, match="was replaced by another one" if again else "was deleted or moved"):
+    with pytest.raises(
+        StoreError, match="was replaced by another one" if again else "was deleted or moved"
+    ):
         run(config, folder, at_round(2, swap), checkpoint_seconds=0)
     if again:
         assert (folder / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
@@ -85,7 +87,9 @@ def test_a_folder_that_is_swapped_after_the_last_round(config: Config, tmp_path:
     assert os.listdir(folder) == [".lock"]
 
 
-def test_saving_reads_nothing(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_reads_nothing(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each checkpoint used to read and hash all metrics so far."""
     store = RunFolder(tmp_path)
     store.claim(config)
@@ -126,17 +130,31 @@ def as_older_version(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [4, 3, 1, 0])
-def test_older_checkpoints_are_kept_whatever_became_of_metrics(config: Config, tmp_path: Path, rounds: int) -> None:
+def test_older_checkpoints_are_kept_whatever_became_of_metrics(
+    config: Config, tmp_path: Path, rounds: int
+) -> None:
     accuracy = run(config, tmp_path, checkpoint_seconds=0)["test"]["accuracy"]
-    modes, lines = (tmp_path / "modes.safetensors").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
+    modes, lines = (
+        (tmp_path / "modes.safetensors").read_bytes(),
+        (tmp_path / "metrics.jsonl").read_bytes().split(b"\n"),
+    )
     as_older_version(tmp_path)
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines[:rounds]) + b"\n" * bool(rounds) + b'{"round": ')
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b"\n".join(lines[:rounds]) + b"\n" * bool(rounds) + b'{"round": '
+    )
     said, began = list[str](), list[int]()
-    run(config, tmp_path, RunCallbacks(say=said.append, started=lambda config, round: began.append(round)))
+    run(
+        config,
+        tmp_path,
+        RunCallbacks(say=said.append, started=lambda config, round: began.append(round)),
+    )
     assert began == [4] and (tmp_path / "modes.safetensors").read_bytes() == modes
     assert len(RunFolder(tmp_path).metrics()) == rounds
     summary = RunFolder(tmp_path).summary()
-    assert summary.get("rounds_without_metrics", 0) == 4 - rounds and summary["test"]["accuracy"] == accuracy
+    assert (
+        summary.get("rounds_without_metrics", 0) == 4 - rounds
+        and summary["test"]["accuracy"] == accuracy
+    )
     assert any(f"its last {4 - rounds} rounds are lost" in text for text in said) == (rounds < 4)
 
 
@@ -152,8 +170,18 @@ def test_runs_without_checksums_are_loaded_without_a_word(config: Config, tmp_pa
     assert not said
 
 
-@pytest.mark.parametrize("name", ["config.toml", "env.json", "metrics.jsonl", "clients.json", "predictions.json",
-                                  "summary.json", "checksums.json"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.toml",
+        "env.json",
+        "metrics.jsonl",
+        "clients.json",
+        "predictions.json",
+        "summary.json",
+        "checksums.json",
+    ],
+)
 def test_a_changed_file_is_named(config: Config, tmp_path: Path, name: str) -> None:
     run(config, tmp_path)
     store = RunFolder(tmp_path)
@@ -178,7 +206,9 @@ def test_checkpoints_are_private(config: Config, tmp_path: Path) -> None:
     try:
         (tmp_path / "a" / "checkpoint").mkdir(parents=True)
         run(config, tmp_path / "b", checkpoint_seconds=0)
-        shutil.copytree(tmp_path / "b" / "checkpoint", tmp_path / "a" / "checkpoint", dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / "b" / "checkpoint", tmp_path / "a" / "checkpoint", dirs_exist_ok=True
+        )
         (tmp_path / "a" / "checkpoint").chmod(0o755)
         shutil.copy(tmp_path / "b" / "config.toml", tmp_path / "a")
         (tmp_path / "a" / "checkpoint" / "round-00000004.safetensors").unlink()
@@ -195,11 +225,15 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise PermissionError(13, "Permission denied")
 
 
-def test_metrics_that_cannot_be_read(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_cannot_be_read(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(config, tmp_path)
     (tmp_path / "summary.json").unlink()
     real = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: refuse() if path.name == "metrics.jsonl" else real(path))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: refuse() if path.name == "metrics.jsonl" else real(path)
+    )
     with pytest.raises(StoreError, match=r"metrics\.jsonl: no permission"):
         RunFolder(tmp_path).metrics()
     with pytest.raises(StoreError, match=r"metrics\.jsonl: no permission"):
@@ -213,13 +247,19 @@ def test_a_checkpoint_folder_that_cannot_be_read(
     (tmp_path / "summary.json").unlink()
     real, calls = os.scandir, os.listdir
     wrong = str(tmp_path / "checkpoint")
-    monkeypatch.setattr(os, "scandir", lambda path=".": refuse() if str(path) == wrong else real(path))
-    monkeypatch.setattr(os, "listdir", lambda path=".": refuse() if str(path) == wrong else calls(path))
+    monkeypatch.setattr(
+        os, "scandir", lambda path=".": refuse() if str(path) == wrong else real(path)
+    )
+    monkeypatch.setattr(
+        os, "listdir", lambda path=".": refuse() if str(path) == wrong else calls(path)
+    )
     with pytest.raises(StoreError, match=r"no permission"):
         run(config, tmp_path)
 
 
-def test_read_only_folders_are_named(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folders_are_named(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class ReadOnly(durable.Disk):
         def create(self, path, mode=0o666):
             raise OSError(30, "Read-only file system")

@@ -72,7 +72,9 @@ def test_every_round_is_told_and_the_end(tmp_path: Path, notebook: dict[str, lis
     assert notebook["opened"] == [[]]  # finished, and known
 
 
-def test_a_stopped_run_hands_over_what_is_kept(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
+def test_a_stopped_run_hands_over_what_is_kept(
+    tmp_path: Path, notebook: dict[str, list[Any]]
+) -> None:
     with pytest.raises(RuntimeError, match="pulled"):
         run(config("notebook"), tmp_path / "a", stop_after(4), checkpoint_seconds=0)
     run(config("notebook"), tmp_path / "a")
@@ -101,7 +103,9 @@ def test_unknown_tracker_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_missing_package_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_says_what_to_install(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf'pip install "fedensemble\[{name}\]"'):
         run(config(name), tmp_path / "a")
@@ -130,14 +134,22 @@ def test_tensorboard_has_every_number_once(tmp_path: Path, calls: list[Any]) -> 
     with pytest.raises(RuntimeError, match="pulled"):
         run(config("tensorboard"), tmp_path / "a", stop_after(4), checkpoint_seconds=0)
     run(config("tensorboard"), tmp_path / "a")
-    held = EventAccumulator(str(tmp_path / "a" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    found = [(event.step, name, event.value) for name in held.Tags()["scalars"] for event in held.Scalars(name)]
+    held = EventAccumulator(
+        str(tmp_path / "a" / "tensorboard"), size_guidance={"scalars": 0}
+    ).Reload()
+    found = [
+        (event.step, name, event.value)
+        for name in held.Tags()["scalars"]
+        for event in held.Scalars(name)
+    ]
     check_once(found, records(tmp_path / "a"))
     assert not calls
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_mlflow_has_every_number_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+def test_mlflow_has_every_number_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
+) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
@@ -149,7 +161,11 @@ def test_mlflow_has_every_number_once(tmp_path: Path, monkeypatch: pytest.Monkey
     (made,) = client.search_runs([client.get_experiment_by_name("tracked").experiment_id])
     assert made.info.status == "FINISHED" and made.data.params["ensemble.modes"] == "2"
     names = made.data.metrics
-    found = [(m.step, name, m.value) for name in names for m in client.get_metric_history(made.info.run_id, name)]
+    found = [
+        (m.step, name, m.value)
+        for name in names
+        for m in client.get_metric_history(made.info.run_id, name)
+    ]
     check_once(found, records(tmp_path / "a"))
     assert not calls
 

@@ -1,4 +1,6 @@
-"""Between rounds: what is foreseen is what comes, and a round that fails on the server was never tried."""
+"""Between rounds: what is foreseen is what comes, and a round that fails on the server was never
+tried.
+"""
 
 from dataclasses import dataclass
 
@@ -27,7 +29,9 @@ class Slowly(Everybody):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Stratified):
-    """Asks other clients as soon as it has seen a loss; writes into its state, which it should not."""
+    """Asks other clients as soon as it has seen a loss; writes into its state, which it should
+    not.
+    """
 
     def plan(self, state, round):
         whole = super().plan(state, round)
@@ -66,7 +70,9 @@ def test_what_is_foreseen_is_what_comes(changes):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_a_round_that_fails_on_the_server_leaves_no_trace(engine, monkeypatch):
-    """Neither in the modes nor in what clients remember: going on is as if it had not been tried."""
+    """Neither in the modes nor in what clients remember: going on is as if it had not been
+    tried.
+    """
     smooth, rough = (federation(algorithm=Scaffold(lr=0.1), engine=engine) for _ in range(2))
     train(smooth, 3)
     train(rough, 1)
@@ -75,5 +81,7 @@ def test_a_round_that_fails_on_the_server_leaves_no_trace(engine, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             train(rough, 1)
     train(rough, 2)
-    assert all(torch.equal(value, rough.tensors()[name]) for name, value in smooth.tensors().items())
+    assert all(
+        torch.equal(value, rough.tensors()[name]) for name, value in smooth.tensors().items()
+    )
     assert any("row" in name for name in smooth.tensors())

@@ -1,15 +1,30 @@
-"""What people try first: losses of their own, models that write into inputs, other data, wrong arguments."""
+"""What people try first: losses of their own, models that write into inputs, other data, wrong
+arguments.
+"""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import Balanced, DataError, Devices, Everybody, FedAvg, FederatedData, Federation, FedProx, InputError
+from fedensemble import (
+    Balanced,
+    DataError,
+    Devices,
+    Everybody,
+    FedAvg,
+    FederatedData,
+    Federation,
+    FedProx,
+    InputError,
+)
 from fedensemble.metrics import evaluate, evaluate_modes
 from fedensemble.testing import check_algorithm
 
-CLIENTS = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(i)), torch.arange(6) % 3) for i in range(4)]
+CLIENTS = [
+    (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)), torch.arange(6) % 3)
+    for i in range(4)
+]
 DATA = FederatedData.from_clients(CLIENTS)
 NUMBERS = FederatedData.from_clients([(x, x.sum(1)) for x, _ in CLIENTS])
 
@@ -19,7 +34,11 @@ def linear():
 
 
 @pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(weight=torch.tensor([100.0, 1.0, 1.0])), nn.CrossEntropyLoss(reduction="sum")]
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([100.0, 1.0, 1.0])),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
 )
 def test_losses_that_are_no_mean_over_examples_are_refused(loss):
     with pytest.raises(InputError, match="reduction='none'"):
@@ -28,18 +47,24 @@ def test_losses_that_are_no_mean_over_examples_are_refused(loss):
 
 def test_weighted_losses_by_example_are_fine():
     loss = nn.CrossEntropyLoss(weight=torch.tensor([100.0, 1.0, 1.0]), reduction="none")
-    weighted, plain = (Federation(linear, DATA, loss=chosen, modes=1) for chosen in (loss, "cross_entropy"))
+    weighted, plain = (
+        Federation(linear, DATA, loss=chosen, modes=1) for chosen in (loss, "cross_entropy")
+    )
     assert next(weighted.rounds(1)).loss > 5 * next(plain.rounds(1)).loss
 
 
 def test_losses_that_broadcast_are_refused():
     with pytest.raises(InputError, match="broadcast"):
-        Federation(lambda: nn.Linear(4, 1), NUMBERS, loss=lambda outputs, targets: (outputs - targets) ** 2)
+        Federation(
+            lambda: nn.Linear(4, 1), NUMBERS, loss=lambda outputs, targets: (outputs - targets) ** 2
+        )
 
 
 def test_losses_that_return_no_tensor_are_refused():
     with pytest.raises(InputError, match="must return a tensor"):
-        Federation(linear, DATA, loss=lambda outputs, targets: F.cross_entropy(outputs, targets).item())
+        Federation(
+            linear, DATA, loss=lambda outputs, targets: F.cross_entropy(outputs, targets).item()
+        )
 
 
 class Greedy(nn.Module):
@@ -90,7 +115,10 @@ def normed():
 def test_batch_norm_needs_two_values(engine):
     single = FederatedData.from_clients([(x[:1], y[:1]) for x, y in CLIENTS])
     for batch in (1, 3):
-        with pytest.raises(InputError, match=r"batches of 1: .* No client has more than 1 example, so take GroupNorm"):
+        with pytest.raises(
+            InputError,
+            match=r"batches of 1: .* No client has more than 1 example, so take GroupNorm",
+        ):
             Federation(normed, single, engine=engine, batch_size=batch)
     with pytest.raises(InputError, match=r"batches of 1: .* Raise batch_size\."):
         Federation(normed, DATA, engine=engine, batch_size=1)
@@ -99,8 +127,13 @@ def test_batch_norm_needs_two_values(engine):
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
 def test_scripted_modules_are_refused(engine):
-    for made in (lambda: torch.jit.script(linear()), lambda: torch.jit.trace(linear(), torch.zeros(2, 4))):
-        with pytest.raises(InputError, match=r"returned a scripted module.*Give the plain nn.Module"):
+    for made in (
+        lambda: torch.jit.script(linear()),
+        lambda: torch.jit.trace(linear(), torch.zeros(2, 4)),
+    ):
+        with pytest.raises(
+            InputError, match=r"returned a scripted module.*Give the plain nn.Module"
+        ):
             Federation(made, DATA, engine=engine)
 
 
@@ -118,10 +151,15 @@ def test_load_wants_the_same_data_and_settings(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"modes": 2.5}, {"modes": "2"}, {"batch_size": "3"}, {"epochs": 1.5}, {"dtype": torch.float16},
-        {"combine": "foo"}, {"combine": "outputs"},
+        {"modes": 2.5},
+        {"modes": "2"},
+        {"batch_size": "3"},
+        {"epochs": 1.5},
+        {"dtype": torch.float16},
+        {"combine": "foo"},
+        {"combine": "outputs"},
     ],
-)  # fmt: skip
+)
 def test_arguments_of_a_wrong_kind(arguments):
     with pytest.raises(InputError):
         Federation(linear, DATA, **arguments)
@@ -155,8 +193,12 @@ def test_classes_in_place_of_objects(name, given, got):
 
 
 def test_reprs_are_short():
-    assert repr(DATA) == "FederatedData(4 clients, 24 examples of (4,) float32, 3 classes, 0 to test)"
-    assert repr(Federation(linear, DATA, modes=2)) == "Federation(fedavg, 2 modes, 4 clients, round 0)"
+    assert (
+        repr(DATA) == "FederatedData(4 clients, 24 examples of (4,) float32, 3 classes, 0 to test)"
+    )
+    assert (
+        repr(Federation(linear, DATA, modes=2)) == "Federation(fedavg, 2 modes, 4 clients, round 0)"
+    )
 
 
 class Mistaken(nn.Module):
@@ -173,7 +215,9 @@ class Mistaken(nn.Module):
 
 
 def test_a_mistake_in_the_model_is_not_blamed_on_the_engine():
-    with pytest.raises(InputError, match=r"cannot be trained .* a mistake of the model's own") as raised:
+    with pytest.raises(
+        InputError, match=r"cannot be trained .* a mistake of the model's own"
+    ) as raised:
         Federation(Mistaken, DATA, engine="vector")
     assert isinstance(raised.value.__cause__, TypeError)
 
@@ -233,9 +277,15 @@ def test_tokens_stay_whole_numbers():
 def test_evaluate_wants_a_target_for_each_row():
     prediction = Federation(linear, DATA).ensemble.predict(DATA.x)
     for judge in (evaluate, evaluate_modes):
-        with pytest.raises(InputError, match=r"for 24 rows and needs targets of shape \(24,\); got \(10,\)"):
+        with pytest.raises(
+            InputError, match=r"for 24 rows and needs targets of shape \(24,\); got \(10,\)"
+        ):
             judge(prediction, DATA.y[:10])
-        assert judge(prediction, DATA.y.tolist()) == judge(prediction, DATA.y.unsqueeze(1)) == judge(prediction, DATA.y)
+        assert (
+            judge(prediction, DATA.y.tolist())
+            == judge(prediction, DATA.y.unsqueeze(1))
+            == judge(prediction, DATA.y)
+        )
     numbers = Federation(lambda: nn.Linear(4, 1), NUMBERS, loss="mse").ensemble.predict(NUMBERS.x)
     with pytest.raises(InputError, match="24 rows"):
         evaluate(numbers, NUMBERS.y[:10])
@@ -263,13 +313,21 @@ class Bare(FedAvg):
         return super().local_training(sent, memory, problem)[0]["theta"], {}
 
 
-@pytest.mark.parametrize(("method", "got"), [(Forgetful(), "got dict"), (Bare(), "got Tensor, dict")])
+@pytest.mark.parametrize(
+    ("method", "got"), [(Forgetful(), "got dict"), (Bare(), "got Tensor, dict")]
+)
 def test_local_training_that_returns_no_pair(method, got):
     for attempt in (lambda: Federation(linear, DATA, method), lambda: check_algorithm(method)):
-        with pytest.raises(InputError, match=f"local_training must return two dictionaries .* {got}"):
+        with pytest.raises(
+            InputError, match=f"local_training must return two dictionaries .* {got}"
+        ):
             attempt()
 
 
 def test_the_battery_says_what_it_checked():
     held = check_algorithm(FedAvg(lr=0.1), "loop")
-    assert held[0] == "arithmetic" and len(held) == 7 and all("engine 'loop'" in each for each in held[1:])
+    assert (
+        held[0] == "arithmetic"
+        and len(held) == 7
+        and all("engine 'loop'" in each for each in held[1:])
+    )

@@ -20,7 +20,15 @@ from fedensemble import (
 )
 from fedensemble.core.optimizer import Optimizer
 from fedensemble.federation.resolve import find_device
-from fedensemble.testing.toy_problems import SIZES, classification, labels, numbers, ragged, small_model, train
+from fedensemble.testing.toy_problems import (
+    SIZES,
+    classification,
+    labels,
+    numbers,
+    ragged,
+    small_model,
+    train,
+)
 
 DATA = classification()
 
@@ -38,27 +46,48 @@ def batch_norm():
 
 
 ERRORS = {
-    "an instance for a model": ({"model": small_model()}, "callable that returns a new nn.Module.*got Sequential"),
+    "an instance for a model": (
+        {"model": small_model()},
+        "callable that returns a new nn.Module.*got Sequential",
+    ),
     "a number for a model": ({"model": 3}, "callable that returns a new nn.Module"),
     "a factory of something else": ({"model": lambda: 3}, "must return an nn.Module; got int"),
     "nothing to train": ({"model": nn.Flatten}, "Flatten has no trainable parameters"),
     "lazy layers": ({"model": lambda: nn.LazyLinear(3)}, "Lazy layers"),
-    "a wrong input size": ({"model": lambda: nn.Linear(7, 3)}, r"cannot take inputs of shape \(8, 4\)"),
+    "a wrong input size": (
+        {"model": lambda: nn.Linear(7, 3)},
+        r"cannot take inputs of shape \(8, 4\)",
+    ),
     "two outputs": ({"model": lambda: nn.LSTM(4, 3)}, "must return one tensor; got tuple"),
     "labels outside the outputs": (
         {"model": lambda: nn.Linear(4, 2)},
         "Labels go up to 2, but the model has 2 outputs; it needs at least 3",
     ),
-    "float targets": ({"model": lambda: nn.Linear(4, 1), "data": regression()}, "needs integer labels.*use loss='mse'"),
+    "float targets": (
+        {"model": lambda: nn.Linear(4, 1), "data": regression()},
+        "needs integer labels.*use loss='mse'",
+    ),
     "mse of another shape": (
         {"model": lambda: nn.Linear(4, 3), "data": regression(2), "loss": "mse"},
         r"outputs have shape \(8, 3\), the targets \(8, 2\)",
     ),
-    "an unknown loss": ({"loss": "cross_entrophy"}, "unknown loss 'cross_entrophy': did you mean 'cross_entropy'"),
+    "an unknown loss": (
+        {"loss": "cross_entrophy"},
+        "unknown loss 'cross_entrophy': did you mean 'cross_entropy'",
+    ),
     "an unknown engine": ({"engine": "vectors"}, "unknown engine 'vectors': did you mean 'vector'"),
-    "an unknown algorithm": ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
-    "an unknown schedule": ({"schedule": "stratify"}, "unknown schedule 'stratify': did you mean 'stratified'"),
-    "a class for an algorithm": ({"algorithm": FedAvg}, "must be an Algorithm or a registered name"),
+    "an unknown algorithm": (
+        {"algorithm": "fedavgg"},
+        "unknown algorithm 'fedavgg': did you mean 'fedavg'",
+    ),
+    "an unknown schedule": (
+        {"schedule": "stratify"},
+        "unknown schedule 'stratify': did you mean 'stratified'",
+    ),
+    "a class for an algorithm": (
+        {"algorithm": FedAvg},
+        "must be an Algorithm or a registered name",
+    ),
     "an unknown engine option": (
         {"engine_options": {"blocks": 3}},
         "option of engine 'vector' 'blocks': did you mean 'block'",
@@ -67,8 +96,14 @@ ERRORS = {
         {"engine": "loop", "engine_options": {"block": 3}},
         "unknown option of engine 'loop' 'block'",
     ),
-    "a block of nothing": ({"engine_options": {"block": 0}}, "needs block to be a whole number >= 1; got block=0"),
-    "BatchNorm with keep": ({"model": batch_norm, "last_batch": "keep"}, "last_batch='keep'.*use 'wrap' or 'drop'"),
+    "a block of nothing": (
+        {"engine_options": {"block": 0}},
+        "needs block to be a whole number >= 1; got block=0",
+    ),
+    "BatchNorm with keep": (
+        {"model": batch_norm, "last_batch": "keep"},
+        "last_batch='keep'.*use 'wrap' or 'drop'",
+    ),
     "BatchNorm that counts": (
         {"model": lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))},
         "momentum=None",
@@ -77,7 +112,10 @@ ERRORS = {
         {"clients_per_round": 7},
         "clients_per_round <= clients; got clients_per_round=7, clients=6. Lower ensemble.clients_per_round",
     ),
-    "more strata than clients": ({"strata": 7}, "strata <= clients; got strata=7, clients=6. Lower ensemble.strata"),
+    "more strata than clients": (
+        {"strata": 7},
+        "strata <= clients; got strata=7, clients=6. Lower ensemble.strata",
+    ),
     "more strata than clients a round": (
         {"strata": 4, "clients_per_round": 3},
         "strata <= clients_per_round.*got strata=4, clients_per_round=3",
@@ -90,13 +128,19 @@ ERRORS = {
         "'balanced' needs strata >= modes.*got strata=2, modes=3",
     ),
     "a device that is none": ({"device": "gpu"}, "device is 'cpu', 'cuda'.*got 'gpu'"),
-    "no class scores": ({"model": lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))}, r"got shape \(8,\)"),
+    "no class scores": (
+        {"model": lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))},
+        r"got shape \(8,\)",
+    ),
     "a long seed": ({"seed": 2**63}, "at most 63 bits"),
     "a word for a seed": ({"seed": "zero"}, "whole number.*'zero'"),
     "batches of nothing": ({"batch_size": 0}, "batch_size >= 1; got 0"),
     "no epochs": ({"epochs": 0}, "epochs >= 1"),
     "no steps": ({"steps": 0}, "steps >= 1"),
-    "an unknown last batch": ({"last_batch": "skip"}, "last_batch is 'keep', 'wrap' or 'drop'; got 'skip'"),
+    "an unknown last batch": (
+        {"last_batch": "skip"},
+        "last_batch is 'keep', 'wrap' or 'drop'; got 'skip'",
+    ),
 }
 
 
@@ -118,7 +162,9 @@ def test_cuda_that_is_not_there():
         federation(device="cuda")
     for device in ("mps", "xpu", "hpu", "meta", torch.device("mps")):
         if not (str(device) in ("mps", "xpu") and getattr(torch, str(device)).is_available()):
-            with pytest.raises(InputError, match=f"device '{device}'.* cannot calculate on one here; use 'cpu' or"):
+            with pytest.raises(
+                InputError, match=f"device '{device}'.* cannot calculate on one here; use 'cpu' or"
+            ):
                 federation(device=device)
     assert federation(device="auto").learner.device.type == "cpu"
     assert federation(device=torch.device("cpu")).learner.device.type == "cpu"
@@ -128,7 +174,9 @@ def test_a_cuda_device_too_many(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match="device 'cuda:2' was asked for, but here there is only cuda:0, cuda:1"):
+    with pytest.raises(
+        InputError, match="device 'cuda:2' was asked for, but here there is only cuda:0, cuda:1"
+    ):
         find_device("cuda:2")
 
 
@@ -165,10 +213,14 @@ def test_a_loss_that_is_not_finite_names_the_visit(engine):
 
         return Squares(4, 3)
 
-    made = federation(model, ragged(x, labels(sum(SIZES))), engine=engine, dtype=torch.float64, modes=3)
+    made = federation(
+        model, ragged(x, labels(sum(SIZES))), engine=engine, dtype=torch.float64, modes=3
+    )
     plan = made.schedule.plan(made.state.schedule, 0)
     mode = int(plan.mode[plan.client == 1])
-    with pytest.raises(DivergedError, match=rf"loss became (nan|inf) at round 1, client 1, mode {mode} \(step 1\)"):
+    with pytest.raises(
+        DivergedError, match=rf"loss became (nan|inf) at round 1, client 1, mode {mode} \(step 1\)"
+    ):
         next(made.rounds(1))
     assert made.round == 0
 
@@ -176,18 +228,26 @@ def test_a_loss_that_is_not_finite_names_the_visit(engine):
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_divergence_names_the_step(engine):
     made = federation(
-        lambda: nn.Linear(4, 1), regression(), FedAvg(lr=1e120), loss="mse", engine=engine, dtype=torch.float64,
-        epochs=3, modes=1,
-    )  # fmt: skip
+        lambda: nn.Linear(4, 1),
+        regression(),
+        FedAvg(lr=1e120),
+        loss="mse",
+        engine=engine,
+        dtype=torch.float64,
+        epochs=3,
+        modes=1,
+    )
     with pytest.raises(
-        DivergedError, match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr"
+        DivergedError,
+        match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr",
     ):
         next(made.rounds(1))
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_weights_that_overflow_in_the_last_step_are_caught(engine):
-    made = federation(small_model, algorithm=FedAvg(lr=1e45), engine=engine, modes=1, steps=1)  # beyond float32
+    # beyond float32
+    made = federation(small_model, algorithm=FedAvg(lr=1e45), engine=engine, modes=1, steps=1)
     with pytest.raises(DivergedError, match=r"mode 0 \(step 1\)"):
         next(made.rounds(1))
 
@@ -216,7 +276,9 @@ def test_rounds_are_trained_one_by_one():
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
 def test_defaults():
     assert federation(modes=1).schedule == Stratified(modes=1, strata=1, clients_per_round=6)
-    assert federation(clients_per_round=4).schedule == Stratified(modes=2, strata=4, clients_per_round=4)
+    assert federation(clients_per_round=4).schedule == Stratified(
+        modes=2, strata=4, clients_per_round=4
+    )
     given = Balanced(modes=3, strata=3, clients_per_round=5)
     assert federation(schedule=given).schedule is given
     assert federation(batch_size=1000).work.batch_size == max(SIZES)
@@ -240,7 +302,9 @@ def test_modes_start_apart_and_a_mode_starts_alike_in_every_ensemble():
 
 def test_torchs_generator_is_left_alone():
     before = torch.get_rng_state()
-    train(federation(lambda: nn.Sequential(small_model(), nn.Dropout(0.5))), 2).ensemble.predict(DATA.x, dropout=True)
+    train(federation(lambda: nn.Sequential(small_model(), nn.Dropout(0.5))), 2).ensemble.predict(
+        DATA.x, dropout=True
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -255,14 +319,17 @@ def test_a_scalar_parameter_trains():
             return self.scale * self.layer(x)
 
     results = [
-        train(federation(Scaled, engine=engine, dtype=torch.float64), 2).state.modes for engine in ("loop", "vector")
+        train(federation(Scaled, engine=engine, dtype=torch.float64), 2).state.modes
+        for engine in ("loop", "vector")
     ]
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)  # engines' agreement
 
 
 def test_dropout_runs_of_two_engines_agree_in_float32():
     model = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
-    results = [train(federation(model, engine=engine), 3).state.modes for engine in ("loop", "vector")]
+    results = [
+        train(federation(model, engine=engine), 3).state.modes for engine in ("loop", "vector")
+    ]
     torch.testing.assert_close(*results, rtol=0, atol=1e-5)  # float32 has seven digits
 
 
@@ -279,8 +346,17 @@ class TestSaveAndLoad:
         whole = train(federation(batch_norm, **options), 5)
         train(federation(batch_norm, **options), 2).save(tmp_path)
         loaded = Federation.load(tmp_path, model=batch_norm, data=DATA)
-        assert (loaded.algorithm, loaded.schedule, loaded.work) == (whole.algorithm, whole.schedule, whole.work)
-        assert (loaded.combine, loaded.seed, loaded.engine.block, loaded.round) == ("logits", 4, 2, 2)
+        assert (loaded.algorithm, loaded.schedule, loaded.work) == (
+            whole.algorithm,
+            whole.schedule,
+            whole.work,
+        )
+        assert (loaded.combine, loaded.seed, loaded.engine.block, loaded.round) == (
+            "logits",
+            4,
+            2,
+            2,
+        )
         train(loaded, 3)
         for name, tensor in whole.tensors().items():
             assert torch.equal(loaded.tensors()[name], tensor), name
@@ -305,13 +381,20 @@ class TestSaveAndLoad:
         algorithm, schedule = Mine(), Other(modes=2, strata=2, clients_per_round=3)
         federation(algorithm=algorithm, schedule=schedule, loss=loss).save(tmp_path)
         parts = {"model": small_model, "data": DATA}
-        with pytest.raises(InputError, match=r"algorithm saved in .* pass algorithm=\.\.\. to load"):
+        with pytest.raises(
+            InputError, match=r"algorithm saved in .* pass algorithm=\.\.\. to load"
+        ):
             Federation.load(tmp_path, **parts)
         with pytest.raises(InputError, match="pass schedule="):
             Federation.load(tmp_path, **parts, algorithm=algorithm)
         with pytest.raises(InputError, match="pass loss="):
             Federation.load(tmp_path, **parts, algorithm=algorithm, schedule=schedule)
-        assert Federation.load(tmp_path, **parts, algorithm=algorithm, schedule=schedule, loss=loss).round == 0
+        assert (
+            Federation.load(
+                tmp_path, **parts, algorithm=algorithm, schedule=schedule, loss=loss
+            ).round
+            == 0
+        )
 
     def test_an_unregistered_optimizer_asks_for_the_algorithm(self, tmp_path):
         @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""Inputs that would silently give wrong results are refused, with what is wrong, where, and what to do."""
+"""Inputs that would silently give wrong results are refused, with what is wrong, where, and what to
+do.
+"""
 
 import zipfile
 from pathlib import Path
@@ -24,7 +26,9 @@ def data(**options):
 
 
 def federation(**arguments):
-    return fe.Federation(**{"model": lambda: nn.Linear(3, 2), "data": data(), "modes": 2, **arguments})
+    return fe.Federation(
+        **{"model": lambda: nn.Linear(3, 2), "data": data(), "modes": 2, **arguments}
+    )
 
 
 def test_fractions_in_test_labels_are_refused():
@@ -43,14 +47,18 @@ def test_fractions_in_test_labels_are_refused():
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5, float("nan"), "0.5"])
 def test_dropout_outside_its_range(name, dropout):
     shape = {} if name == "lstm" else {"shape": (1, 16, 16)}
-    with pytest.raises(fe.InputError, match=f"Model '{name}' needs dropout to be at least 0 and below 1"):
+    with pytest.raises(
+        fe.InputError, match=f"Model '{name}' needs dropout to be at least 0 and below 1"
+    ):
         models[name](**shape, outputs=2, dropout=dropout)
 
 
 def test_inputs_that_float32_cannot_hold():
     inputs = np.zeros((5, 3))
     inputs[3, 1] = 1e300
-    with pytest.raises(fe.DataError, match=r"hold 1e\+300 \(first in row 3, column 1\), which float32 cannot hold"):
+    with pytest.raises(
+        fe.DataError, match=r"hold 1e\+300 \(first in row 3, column 1\), which float32 cannot hold"
+    ):
         federation().ensemble.predict(inputs)
     with pytest.raises(fe.DataError, match=r"Inputs of the test data hold 1e\+300"):
         federation(data=data(x_test=inputs, y_test=[0] * 5))
@@ -65,7 +73,9 @@ def test_predictions_that_are_not_finite_name_the_mode():
     theta = ensemble.theta.clone()
     theta[1] = 3e38
     broken = fe.Ensemble(ensemble.learner, theta, ensemble.buffers)
-    with pytest.raises(fe.DivergedError, match=r"Mode 1 predicts nan or infinity \(first for row 2\)"):
+    with pytest.raises(
+        fe.DivergedError, match=r"Mode 1 predicts nan or infinity \(first for row 2\)"
+    ):
         broken.predict(np.array([[0, 0, 0], [0, 0, 0], [9, 9, 9]], np.float32))
 
 
@@ -75,7 +85,8 @@ def test_masked_arrays_and_large_integers():
         with pytest.raises(fe.DataError, match=r"masked array.*x\.filled\(0\)"):
             fe.FederatedData.from_clients([(x, Y)])
     assert len(fe.FederatedData.from_clients([(masked.filled(0), Y)]).x) == 4
-    assert len(fe.FederatedData.from_clients([(np.ma.masked_array(X), Y)]).x) == 4  # nothing is hidden
+    # nothing is hidden
+    assert len(fe.FederatedData.from_clients([(np.ma.masked_array(X), Y)]).x) == 4
     with pytest.raises(fe.DataError, match="uint64 hold numbers of 2\\*\\*63 or more"):
         fe.FederatedData.from_clients([(np.full((4, 3), 2**63, np.uint64), Y)])
     assert fe.FederatedData.from_clients([(X, Y.astype(np.uint64))]).y.tolist() == Y.tolist()
@@ -100,7 +111,9 @@ def test_modes_that_do_not_fit_into_memory(monkeypatch):
     from fedensemble.federation import memory_limits
 
     monkeypatch.setattr(memory_limits, "free_bytes", lambda device: 10**6)
-    with pytest.raises(fe.InputError, match=r"100,000 modes of 8 weights take .* lower ensemble.modes"):
+    with pytest.raises(
+        fe.InputError, match=r"100,000 modes of 8 weights take .* lower ensemble.modes"
+    ):
         federation(modes=100_000)
     with pytest.raises(fe.InputError, match="modes <= 100,000"):
         federation(modes=10**9)
@@ -150,18 +163,25 @@ def put(name, value):
 MODES = {
     "transposed": (transpose("0/layers.1.weight"), r"'0/layers.1.weight' has shape \(3, 8\)"),
     "another type": (
-        lambda t, f: t.update({"1/layers.1.bias": t["1/layers.1.bias"].double()}), "of float64, and .* is expected"
+        lambda t, f: t.update({"1/layers.1.bias": t["1/layers.1.bias"].double()}),
+        "of float64, and .* is expected",
     ),
     "nan": (put("1/layers.1.bias", float("nan")), "'1/layers.1.bias' holds nan or infinity"),
     "infinity": (put("0/layers.3.bias", float("inf")), "holds nan or infinity"),
     "missing": (lambda t, f: t.pop("0/layers.1.bias"), "it has no tensor '0/layers.1.bias'"),
-    "one more": (lambda t, f: t.update({"9/x": torch.zeros(1)}), "a tensor '9/x', which the model has not"),
+    "one more": (
+        lambda t, f: t.update({"9/x": torch.zeros(1)}),
+        "a tensor '9/x', which the model has not",
+    ),
     "more modes": (lambda t, f: f.update(modes=3), "it has no tensor '2/"),
     "a billion modes": (lambda t, f: f.update(modes=10**9), "its number of modes is 1000000000"),
     "huge model": (lambda t, f: f.update(model={"shape": [3], "outputs": 10**12}), "weights take"),
-    "no shape": (lambda t, f: f.update(model={"shape": "x", "outputs": 2}), "the facts of its model are"),
+    "no shape": (
+        lambda t, f: f.update(model={"shape": "x", "outputs": 2}),
+        "the facts of its model are",
+    ),
     "std of 0": (lambda t, f: f.update(standardise=[[0.0], [0.0]]), "its rule for standardising"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MODES)
@@ -171,12 +191,20 @@ def test_forged_modes(case, tmp_path: Path):
     from fedensemble.experiment.ensemble_file import read_ensemble, write_modes
 
     table = {"source": "gaussians", "n": 24, "n_test": 6, "classes": 2, "features": 3, "clients": 4}
-    config = resolve({
-        "data": table, "model": {"name": "mlp", "hidden": [8]}, "ensemble": {"modes": 2, "clients_per_round": 2},
-        "engine": {"device": "cpu"},
-    })  # fmt: skip
+    config = resolve(
+        {
+            "data": table,
+            "model": {"name": "mlp", "hidden": [8]},
+            "ensemble": {"modes": 2, "clients_per_round": 2},
+            "engine": {"device": "cpu"},
+        }
+    )
     path = tmp_path / "modes.safetensors"
-    write_modes(path, build_federation(config, build_data(config)).ensemble, {"model": {"shape": [3], "outputs": 2}})
+    write_modes(
+        path,
+        build_federation(config, build_data(config)).ensemble,
+        {"model": {"shape": [3], "outputs": 2}},
+    )
     assert len(read_ensemble(path, config, torch.device("cpu"))) == 2
     change, message = MODES[case]
     forge(path, change)
@@ -185,17 +213,29 @@ def test_forged_modes(case, tmp_path: Path):
 
 
 CHECKPOINTS = {
-    "weights of another shape": (lambda t, f: t.update({"modes/theta": t["modes/theta"][:, :-1]}), "has modes"),
-    "weights of another type": (lambda t, f: t.update({"modes/theta": t["modes/theta"].double()}), "float64"),
+    "weights of another shape": (
+        lambda t, f: t.update({"modes/theta": t["modes/theta"][:, :-1]}),
+        "has modes",
+    ),
+    "weights of another type": (
+        lambda t, f: t.update({"modes/theta": t["modes/theta"].double()}),
+        "float64",
+    ),
     "nan": (put("modes/c", float("nan")), "'c' of its modes holds nan"),
-    "client states of nan": (put("memory/row.c", float("nan")), "'row.c' of its client states holds nan"),
+    "client states of nan": (
+        put("memory/row.c", float("nan")),
+        "'row.c' of its client states holds nan",
+    ),
     "statistics": (lambda t, f: t.update(buffers=torch.zeros(2, 1)), "has statistics"),
     "no statistics": (lambda t, f: t.pop("buffers"), "no entry 'buffers'"),
     "strata": (put("schedule/stratum", 10**12), "'stratum' of its schedule"),
     "visits": (put("memory/visits", 77), "visits beyond 3 clients and 2 modes"),
     "round": (lambda t, f: f.update(round=-1), "round to be a whole number >= 0"),
     "settings": (lambda t, f: f["settings"].update(rate=1), r"unknown settings \['rate'\]"),
-    "algorithm": (lambda t, f: f["settings"]["algorithm"].update(rate=1), "its algorithm cannot be made"),
+    "algorithm": (
+        lambda t, f: f["settings"]["algorithm"].update(rate=1),
+        "its algorithm cannot be made",
+    ),
     "dtype": (lambda t, f: f["settings"].update(dtype="nn"), "its dtype"),
     "no description": (lambda t, f: f.clear(), "other entries"),
 }

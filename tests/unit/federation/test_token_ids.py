@@ -63,7 +63,9 @@ def train(model, clients, engine, **more):
     data = FederatedData.from_clients(clients, classes=3, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return next(Federation(model, data, modes=3, strata=1, batch_size=4, engine=engine).rounds(1))
+        return next(
+            Federation(model, data, modes=3, strata=1, batch_size=4, engine=engine).rounds(1)
+        )
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
@@ -103,7 +105,9 @@ def test_every_row_is_bad():
 
 def test_tokens_without_an_embedding():
     train(OneHot, [examples(40)], "loop")
-    with pytest.raises(InputError, match=r"fails where row 20 of .* holds 7 .*: Class values must be smaller"):
+    with pytest.raises(
+        InputError, match=r"fails where row 20 of .* holds 7 .*: Class values must be smaller"
+    ):
         train(OneHot, [examples(40, 7)], "loop")
 
 
@@ -134,7 +138,9 @@ class Small(nn.Linear):
 
 def test_rows_that_no_single_number_spoils():
     given = torch.tensor([[1, 2], [3, 3], [6, 7]])
-    with pytest.raises(InputError, match="takes other rows, but not row 2 of the clients' data: too much"):
+    with pytest.raises(
+        InputError, match="takes other rows, but not row 2 of the clients' data: too much"
+    ):
         train(lambda: Small(2, 3), [(given, [0, 1, 2])], "loop")
 
 

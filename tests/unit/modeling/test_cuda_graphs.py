@@ -1,4 +1,6 @@
-"""When a function is recorded, what counts as the same arguments, what is forgotten; a recorder on the CPU shows it."""
+"""When a function is recorded, what counts as the same arguments, what is forgotten; a recorder on
+the CPU shows it.
+"""
 
 import pytest
 import torch
@@ -50,7 +52,12 @@ def test_results_are_not_overwritten():
 def test_shapes_types_and_other_values_are_told_apart():
     recorder = Recorder()
     function = GraphedFunction(scaled, recorder)
-    different = [(2, torch.ones(3)), (3, torch.ones(3)), (2, torch.ones(4)), (2, torch.ones(3, dtype=torch.int64))]
+    different = [
+        (2, torch.ones(3)),
+        (3, torch.ones(3)),
+        (2, torch.ones(4)),
+        (2, torch.ones(3, dtype=torch.int64)),
+    ]
     for given in different:
         function(*given)
     assert not recorder.recorded
@@ -77,7 +84,9 @@ def test_what_has_not_come_for_longest_is_forgotten():
     assert recorder.recorded[2:] == [(1, two.shape)]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("not permitted\nwhile recording"), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not permitted\nwhile recording"), torch.OutOfMemoryError("full")]
+)
 def test_what_cannot_be_recorded_runs_as_it_is_for_good(error):
     recorder = Recorder()
     function = GraphedFunction(scaled, recorder)

@@ -55,7 +55,8 @@ def test_attention_without_dropout_works():
     layer, x = nn.MultiheadAttention(4, 2), torch.ones(3, 1, 4)
     torch.testing.assert_close(keyed(lambda: layer(x, x, x)), layer(x, x, x))
     torch.testing.assert_close(
-        keyed(lambda: F.scaled_dot_product_attention(x, x, x, None, 0.0)), F.scaled_dot_product_attention(x, x, x)
+        keyed(lambda: F.scaled_dot_product_attention(x, x, x, None, 0.0)),
+        F.scaled_dot_product_attention(x, x, x),
     )
     layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
     torch.testing.assert_close(keyed(lambda: layer(x)), layer(x))
@@ -130,7 +131,12 @@ def test_moments():
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.Dropout(0.5), nn.Dropout2d(0.5), lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(3, 4, 5, 5)],
+    [
+        nn.Dropout(0.5),
+        nn.Dropout2d(0.5),
+        lambda x: x + torch.randn_like(x),
+        lambda x: x * torch.rand(3, 4, 5, 5),
+    ],
 )
 def test_vmap_agrees_with_one_at_a_time(layer):
     keys, x = prng.key(0, "visits", torch.arange(6)), torch.ones(6, 3, 4, 5, 5)

@@ -1,4 +1,6 @@
-"""What a model does to its buffers and parameters in training is as in plain torch, or refused before training."""
+"""What a model does to its buffers and parameters in training is as in plain torch, or refused
+before training.
+"""
 
 import pytest
 import torch
@@ -74,7 +76,9 @@ class Counting(nn.Linear):
 
 
 def federation(model, engine, data=DATA, **options):
-    return Federation(model, data, FedAvg(lr=RATE), engine=engine, dtype=torch.float64, **{"modes": 2, **options})
+    return Federation(
+        model, data, FedAvg(lr=RATE), engine=engine, dtype=torch.float64, **{"modes": 2, **options}
+    )
 
 
 def by_torch(federation, x, y):
@@ -95,7 +99,10 @@ def by_torch(federation, x, y):
 @pytest.mark.parametrize(
     "model",
     [
-        *(lambda update=update: Centred(update) for update in (assign, write, only_assign, of_weights)),
+        *(
+            lambda update=update: Centred(update)
+            for update in (assign, write, only_assign, of_weights)
+        ),
         lambda: Counting(torch.float64, assigned=True),
         lambda: Counting(torch.float64, assigned=False),
         lambda: nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES)),
@@ -126,7 +133,9 @@ def test_buffers_move_as_in_torch(engine, model):
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
 @pytest.mark.parametrize("update", [assign, only_assign, of_weights])
 def test_engines_agree_on_assigned_buffers(update):
-    trained = [federation(lambda: Centred(update), engine, batch_size=3) for engine in ("loop", "vector")]
+    trained = [
+        federation(lambda: Centred(update), engine, batch_size=3) for engine in ("loop", "vector")
+    ]
     for each in trained:
         list(each.rounds(3))
     looped, batched = ({**each.state.modes, "buffers": each.state.buffers} for each in trained)
@@ -183,17 +192,44 @@ class NeedsFour(nn.Linear):
 
 
 REFUSED = {
-    "a count": (lambda: Counting(torch.int64, assigned=False), "its buffer 'passes' of torch.int64.*as floats"),
-    "an assigned count": (lambda: Counting(torch.int64, assigned=True), "its buffer 'passes' of torch.int64"),
-    "another shape": (Kept, r"buffer 'last' of shape \(1, 4\) another one in training, shape \(2, 4\)"),
+    "a count": (
+        lambda: Counting(torch.int64, assigned=False),
+        "its buffer 'passes' of torch.int64.*as floats",
+    ),
+    "an assigned count": (
+        lambda: Counting(torch.int64, assigned=True),
+        "its buffer 'passes' of torch.int64",
+    ),
+    "another shape": (
+        Kept,
+        r"buffer 'last' of shape \(1, 4\) another one in training, shape \(2, 4\)",
+    ),
     "nothing": (Forgetting, r"buffer 'mean' of shape \(4,\) another one in training, None"),
     "its weights": (Shrinking, "changes its parameters in the forward pass"),
-    "embedding, max_norm": (lambda: Embedded(max_norm=1.0), "Embedding with max_norm.*leave max_norm out"),
-    "embedding, sparse": (lambda: Embedded(sparse=True), "Embedding with sparse=True.*the numbers stay the same"),
-    "bag, sparse": (lambda: Embedded(nn.EmbeddingBag, sparse=True), "EmbeddingBag with sparse=True"),
-    "dropout_": (lambda: Drawing(lambda x: torch.dropout_(x.clone(), 0.5, True)), "draws random numbers"),
-    "native_dropout": (lambda: Drawing(lambda x: torch.native_dropout(x, 0.5, True)[0]), "draws random numbers"),
-    "alpha_dropout": (lambda: nn.Sequential(nn.AlphaDropout(), nn.Linear(FEATURES, CLASSES)), "torch's alpha_dropout"),
+    "embedding, max_norm": (
+        lambda: Embedded(max_norm=1.0),
+        "Embedding with max_norm.*leave max_norm out",
+    ),
+    "embedding, sparse": (
+        lambda: Embedded(sparse=True),
+        "Embedding with sparse=True.*the numbers stay the same",
+    ),
+    "bag, sparse": (
+        lambda: Embedded(nn.EmbeddingBag, sparse=True),
+        "EmbeddingBag with sparse=True",
+    ),
+    "dropout_": (
+        lambda: Drawing(lambda x: torch.dropout_(x.clone(), 0.5, True)),
+        "draws random numbers",
+    ),
+    "native_dropout": (
+        lambda: Drawing(lambda x: torch.native_dropout(x, 0.5, True)[0]),
+        "draws random numbers",
+    ),
+    "alpha_dropout": (
+        lambda: nn.Sequential(nn.AlphaDropout(), nn.Linear(FEATURES, CLASSES)),
+        "torch's alpha_dropout",
+    ),
     "attention": (
         lambda: Drawing(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)),
         "Dropout inside attention",
@@ -217,7 +253,9 @@ def test_what_only_training_can_tell(engine):
             hidden[:, 0] = 1.0  # backward needs what stood there
             return hidden
 
-    with pytest.raises(InputError, match=r"cannot be trained on inputs of shape \(3, 4\) torch.float64: .*inplace"):
+    with pytest.raises(
+        InputError, match=r"cannot be trained on inputs of shape \(3, 4\) torch.float64: .*inplace"
+    ):
         federation(lambda: InPlace(FEATURES, CLASSES), engine, batch_size=3)
 
 
@@ -261,8 +299,14 @@ LOSSES = {
         lambda o, t: F.cross_entropy(o, t) if o.max() > 0 else F.cross_entropy(o, t) * 1,
         "data-dependent.*torch.where",
     ),
-    "item": (lambda o, t: F.cross_entropy(o, t) * (o.max().item() > -1e9), r"\.item\(\).*torch.where"),
-    "shapes": (lambda o, t: (o - t.reshape(1, -1)).square().mean(), r"cannot take outputs of shape \(8, 3\)"),
+    "item": (
+        lambda o, t: F.cross_entropy(o, t) * (o.max().item() > -1e9),
+        r"\.item\(\).*torch.where",
+    ),
+    "shapes": (
+        lambda o, t: (o - t.reshape(1, -1)).square().mean(),
+        r"cannot take outputs of shape \(8, 3\)",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Weights are put into a module and taken out again: whatever its parts have in common, it trains as in plain torch."""
+"""Weights are put into a module and taken out again: whatever its parts have in common, it trains
+as in plain torch.
+"""
 
 from copy import deepcopy
 from functools import partial
@@ -46,11 +48,15 @@ class Tied(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self, again=True, p=0.0):
         super().__init__()
-        self.inside = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(p), nn.Tanh())
+        self.inside = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(p), nn.Tanh()
+        )
         self.out, self.again = nn.Linear(8, CLASSES), again
 
     def forward(self, x):
-        return self.out(checkpoint(self.inside, x, use_reentrant=False) if self.again else self.inside(x))
+        return self.out(
+            checkpoint(self.inside, x, use_reentrant=False) if self.again else self.inside(x)
+        )
 
 
 class Hiding(Checkpointed):
@@ -69,7 +75,9 @@ class Turned(nn.Linear):
 
     def __init__(self):
         super().__init__(FEATURES, CLASSES)
-        self.register_buffer("turn", torch.polar(torch.ones(FEATURES // 2), torch.arange(FEATURES // 2) + 1.0))
+        self.register_buffer(
+            "turn", torch.polar(torch.ones(FEATURES // 2), torch.arange(FEATURES // 2) + 1.0)
+        )
 
     def forward(self, x):
         pairs = torch.view_as_complex(x.reshape(len(x), -1, 2)) * self.turn.to(torch.complex128)
@@ -118,10 +126,14 @@ def test_a_part_that_all_models_share(monkeypatch):
     monkeypatch.setattr(thread_pool, "cores", lambda: 3)
     part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     before = [(p, p.detach().clone()) for p in part.parameters()]
-    federation = made(lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector", modes=2, strata=2)
+    federation = made(
+        lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector", modes=2, strata=2
+    )
     learners = [federation.learner, *(federation.learner.clone_module() for _ in "ab")]
     models = [part, *(learner.training_model for learner in learners)]
-    assert len({id(m) for model in models for m in model.modules()}) == sum(1 for m in models for _ in m.modules())
+    assert len({id(m) for model in models for m in model.modules()}) == sum(
+        1 for m in models for _ in m.modules()
+    )
     theta, other = federation.state.modes["theta"]
     assert torch.equal(theta[: part[0].weight.numel()], part[0].weight.detach().double().flatten())
     assert not torch.equal(theta, other)
@@ -148,7 +160,9 @@ def test_a_model_that_returns_more_in_training(engine):
 
 
 @both_engines
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning", "ignore:There is a performance drop:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*weight_norm:FutureWarning", "ignore:There is a performance drop:UserWarning"
+)
 @pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
 def test_a_model_that_cannot_be_copied(engine):
     for model in (lambda: torch.nn.utils.weight_norm(nn.Linear(FEATURES, CLASSES)), Locked):
@@ -161,7 +175,10 @@ def test_a_model_that_cannot_be_copied(engine):
     "ignore::fedensemble.errors.EngineWarning", "ignore:There is a performance drop:UserWarning"
 )
 def test_a_compiled_part(engine):
-    federation = made(lambda: nn.Sequential(torch.jit.script(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)), engine)
+    federation = made(
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)),
+        engine,
+    )
     expected, _ = without_ensemble(FedAvg(lr=0.1), federation, 2)
     list(federation.rounds(2))
     got = {name: value[0] for name, value in federation.state.modes.items()}

@@ -1,4 +1,6 @@
-"""Recurrent layers give what torch's own give: with projections on every engine, packed on engine 'loop'."""
+"""Recurrent layers give what torch's own give: with projections on every engine, packed on engine
+'loop'.
+"""
 
 import copy
 
@@ -19,7 +21,9 @@ LENGTH, TOKENS = 5, 7
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_projections(bias, bidirectional):
     torch.manual_seed(0)
-    layers = nn.LSTM(3, 6, 2, bias=bias, batch_first=True, bidirectional=bidirectional, proj_size=2).double()
+    layers = nn.LSTM(
+        3, 6, 2, bias=bias, batch_first=True, bidirectional=bidirectional, proj_size=2
+    ).double()
     x = torch.randn(4, LENGTH, 3, dtype=torch.float64)
     expected, states = layers(x)
     with KeyedRandomness(prng.key(0, "test")):
@@ -41,9 +45,13 @@ class Text(nn.Module):
         given = self.embedding(x)
         if self.packed:
             lengths = 1 + (x != 0).cumprod(1).sum(1).clamp(max=LENGTH - 1)
-            given = pack_padded_sequence(given, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            given = pack_padded_sequence(
+                given, lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
         given = self.layers(given)[0]
-        return self.out((pad_packed_sequence(given, batch_first=True)[0] if self.packed else given).sum(1))
+        return self.out(
+            (pad_packed_sequence(given, batch_first=True)[0] if self.packed else given).sum(1)
+        )
 
 
 def texts():
@@ -52,12 +60,22 @@ def texts():
 
 def federation(model, engine):
     return Federation(
-        model, texts(), FedAvg(lr=0.1), modes=2, strata=2, batch_size=3, engine=engine, dtype=torch.float64
+        model,
+        texts(),
+        FedAvg(lr=0.1),
+        modes=2,
+        strata=2,
+        batch_size=3,
+        engine=engine,
+        dtype=torch.float64,
     )
 
 
 def test_engines_agree_on_projections():
-    made = [federation(lambda: Text(proj_size=2, num_layers=2, dropout=0.3), engine) for engine in ("loop", "vector")]
+    made = [
+        federation(lambda: Text(proj_size=2, num_layers=2, dropout=0.3), engine)
+        for engine in ("loop", "vector")
+    ]
     assert made[1].engine.folded
     loop, vector = (train(each, 3).tensors() for each in made)
     require_close(vector, loop, "engine 'vector'")
@@ -69,17 +87,25 @@ def test_packed_sequences_are_trained_as_in_torch(kind):
     learner, data = made.learner, made.data
     theta, buffers = (rows[0] for rows in learner.initial(3, 1))
     weight, key = torch.ones(len(data.x), dtype=torch.bool), torch.zeros((), dtype=torch.int64)
-    slope, (loss, _) = learner.gradient_function(batched=False)(theta, buffers, data.x, data.y, weight, key)
+    slope, (loss, _) = learner.gradient_function(batched=False)(
+        theta, buffers, data.x, data.y, weight, key
+    )
     model = copy.deepcopy(learner.eval_model).train()
     with torch.no_grad():
         for name, value in learner.theta_layout.unflatten(theta).items():
             model.get_parameter(name).copy_(value)
     expected = nn.functional.cross_entropy(model(data.x), data.y)
     expected.backward()
-    require_close({"slope": slope, "loss": loss.reshape(1)}, {
-        "slope": learner.theta_layout.flatten({name: p.grad for name, p in model.named_parameters()}),
-        "loss": expected.detach().reshape(1),
-    }, "engine 'loop'")  # fmt: skip
+    require_close(
+        {"slope": slope, "loss": loss.reshape(1)},
+        {
+            "slope": learner.theta_layout.flatten(
+                {name: p.grad for name, p in model.named_parameters()}
+            ),
+            "loss": expected.detach().reshape(1),
+        },
+        "engine 'loop'",
+    )
     before = made.state.modes["theta"].clone()
     assert not torch.equal(train(made, 2).state.modes["theta"], before)
 

@@ -65,7 +65,9 @@ def test_outputs_and_gradients_are_those_of_each_model(shop):
         alone = shop.learner.outputs(one, buffers[at], shop.unlabelled)
         torch.testing.assert_close(said[at], alone, rtol=0, atol=CLOSE)
         point = one.clone().requires_grad_()
-        outputs = torch.func.functional_call(shop.learner.eval_model, shop.learner.theta_layout.unflatten(point), x[at])
+        outputs = torch.func.functional_call(
+            shop.learner.eval_model, shop.learner.theta_layout.unflatten(point), x[at]
+        )
         (slope,) = torch.autograd.grad(F.mse_loss(outputs, target[at]), point)
         torch.testing.assert_close(slopes[at], slope, rtol=0, atol=CLOSE)
 
@@ -135,12 +137,18 @@ def test_fedbe_is_the_same_with_little_memory(monkeypatch):
     calls = crowded(monkeypatch, 5)
     tight = train(small_federation(method, "loop", 2, 2), 2)
     assert max(models for models, _ in calls) > 5
-    torch.testing.assert_close(tight.state.modes["theta"], plain.state.modes["theta"], rtol=0, atol=CLOSE)
+    torch.testing.assert_close(
+        tight.state.modes["theta"], plain.state.modes["theta"], rtol=0, atol=CLOSE
+    )
 
 
 def test_regression_mixes_outputs():
-    data = FederatedData.from_arrays(numbers(6, 2), numbers(6, 1, word=1), [3, 3], x_server=numbers(8, 2, word=2))
-    made = Federation(lambda: nn.Linear(2, 1), data, FedBE(), loss="mse", modes=1, dtype=torch.float64)
+    data = FederatedData.from_arrays(
+        numbers(6, 2), numbers(6, 1, word=1), [3, 3], x_server=numbers(8, 2, word=2)
+    )
+    made = Federation(
+        lambda: nn.Linear(2, 1), data, FedBE(), loss="mse", modes=1, dtype=torch.float64
+    )
     shop = made.algorithm.workshop
     shares, theta, buffers = some_models(shop)
     torch.testing.assert_close(
@@ -149,7 +157,9 @@ def test_regression_mixes_outputs():
 
 
 def test_recorded_fedbe_is_the_same():
-    """With a recorder that computes through buffers of its own: what it is given must all go through them."""
+    """With a recorder that computes through buffers of its own: what it is given must all go
+    through them.
+    """
     recorded = []
 
     def record(function, given):

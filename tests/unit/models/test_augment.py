@@ -13,7 +13,8 @@ from fedensemble.models import PadCropFlip, models
 
 KEY = prng.key(0, "test")
 MANY = 5000
-DEVIATIONS = 6  # of a count; chance has one of these tests fail once in ten million keys, and the key is fixed
+# of a count; chance has one of these tests fail once in ten million keys, and the key is fixed
+DEVIATIONS = 6
 
 
 def keyed(layer, x, at=KEY):
@@ -105,8 +106,9 @@ def test_an_option_of_networks_active_where_dropout_is(name):
     def outputs(augment, key):
         learner = FunctionalModel(
             lambda: models[name](shape=(3, 8, 8), outputs=3, augment=augment, **width, **more),
-            "cross_entropy", torch.zeros(1, dtype=torch.int64),
-        )  # fmt: skip
+            "cross_entropy",
+            torch.zeros(1, dtype=torch.int64),
+        )
         theta, buffers = learner.initial(0, 1)
         return learner.outputs(theta[0], buffers[0], x, key)
 

@@ -15,7 +15,8 @@ from fedensemble.models import models
 IMAGES = ("resnet18", "resnet20", "mobilenet", "shufflenet", "cnn-pfl")
 NORMED = IMAGES[:-1]
 CIFAR = {"shape": [3, 32, 32], "outputs": 10}
-# Sums of some thousand squares: their relative spread is sqrt(2 / n), so a tenth is many standard deviations.
+# Sums of some thousand squares: their relative spread is sqrt(2 / n), so a tenth is many standard
+# deviations.
 SPREAD, ENOUGH = 0.1, 3000
 
 
@@ -36,12 +37,14 @@ def make(name, **options):
         ("mobilenet", CIFAR, 2_236_682),
         ("mobilenet", {**CIFAR, "outputs": 1000}, 3_504_872),  # torchvision's
         ("shufflenet", CIFAR, 1_263_854),
-        ("shufflenet", {**CIFAR, "outputs": 1000}, 2_278_604),  # torchvision's, and the other widths
+        # torchvision's, and the other widths
+        ("shufflenet", {**CIFAR, "outputs": 1000}, 2_278_604),
         ("shufflenet", {**CIFAR, "outputs": 1000, "width": 0.5}, 1_366_792),
         ("shufflenet", {**CIFAR, "outputs": 1000, "width": 1.5}, 3_503_624),
         ("shufflenet", {**CIFAR, "outputs": 1000, "width": 2.0}, 7_393_996),
         ("cnn-pfl", CIFAR, 1_626_442),
-        ("lstm", {"outputs": 90}, 822_570),  # 820,522 of Reddi et al. and a second bias of 4 * 256 in both layers
+        # 820,522 of Reddi et al. and a second bias of 4 * 256 in both layers
+        ("lstm", {"outputs": 90}, 822_570),
         ("lstm", {"outputs": 97}, 798_720 + 265 * 97),
         ("cnn", {"shape": [1, 28, 28], "outputs": 10}, 21_840),
     ],
@@ -69,7 +72,12 @@ def test_images_give_a_number_a_class(name, shape):
 
 @pytest.mark.parametrize(
     ("name", "options", "side"),
-    [("resnet18", {}, 4), ("resnet20", {}, 8), ("mobilenet", {}, 2), ("mobilenet", {"stem_stride": 2}, 1)]
+    [
+        ("resnet18", {}, 4),
+        ("resnet20", {}, 8),
+        ("mobilenet", {}, 2),
+        ("mobilenet", {"stem_stride": 2}, 1),
+    ]
     + [("shufflenet", {"stem_stride": stride}, 4 // stride) for stride in (1, 2, 4)],
 )
 def test_pixels_left_of_32(name, options, side):
@@ -96,7 +104,9 @@ def test_lstm_gives_logits_at_every_position_and_does_not_look_ahead():
 @pytest.mark.parametrize("name", ["resnet18", "resnet20", "mobilenet"])
 def test_convolutions_start_with_two_over_fan_out(name):
     model = make(name, **CIFAR)
-    large = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > ENOUGH]
+    large = [
+        m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > ENOUGH
+    ]
     assert large
     for weight in large:
         fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
@@ -145,7 +155,8 @@ def test_examples_do_not_meet_without_batch_norm(name):
     model = make(name, shape=[3, 16, 16], outputs=3, norm="group", **options).double().eval()
     x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     alone = torch.cat([model(x[i : i + 1]) for i in range(3)])
-    torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-10)  # float64 sums in another order
+    # float64 sums in another order
+    torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [*IMAGES, "lstm"])
@@ -160,7 +171,11 @@ def test_every_option_is_a_key_of_a_config(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18", {"shape": [64]}, r"needs images of shape \(channels, height, width\); got \(64,\)"),
+        (
+            "resnet18",
+            {"shape": [64]},
+            r"needs images of shape \(channels, height, width\); got \(64,\)",
+        ),
         ("resnet18", {"norm": "layer"}, "norm is 'batch' or 'group'; got 'layer'"),
         ("resnet20", {"norm": "group", "groups": 3}, "cannot divide 16 channels into groups=3"),
         ("resnet20", {"width": 0}, "needs width > 0; got 0"),

@@ -1,4 +1,6 @@
-"""Devices in a federation: what a visit takes, who counts, the clock, and that engines and resumed runs agree."""
+"""Devices in a federation: what a visit takes, who counts, the clock, and that engines and resumed
+runs agree.
+"""
 
 import dataclasses
 from itertools import pairwise
@@ -13,21 +15,33 @@ from fedensemble.core.participation import Costs, participations
 from fedensemble.core.types import Plan
 from fedensemble.participation import Devices, Everybody
 from fedensemble.schedules import IndependentKFold
-from fedensemble.testing.toy_problems import SIZES, classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import (
+    SIZES,
+    classification,
+    small_federation,
+    small_model,
+    train,
+)
 
-UNRULY = Devices(ask=5, drop=0.15, least_hours=16, most_hours=23, factor=2000)  # a round takes an hour or so
+# a round takes an hour or so
+UNRULY = Devices(ask=5, drop=0.15, least_hours=16, most_hours=23, factor=2000)
 AGREE = 1e-10  # float64: what engines promise
 
 
 def unruly(engine="vector", algorithm=None, **options):
-    return small_federation(algorithm or Scaffold(lr=0.1), engine, 2, 2, **{"participation": UNRULY, **options})
+    return small_federation(
+        algorithm or Scaffold(lr=0.1), engine, 2, 2, **{"participation": UNRULY, **options}
+    )
 
 
 def test_engines_agree():
     loop, vector = unruly("loop"), unruly("vector")
     seen = set()
     for mine, theirs in zip(loop.rounds(12), vector.rounds(12), strict=True):
-        assert torch.equal(torch.stack(mine.plan), torch.stack(theirs.plan)) and mine.turnout == theirs.turnout
+        assert (
+            torch.equal(torch.stack(mine.plan), torch.stack(theirs.plan))
+            and mine.turnout == theirs.turnout
+        )
         assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         seen.add((mine.turnout.late > 0, mine.turnout.dropped > 0, mine.turnout.away > 0))
     assert len(seen) > 2
@@ -63,7 +77,9 @@ def test_files_from_before_there_was_participation_still_load(tmp_path, monkeypa
 def test_the_default_leaves_no_trace():
     federation = small_federation(FedAvg(), "vector", 2, 2)
     report = next(federation.rounds(1))
-    assert report.turnout is None and not any("participation" in name for name in federation.tensors())
+    assert report.turnout is None and not any(
+        "participation" in name for name in federation.tensors()
+    )
     assert list(participations) == ["devices", "everybody"]
 
 
@@ -74,19 +90,27 @@ def test_all_fast_enough_is_the_same_as_everybody():
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-@pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), Scaffold(lr=0.1)], ids=["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(lr=0.1), Scaffold(lr=0.1)], ids=["fedavg", "scaffold"]
+)
 def test_nobody_answers(engine, algorithm):
     federation = unruly(engine, algorithm, participation=Devices(drop=1.0))
     before = {name: value.clone() for name, value in federation.tensors().items()}
     report = next(federation.rounds(1))
     after = federation.tensors()
     assert federation.round == report.round == 1
-    assert report.loss is None and report.trained == () and len(report.losses) == len(report.plan.client) == 0
+    assert (
+        report.loss is None
+        and report.trained == ()
+        and len(report.losses) == len(report.plan.client) == 0
+    )
     assert report.bytes_up == 0 and report.bytes_down == report.turnout.bytes_down > 0
     assert report.turnout.dropped == report.turnout.asked == 4
     assert float(after.pop("participation/clock")) == report.turnout.clock == 600
     del before["participation/clock"]
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
 
 
 def test_the_clock_goes_on_when_nobody_is_there():
@@ -97,10 +121,19 @@ def test_the_clock_goes_on_when_nobody_is_there():
 
 
 def test_seconds_of_a_visit():
-    costs = Costs(FedAvg(), torch.zeros(1000), 40, torch.tensor([10, 20, 30]), LocalWork(epochs=3, batch_size=8), 0)
+    costs = Costs(
+        FedAvg(),
+        torch.zeros(1000),
+        40,
+        torch.tensor([10, 20, 30]),
+        LocalWork(epochs=3, batch_size=8),
+        0,
+    )
     down, up = costs.traffic(0, modes=2)
     assert down.tolist() == up.tolist() == [4040, 4040]
-    devices = Devices(compute_ms=20, compute_spread=0, bandwidth_kbps=800, bandwidth_spread=0, factor=2)
+    devices = Devices(
+        compute_ms=20, compute_spread=0, bandwidth_kbps=800, bandwidth_spread=0, factor=2
+    )
     asked = Plan(torch.tensor([0, 2]), torch.tensor([0, 1]))
     finish = devices.finish(devices.init(3, 0), asked, down + up, costs.samples)
     transfer = 2 * 4040 * 8 / 800e3
@@ -108,9 +141,13 @@ def test_seconds_of_a_visit():
 
 
 def test_a_client_trains_its_modes_one_after_another():
-    devices = Devices(compute_ms=1000, compute_spread=0, bandwidth_kbps=8, bandwidth_spread=0, factor=1)
+    devices = Devices(
+        compute_ms=1000, compute_spread=0, bandwidth_kbps=8, bandwidth_spread=0, factor=1
+    )
     asked = Plan(torch.tensor([0, 0, 2, 2]), torch.tensor([0, 1, 0, 2]))
-    finish = devices.finish(devices.init(3, 0), asked, torch.tensor([0, 0, 1000, 1000]), torch.tensor([1, 2, 3]))
+    finish = devices.finish(
+        devices.init(3, 0), asked, torch.tensor([0, 0, 1000, 1000]), torch.tensor([1, 2, 3])
+    )
     assert finish.tolist() == [1, 2, 4, 8]
 
 
@@ -119,7 +156,9 @@ METHODS = [QSGD(), FedPD(p=0.5), Scaffold(), FedAvg(), Dore(block=8), FedMA()]
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_bytes_are_those_the_engine_counts(algorithm):
-    """The simulated clock knows them before anybody trains; without it the engine counts while they train."""
+    """The simulated clock knows them before anybody trains; without it the engine counts while they
+    train.
+    """
     plain = small_federation(algorithm, "vector", 2, 2)
     timed = small_federation(algorithm, "vector", 2, 2, participation=Devices())
     seen = set()
@@ -146,12 +185,15 @@ def test_samples_are_those_of_the_batch_table(last_batch, amount):
 
 
 def test_a_deadline_ends_a_round():
-    slow = Devices(compute_ms=1000, compute_spread=0, bandwidth_spread=0, factor=1, deadline=9.5)  # 1 s an example
+    # 1 s an example
+    slow = Devices(compute_ms=1000, compute_spread=0, bandwidth_spread=0, factor=1, deadline=9.5)
     federation = unruly(participation=slow, epochs=1)
     for report in federation.rounds(6):
         assert all(SIZES[client] < 9.5 for client in report.plan.client.tolist())
         longest = max(SIZES[client] for client in report.plan.client.tolist())
-        assert report.turnout.seconds == (9.5 if report.turnout.late else pytest.approx(longest, abs=0.01))
+        assert report.turnout.seconds == (
+            9.5 if report.turnout.late else pytest.approx(longest, abs=0.01)
+        )
     report = next(unruly(participation=dataclasses.replace(slow, deadline=0.5)).rounds(1))
     assert report.loss is None and report.turnout.late == 4 and report.turnout.seconds == 0.5
 
@@ -163,41 +205,65 @@ def test_whose_window_closes_drops_out():
 
 
 def test_over_selection_as_in_the_paper():
-    data = FederatedData.from_arrays(torch.randn(400, 4), torch.zeros(400, dtype=torch.int64), [2] * 200, classes=3)
+    data = FederatedData.from_arrays(
+        torch.randn(400, 4), torch.zeros(400, dtype=torch.int64), [2] * 200, classes=3
+    )
     federation = Federation(
-        small_model, data, modes=5, strata=10, clients_per_round=100, schedule="balanced",
+        small_model,
+        data,
+        modes=5,
+        strata=10,
+        clients_per_round=100,
+        schedule="balanced",
         participation=Devices(ask=130),
-    )  # fmt: skip
+    )
     for report in federation.rounds(5):
-        assert (report.turnout.asked, report.turnout.late, len(report.plan.client)) == (130, 30, 100)
+        assert (report.turnout.asked, report.turnout.late, len(report.plan.client)) == (
+            130,
+            30,
+            100,
+        )
         assert torch.bincount(report.plan.mode).tolist() == [20] * 5
     fast = next(
-        Federation(small_model, data, modes=5, strata=10, clients_per_round=130, participation=Devices()).rounds(1)
+        Federation(
+            small_model, data, modes=5, strata=10, clients_per_round=130, participation=Devices()
+        ).rounds(1)
     )
     assert report.turnout.seconds < fast.turnout.seconds  # nobody waits for the slowest
 
 
 def test_kfold_keeps_as_many_of_each_mode():
     schedule = IndependentKFold(modes=3, strata=1, clients_per_round=3)
-    federation = Federation(small_model, classification(), schedule=schedule, participation=Devices(ask=5))
+    federation = Federation(
+        small_model, classification(), schedule=schedule, participation=Devices(ask=5)
+    )
     for report in federation.rounds(3):
         assert torch.bincount(report.plan.mode).tolist() == [3, 3, 3] and report.turnout.asked == 15
 
 
 def test_a_trace_gives_clients_its_devices_and_is_kept_with_the_run(tmp_path):
     trace = tmp_path / "trace.csv"
-    trace.write_text("client_id,compute_ms_per_sample,bandwidth_kbps\n1,10,1000\n2,20,2000\n3,30,3000\n")
+    trace.write_text(
+        "client_id,compute_ms_per_sample,bandwidth_kbps\n1,10,1000\n2,20,2000\n3,30,3000\n"
+    )
     devices = Devices(trace=str(trace), factor=1)
     state = devices.init(50, seed=1)
     seconds = devices.finish(
-        state, Plan(torch.arange(50), torch.zeros(50).long()), torch.zeros(50), torch.full((50,), 100)
+        state,
+        Plan(torch.arange(50), torch.zeros(50).long()),
+        torch.zeros(50),
+        torch.full((50,), 100),
     )
     assert set(seconds.tolist()) == {1.0, 2.0, 3.0}
     federation = train(unruly(participation=devices), 2)
     federation.save(tmp_path)
     expected = next(federation.rounds(1)).turnout
-    trace.write_text("compute_ms_per_sample,bandwidth_kbps\n99,9\n")  # a resumed run goes on with what it began with
-    assert next(Federation.load(tmp_path, model=small_model, data=classification()).rounds(1)).turnout == expected
+    # a resumed run goes on with what it began with
+    trace.write_text("compute_ms_per_sample,bandwidth_kbps\n99,9\n")
+    assert (
+        next(Federation.load(tmp_path, model=small_model, data=classification()).rounds(1)).turnout
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +276,10 @@ def test_a_trace_gives_clients_its_devices_and_is_kept_with_the_run(tmp_path):
             "compute_ms_per_sample,bandwidth_kbps\n5,fast\n",
             "line 2, bandwidth_kbps must be a number above 0; got 'fast'",
         ),
-        ("compute_ms_per_sample,bandwidth_kbps\n5,1\n0,1\n", "line 3, compute_ms_per_sample must be .* got '0'"),
+        (
+            "compute_ms_per_sample,bandwidth_kbps\n5,1\n0,1\n",
+            "line 3, compute_ms_per_sample must be .* got '0'",
+        ),
         ("compute_ms_per_sample,bandwidth_kbps\n5,nan\n", "got 'nan'"),
         ("compute_ms_per_sample,bandwidth_kbps\n5\n", "got None"),
     ],
@@ -259,9 +328,11 @@ def test_speeds_are_log_normal():
     devices = Devices(compute_ms=40, compute_spread=0.5, factor=1)
     client = torch.arange(20_000)
     seconds = devices.finish(
-        devices.init(20_000, 7), Plan(client, torch.zeros_like(client)), torch.zeros(20_000),
+        devices.init(20_000, 7),
+        Plan(client, torch.zeros_like(client)),
+        torch.zeros(20_000),
         torch.full((20_000,), 1000),
-    )  # fmt: skip
+    )
     logs = seconds.log()
     assert float(seconds.median()) == pytest.approx(40, rel=0.03)
     assert float(logs.std()) == pytest.approx(0.5, rel=0.03)

@@ -26,16 +26,23 @@ class EvenClients(Participation):
 def test_a_participation_of_ones_own(tmp_path):
     federation = small_federation(FedAvg(), "vector", 2, 2, participation=EvenClients())
     for report in federation.rounds(5):
-        assert report.plan.client.tolist() and all(client % 2 == 0 for client in report.plan.client.tolist())
+        assert report.plan.client.tolist() and all(
+            client % 2 == 0 for client in report.plan.client.tolist()
+        )
     federation.save(tmp_path)
     with pytest.raises(InputError, match=r"The participation saved in .* pass participation="):
         Federation.load(tmp_path, model=small_model, data=classification())
-    loaded = Federation.load(tmp_path, model=small_model, data=classification(), participation=EvenClients())
+    loaded = Federation.load(
+        tmp_path, model=small_model, data=classification(), participation=EvenClients()
+    )
     assert train(loaded, 1).round == 6
     participations.register("even")(EvenClients)
     try:
         federation.save(tmp_path)
-        assert Federation.load(tmp_path, model=small_model, data=classification()).participation == EvenClients()
+        assert (
+            Federation.load(tmp_path, model=small_model, data=classification()).participation
+            == EvenClients()
+        )
     finally:
         del participations._items["even"]
 
@@ -45,11 +52,20 @@ def record(round, clock, accuracy=None, loss=1.0):
     return {"round": round, "loss": loss, "clock": clock, **test}
 
 
-RUN = [record(1, 1800.0), record(2, 3600.0, 0.55), record(3, 4200.0, loss=None), record(4, 9000.0, 0.84)]
+RUN = [
+    record(1, 1800.0),
+    record(2, 3600.0, 0.55),
+    record(3, 4200.0, loss=None),
+    record(4, 9000.0, 0.84),
+]
 
 
 def test_time_to_accuracy():
-    assert reached(RUN, 0.5)["round"] == 2 and reached(RUN, 0.8)["round"] == 4 and reached(RUN, 0.9) is None
+    assert (
+        reached(RUN, 0.5)["round"] == 2
+        and reached(RUN, 0.8)["round"] == 4
+        and reached(RUN, 0.9) is None
+    )
     assert time_table(RUN).rows == (("50 %", "2", "1.00"), ("80 %", "4", "2.50"))
     assert time_table([{"round": 1, "loss": 1.0, "test": {"accuracy": 0.9}}]) is None  # no clock
     assert time_table([record(1, 5.0, 0.01)]) is None
@@ -69,10 +85,20 @@ def test_a_target_is_not_lost_to_rounding(accuracy, rise):
 
 
 def test_tables_and_curves_of_rounds_that_nobody_answered():
-    summary = {"name": "x", "modes": 2, "rounds": 4, "bytes_up": 0, "bytes_down": 0, "clock": 9000.0, "unanswered": 1}
+    summary = {
+        "name": "x",
+        "modes": 2,
+        "rounds": 4,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "clock": 9000.0,
+        "unanswered": 1,
+    }
     rows = dict(run_table(summary).rows)
     assert rows["simulated time, h"] == "2.50" and rows["rounds nobody answered"] == "1"
     left, _, right = run_figure(RUN, "title").axes
     assert list(left.lines[0].get_xdata()) == [1, 2, 4]  # without the round nobody answered
-    assert list(right.lines[0].get_xdata()) == [1.0, 2.5] and right.get_xlabel() == "simulated hours"
+    assert (
+        list(right.lines[0].get_xdata()) == [1.0, 2.5] and right.get_xlabel() == "simulated hours"
+    )
     assert len(run_figure([record(1, 600.0, loss=None)], "title").axes) == 1

@@ -11,9 +11,17 @@ from fedensemble.report.run_row import run_record
 
 def made(folder: Path, accuracies: list[float], **changes: dict) -> RunFolder:
     folder.mkdir(parents=True)
-    values = {"name": "r", "rounds": 9, "data": {"clients": 20}, "engine": {"device": "cpu"}, **changes}
+    values = {
+        "name": "r",
+        "rounds": 9,
+        "data": {"clients": 20},
+        "engine": {"device": "cpu"},
+        **changes,
+    }
     (folder / "config.toml").write_text(resolve(values).toml())
-    records = [{"round": at + 1, "test": {"accuracy": value}} for at, value in enumerate(accuracies)]
+    records = [
+        {"round": at + 1, "test": {"accuracy": value}} for at, value in enumerate(accuracies)
+    ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return RunFolder(folder)
 
@@ -21,13 +29,24 @@ def made(folder: Path, accuracies: list[float], **changes: dict) -> RunFolder:
 def test_data_model_and_rate_are_told(tmp_path: Path) -> None:
     plain = run_record(made(tmp_path / "a", [0.5, 0.25]))
     divided = {"clients": 20, "partition": "dirichlet", "alpha": 0.07}
-    other = run_record(made(tmp_path / "b", [], data=divided, model={"name": "mlp", "hidden": [5]},
-                            algorithm={"name": "fedprox", "lr": 0.07}))  # fmt: skip
+    other = run_record(
+        made(
+            tmp_path / "b",
+            [],
+            data=divided,
+            model={"name": "mlp", "hidden": [5]},
+            algorithm={"name": "fedprox", "lr": 0.07},
+        )
+    )
     assert plain["data"] == "digits, iid, 20 clients"
     assert other["data"] == "digits, dirichlet alpha=0.07, 20 clients"
     assert plain["model"].split()[0] == "mlp" and other["model"] == "mlp hidden=[5]"
     assert (other["algorithm"], other["lr"], other["modes"]) == ("fedprox", 0.07, plain["modes"])
-    assert (plain["rounds"], plain["state"], plain["result"]) == ("2/9", "unfinished", "accuracy 25.00")
+    assert (plain["rounds"], plain["state"], plain["result"]) == (
+        "2/9",
+        "unfinished",
+        "accuracy 25.00",
+    )
     assert (other["rounds"], other["result"]) == ("0/9", "")
 
 

@@ -24,15 +24,25 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def said(**variables):
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
+    }
     done = subprocess.run(
-        [sys.executable, "-c", TAKEN_AGAIN], capture_output=True, text=True, check=True, env={**plain, **variables}
+        [sys.executable, "-c", TAKEN_AGAIN],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**plain, **variables},
     )
     kept, pages = done.stdout.split()
     return kept == "True", int(pages)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back so eagerly")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back so eagerly"
+)
 def test_freed_memory_is_kept_for_the_next_step():
     kept, pages = said()
     assert kept

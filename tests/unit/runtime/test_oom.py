@@ -1,4 +1,6 @@
-"""Running out of memory: blocks get smaller and nothing is counted twice; what cannot get smaller is said."""
+"""Running out of memory: blocks get smaller and nothing is counted twice; what cannot get smaller
+is said.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,13 +25,19 @@ from fedensemble.testing.toy_problems import classification, small_federation, t
 ROUNDS = 3
 FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes. Error code 12"
 ERRORS = {
-    "CUDA": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
+    "CUDA": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+    ),
     "CPU": lambda: RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] err == 0. {FULL}"),
     "Python": MemoryError,
 }
 PLACES = {
     "prepare": (LocalEngine, "prepare", lambda self, algorithm, sent, mode, *others: len(mode)),
-    "train": (LocalEngine, "train_plainly", lambda self, algorithm, given, ragged: len(given.noise)),
+    "train": (
+        LocalEngine,
+        "train_plainly",
+        lambda self, algorithm, given, ragged: len(given.noise),
+    ),
     "judge": (Share, "take", lambda self, block, trained: len(block.modes)),
     "aside": (ClientMemory, "aside", lambda self, rows: len(rows["c"])),
     "sums": (ModeMeans, "add", lambda self, mode, *others: len(mode)),
@@ -60,7 +68,9 @@ def crowd(monkeypatch, place, most, error=ERRORS["CUDA"]):
 def test_smaller_blocks_give_the_same(monkeypatch, place, error):
     expected = train(made(), ROUNDS)
     sizes = crowd(monkeypatch, place, 2, ERRORS[error])
-    with pytest.warns(EngineWarning, match=r"Out of memory in round 1.*: from there on 2 visits .* instead of 4"):
+    with pytest.warns(
+        EngineWarning, match=r"Out of memory in round 1.*: from there on 2 visits .* instead of 4"
+    ):
         got = train(made(), ROUNDS)
     assert got.engine.block == 2
     assert got.engine.blocks == [(0, 64), (0, 2)]
@@ -76,7 +86,9 @@ def test_one_visit_that_does_not_fit_is_said_and_leaves_no_trace(monkeypatch, pl
     with monkeypatch.context() as patched:
         crowd(patched, place, 0, ERRORS["CPU"])
         lacking = r"\(37.3 GiB more were asked for, .* GiB were free\): lower"
-        with pytest.raises(InputError, match=f"One visit does not fit into the memory of cpu {lacking}"):
+        with pytest.raises(
+            InputError, match=f"One visit does not fit into the memory of cpu {lacking}"
+        ):
             next(federation.rounds(1))
     assert federation.round == 1
     assert all(torch.equal(value, before[name]) for name, value in federation.tensors().items())
@@ -136,7 +148,10 @@ def test_clients_remember_nothing_of_a_round_whose_means_did_not_fit(monkeypatch
     monkeypatch.setattr(ModeMeans, "mean", full)
     with pytest.raises(torch.OutOfMemoryError):
         next(federation.rounds(1))
-    assert all(torch.equal(value, before[name]) for name, value in federation.engine.memory_tensors().items())
+    assert all(
+        torch.equal(value, before[name])
+        for name, value in federation.engine.memory_tensors().items()
+    )
 
 
 @pytest.mark.parametrize("visits", [1, 3])
@@ -175,7 +190,9 @@ def full(*args, **options):
 
 def test_data_that_do_not_fit(monkeypatch):
     monkeypatch.setattr(FederatedData, "to", full)
-    with pytest.raises(InputError, match=r"The clients' data, .* GiB, do not fit .*\(0.02 GiB more .*uint8"):
+    with pytest.raises(
+        InputError, match=r"The clients' data, .* GiB, do not fit .*\(0.02 GiB more .*uint8"
+    ):
         made()
 
 
@@ -184,7 +201,9 @@ def test_a_model_that_does_not_fit():
         def forward(self, x):
             full()
 
-    with pytest.raises(InputError, match=r"there is not enough memory \(0.02 GiB more were asked for"):
+    with pytest.raises(
+        InputError, match=r"there is not enough memory \(0.02 GiB more were asked for"
+    ):
         Federation(lambda: Large(4, 3), classification())
 
 
@@ -193,13 +212,18 @@ def test_a_step_that_does_not_fit():
         def forward(self, x):
             return full() if self.training else super().forward(x)
 
-    with pytest.raises(InputError, match="A step on 2 examples does not fit into the memory of cpu"):
+    with pytest.raises(
+        InputError, match="A step on 2 examples does not fit into the memory of cpu"
+    ):
         Federation(lambda: Large(4, 3), classification())
 
 
 def test_a_trial_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("fedensemble.engines.local.vector.can_fold", full)
-    with pytest.raises(InputError, match="A trial of the model on a few examples does not fit into the memory of cpu"):
+    with pytest.raises(
+        InputError,
+        match="A trial of the model on a few examples does not fit into the memory of cpu",
+    ):
         made()
 
 
@@ -207,7 +231,9 @@ def test_an_evaluation_that_does_not_fit(monkeypatch):
     federation = made()
     x = classification().x
     monkeypatch.setattr(type(federation.learner), "outputs", full)
-    with pytest.raises(InputError, match=r"Evaluation in batches of 7 does not fit .*lower batch_size"):
+    with pytest.raises(
+        InputError, match=r"Evaluation in batches of 7 does not fit .*lower batch_size"
+    ):
         federation.ensemble.predict(x, batch_size=7)
 
 
@@ -222,7 +248,9 @@ def test_client_memory_goes_where_there_is_room(monkeypatch, place):
     monkeypatch.setattr(ClientMemory, "_new", crowded)
     federation = made(engine_options={"client_memory": place})
     if place == "host":
-        with pytest.raises(InputError, match=r"Clients' memory does not fit into the memory of cpu .*'disk'"):
+        with pytest.raises(
+            InputError, match=r"Clients' memory does not fit into the memory of cpu .*'disk'"
+        ):
             train(federation, ROUNDS)
         return
     got = train(federation, ROUNDS)

@@ -1,7 +1,8 @@
 """What every quantiser promises.
 
-A quantiser maps x to x_hat with E ||x_hat - x||^2 <= omega ||x||^2, and x_hat = x on average if it is `unbiased`. What
-it gives fits into a message whose length depends on P alone, and the message gives it back bit for bit.
+A quantiser maps x to x_hat with E ||x_hat - x||^2 <= omega ||x||^2, and x_hat = x on average if it
+is `unbiased`. What it gives fits into a message whose length depends on P alone, and the message
+gives it back bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Quantiser(ABC):
 
     @abstractmethod
     def compress(self, x: Tensor, uniform: Tensor) -> Tensor:
-        """What the receiver will see of `x`, [..., P]; `uniform` are random numbers in (0, 1) of the same shape."""
+        """What the receiver will see of `x`, [..., P]; `uniform` are random numbers in (0, 1) of
+        the same shape.
+        """
 
     @abstractmethod
     def omega(self, size: int) -> float:
@@ -48,4 +51,8 @@ def to_bytes(x: Tensor) -> Message:
 
 def from_bytes(message: Message, dtype: torch.dtype) -> Tensor:
     """The numbers that were written, in one dimension."""
-    return torch.frombuffer(bytearray(message), dtype=dtype) if message else torch.empty(0, dtype=dtype)
+    return (
+        torch.frombuffer(bytearray(message), dtype=dtype)
+        if message
+        else torch.empty(0, dtype=dtype)
+    )

@@ -1,7 +1,8 @@
 """Rounding to a few levels at random, in blocks: ternary quantisation and dithering.
 
-References: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017 (dithering); Mishchenko, Gorbunov, Takac,
-Richtarik, "Distributed learning with compressed gradient differences", 2019 (ternary, p-norms, blocks).
+References: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017 (dithering); Mishchenko,
+Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019
+(ternary, p-norms, blocks).
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from torch.nn.functional import pad
 from ...errors import InputError
 from .compressor import Message, Quantiser, from_bytes, to_bytes
 
-_SPARE = 2.0**-16  # units of several levels keep 17 bits, so that a level of 7 bits times a unit is exact in float32
+# units of several levels keep 17 bits, so that a level of 7 bits times a unit is exact in float32
+_SPARE = 2.0**-16
 
 
 @dataclass(frozen=True)
 class Dither(Quantiser):
     """Random dithering in blocks; with one level it is ternary quantisation.
 
-    x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels, and l_j is |x_j| / u rounded up or down at random, so
-    that it is right on average.
+    x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels, and l_j is |x_j| / u rounded up or
+    down at random, so that it is right on average.
 
-    A message holds each block's unit u, then levels in base 2 levels + 1, as many to a byte as fit: five trits.
+    A message holds each block's unit u, then levels in base 2 levels + 1, as many to a byte as fit:
+    five trits.
 
     Args:
         block: entries that share a norm.
@@ -55,18 +58,24 @@ class Dither(Quantiser):
         parts = self._blocks(x)
         size = parts.abs()
         unit = size.amax(-1, keepdim=True)
-        if self.norm == "2":  # of what is left without the largest, which could overflow or vanish when squared
-            unit = unit * torch.linalg.vector_norm(parts / _one_for_zero(unit), dim=-1, keepdim=True)
+        # of what is left without the largest, which could overflow or vanish when squared
+        if self.norm == "2":
+            unit = unit * torch.linalg.vector_norm(
+                parts / _one_for_zero(unit), dim=-1, keepdim=True
+            )
         if self.levels > 1:
             mantissa, exponent = torch.frexp(unit / self.levels)
-            unit = torch.ldexp(torch.ceil(mantissa / _SPARE) * _SPARE, exponent)  # up: no entry exceeds the levels
+            # up: no entry exceeds the levels
+            unit = torch.ldexp(torch.ceil(mantissa / _SPARE) * _SPARE, exponent)
         level = (size / _one_for_zero(unit)).clamp(max=self.levels)
         level = level.floor() + (self._blocks(uniform) < level - level.floor())
-        return (torch.sign(parts) * level * unit + 0.0).flatten(-2)[..., : x.shape[-1]]  # 0.0 makes -0 a 0
+        # 0.0 makes -0 a 0
+        return (torch.sign(parts) * level * unit + 0.0).flatten(-2)[..., : x.shape[-1]]
 
     def omega(self, size: int) -> float:
         width = min(self.block, size)
-        # ||x||_1 ||x||_p <= ratio ||x||_2^2, with equality for some x; for one level the variance is their difference.
+        # ||x||_1 ||x||_p <= ratio ||x||_2^2, with equality for some x; for one level the variance
+        # is their difference.
         ratio = math.sqrt(width) if self.norm == "2" else (1 + math.sqrt(width)) / 2
         spread = ratio - 1 if self.levels == 1 else (1 + 2 * _SPARE) * ratio / self.levels
         return min(spread, (1 + 4 * _SPARE) * width / (4 * self.levels**2))
@@ -78,7 +87,8 @@ class Dither(Quantiser):
         parts = self._blocks(x.detach().cpu())
         size = parts.abs()
         least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
-        least = torch.where(least < torch.inf, least, 0)  # the smallest entry is some level times the unit: find which
+        # the smallest entry is some level times the unit: find which
+        least = torch.where(least < torch.inf, least, 0)
         unit = least
         for level in range(self.levels, 0, -1):
             candidate = least / level
@@ -86,7 +96,9 @@ class Dither(Quantiser):
             fits = ((levels <= self.levels) & (levels * candidate == size)).all(-1, keepdim=True)
             unit = torch.where(fits, candidate, unit)
         levels = torch.round(parts / _one_for_zero(unit)).flatten(-2)[: x.shape[-1]] + self.levels
-        digits = pad(levels.to(torch.int64), (0, -x.shape[-1] % self._digits)).reshape(-1, self._digits)
+        digits = pad(levels.to(torch.int64), (0, -x.shape[-1] % self._digits)).reshape(
+            -1, self._digits
+        )
         packed = (digits * self._powers).sum(-1).to(torch.uint8)
         return to_bytes(unit.flatten()) + to_bytes(packed)
 
@@ -106,7 +118,8 @@ class Dither(Quantiser):
         return (2 * self.levels + 1) ** torch.arange(self._digits)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        block = min(self.block, max(x.shape[-1], 1 << 16))  # padding a model to one huge block would take its memory
+        # padding a model to one huge block would take its memory
+        block = min(self.block, max(x.shape[-1], 1 << 16))
         return pad(x, (0, -x.shape[-1] % block)).reshape(*x.shape[:-1], -1, block)
 
 

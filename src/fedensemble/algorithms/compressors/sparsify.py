@@ -19,7 +19,8 @@ from .compressor import Message, Quantiser, from_bytes, to_bytes
 class RandK(Quantiser):
     """Keeps k = share P entries chosen at random, times P / k.
 
-    A message holds the k values after their places: a bit for every entry or a number for every value, the shorter.
+    A message holds the k values after their places: a bit for every entry or a number for every
+    value, the shorter.
 
     >>> RandK(share=0.5).compress(torch.tensor([1.0, 2.0]), torch.tensor([0.9, 0.1])).tolist()
     [0.0, 4.0]
@@ -47,7 +48,8 @@ class RandK(Quantiser):
 
     def encode(self, x: Tensor) -> Message:
         x, size, kept = x.detach().cpu(), len(x), self.kept(len(x))
-        place = torch.argsort((x == 0).to(torch.int8), stable=True)[:kept].sort().values  # zeros fill up what is free
+        # zeros fill up what is free
+        place = torch.argsort((x == 0).to(torch.int8), stable=True)[:kept].sort().values
         if kept * _width(size) < -(-size // 8):
             shifts = 8 * torch.arange(_width(size))
             where = (place.unsqueeze(-1) >> shifts) & 255
@@ -70,7 +72,8 @@ class RandK(Quantiser):
 
 @dataclass(frozen=True)
 class TopK(RandK):
-    """Keeps the k = share P largest entries as they are: little is lost, but the result is wrong on average.
+    """Keeps the k = share P largest entries as they are: little is lost, but the result is wrong on
+    average.
 
     >>> TopK(share=0.5).compress(torch.tensor([1.0, -2.0]), torch.tensor([0.1, 0.9])).tolist()
     [0.0, -2.0]
@@ -86,7 +89,9 @@ class TopK(RandK):
 
 
 def _only_first(x: Tensor, order: Tensor, count: int) -> Tensor:
-    """`x` with zeros in all but the `count` places where `order` is lowest; a stable sort, so that ties are no luck."""
+    """`x` with zeros in all but the `count` places where `order` is lowest; a stable sort, so that
+    ties are no luck.
+    """
     place = torch.argsort(order, dim=-1, stable=True)[..., :count]
     return torch.zeros_like(x).scatter(-1, place, x.gather(-1, place)) + 0.0
 

@@ -22,7 +22,8 @@ class Layer:
     Args:
         name: in the model.
         width: its units; gates of a recurrent layer share one.
-        weight: the parameter whose second axis is the layer before, which may come with several entries a unit.
+        weight: the parameter whose second axis is the layer before, which may come with several
+            entries a unit.
         feeding: parameters with a row (or a row a gate) for each unit: `weight` and biases.
         own: weights from its units to its units, in recurrent layers.
         parameters: all that belong to it, also those without units (an embedding before it).
@@ -55,7 +56,10 @@ def find_chain(learner: FunctionalModel, examples: Tensor, method: str) -> list[
         lost = [name for name in held.values() if name not in learner.theta_layout.names]
         if lost:
             raise _refusal(
-                method, path, module, f"its parameter '{lost[0]}' is frozen and would not move with its units"
+                method,
+                path,
+                module,
+                f"its parameter '{lost[0]}' is frozen and would not move with its units",
             )
         if isinstance(module, nn.Embedding):
             if layers:
@@ -64,12 +68,30 @@ def find_chain(learner: FunctionalModel, examples: Tensor, method: str) -> list[
             continue
         made = _layers_of(method, path, module, held)
         first = made[0]
-        made[0] = Layer(first.name, first.width, first.weight, first.feeding, first.own, (*before, *first.parameters))
+        made[0] = Layer(
+            first.name,
+            first.width,
+            first.weight,
+            first.feeding,
+            first.own,
+            (*before, *first.parameters),
+        )
         before = []
-        if layers and learner.theta_layout.shapes[learner.theta_layout.names.index(first.weight)][1] % layers[-1].width:
-            raise _refusal(method, path, module, f"it does not follow layer '{layers[-1].name}', which runs before it")
+        if (
+            layers
+            and learner.theta_layout.shapes[learner.theta_layout.names.index(first.weight)][1]
+            % layers[-1].width
+        ):
+            raise _refusal(
+                method,
+                path,
+                module,
+                f"it does not follow layer '{layers[-1].name}', which runs before it",
+            )
         layers += made
-    missed = sorted(set(learner.theta_layout.names) - {name for layer in layers for name in layer.parameters})
+    missed = sorted(
+        set(learner.theta_layout.names) - {name for layer in layers for name in layer.parameters}
+    )
     if missed:
         raise InputError(
             f"{method} cannot match this model: parameter '{missed[0]}' belongs to no layer that runs by itself."
@@ -89,7 +111,11 @@ def _run_order(model: nn.Module, examples: Tensor, method: str) -> list[tuple[st
 
         return hook
 
-    owners = [(p, m) for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+    owners = [
+        (p, m)
+        for p, m in model.named_modules()
+        if next(m.parameters(recurse=False), None) is not None
+    ]
     hooks = [module.register_forward_hook(note(path)) for path, module in owners]
     try:
         with torch.no_grad():
@@ -103,19 +129,35 @@ def _run_order(model: nn.Module, examples: Tensor, method: str) -> list[tuple[st
 def _layers_of(method: str, path: str, module: nn.Module, held: dict[str, str]) -> list[Layer]:
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
         if getattr(module, "groups", 1) > 1:
-            raise _refusal(method, path, module, "its channels are convolved in groups, which keep their order")
+            raise _refusal(
+                method, path, module, "its channels are convolved in groups, which keep their order"
+            )
         every = tuple(held.values())
         width = module.out_features if isinstance(module, nn.Linear) else module.out_channels
         return [Layer(path, int(width), held["weight"], every, (), every)]
     if isinstance(module, _RECURRENT):
         if module.bidirectional or module.proj_size:
-            raise _refusal(method, path, module, "only recurrent layers of one direction without projection are known")
+            raise _refusal(
+                method,
+                path,
+                module,
+                "only recurrent layers of one direction without projection are known",
+            )
         made = []
         for depth in range(module.num_layers):
             weight, own = held[f"weight_ih_l{depth}"], held[f"weight_hh_l{depth}"]
             biases = tuple(held[n] for n in (f"bias_ih_l{depth}", f"bias_hh_l{depth}") if n in held)
             name = path if module.num_layers == 1 else f"{path}, layer {depth}"
-            made.append(Layer(name, module.hidden_size, weight, (weight, *biases), (own,), (weight, own, *biases)))
+            made.append(
+                Layer(
+                    name,
+                    module.hidden_size,
+                    weight,
+                    (weight, *biases),
+                    (own,),
+                    (weight, own, *biases),
+                )
+            )
         return made
     why = "only linear, convolution and recurrent layers have units that are known how to match"
     if isinstance(module, nn.modules.batchnorm._NormBase):

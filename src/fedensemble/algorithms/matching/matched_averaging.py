@@ -1,4 +1,6 @@
-"""What methods that match hidden units share: units, their growth, and the average of what was matched."""
+"""What methods that match hidden units share: units, their growth, and the average of what was
+matched.
+"""
 
 from __future__ import annotations
 
@@ -30,30 +32,36 @@ _DRAWN = 8  # models that moments are estimated from
 class Matched(FedAvg):
     """FedAvg whose server first puts the hidden units of its clients into one order.
 
-    A weight is the weighted mean over the clients that have both of its units. The papers take the posterior mean,
-    which shrinks weights towards 0; done once, that hardly matters, but round after round it would be a weight decay.
+    A weight is the weighted mean over the clients that have both of its units. The papers take the
+    posterior mean, which shrinks weights towards 0; done once, that hardly matters, but round after
+    round it would be a weight decay.
 
-    The papers are about clients with models of their own, whose units are in no common order: each starts from its own
-    random initialisation, and the server matches what they have learned. In the first `own_rounds` updates of a mode
-    clients do so; a client that is asked again in that time goes on with its own model, which it keeps. The papers'
-    one-shot setting is one long round in which all clients take part. After that, clients start from the matched model
-    of the round before: their units are in its order already, and matching only lets layers grow.
+    The papers are about clients with models of their own, whose units are in no common order: each
+    starts from its own random initialisation, and the server matches what they have learned. In the
+    first `own_rounds` updates of a mode clients do so; a client that is asked again in that time
+    goes on with its own model, which it keeps. The papers' one-shot setting is one long round in
+    which all clients take part. After that, clients start from the matched model of the round
+    before: their units are in its order already, and matching only lets layers grow.
 
-    A layer is as wide as the model, and units beyond those in use are 0 in all their weights. Such a unit gives 0 and
-    has gradient 0 (which is tried out for the model at hand), so clients leave it alone: shapes never change.
+    A layer is as wide as the model, and units beyond those in use are 0 in all their weights. Such
+    a unit gives 0 and has gradient 0 (which is tried out for the model at hand), so clients leave
+    it alone: shapes never change.
 
     Args:
-        start: share of each layer's units that are in use at first; the rest is room to grow, at most to the width of
-            the model. With 1, units are matched one to one.
-        sigma, sigma0, gamma: see `matching.Prior`; the larger gamma and the smaller sigma, the sooner a layer grows.
+        start: share of each layer's units that are in use at first; the rest is room to grow, at
+            most to the width of the model. With 1, units are matched one to one.
+        sigma, sigma0, gamma: see `matching.Prior`; the larger gamma and the smaller sigma, the
+            sooner a layer grows.
         sweeps: times that each client is matched anew to all others.
-        own_rounds: updates of a mode before which clients train models of their own. With 0 they always start from the
-            server's model, which makes matching with start = 1 the same as averaging.
+        own_rounds: updates of a mode before which clients train models of their own. With 0 they
+            always start from the server's model, which makes matching with start = 1 the same as
+            averaging.
     """
 
     gathers = True
     structure: ClassVar[Structure | None] = None  # of the model it is bound to
-    initial: ClassVar[tuple[Tensor, Tensor] | None] = None  # mean and spread of the model's initialisation, [P] each
+    # mean and spread of the model's initialisation, [P] each
+    initial: ClassVar[tuple[Tensor, Tensor] | None] = None
 
     start: float = 1.0
     sigma: float = 1.0
@@ -82,12 +90,18 @@ class Matched(FedAvg):
         object.__setattr__(bound, "structure", structure)
         object.__setattr__(bound, "initial", initialisation(workshop))
         if self.start < 1:
-            check_unused(workshop, bound.narrowed(workshop.learner.initial(0, 1)[0]), structure, name)
+            check_unused(
+                workshop, bound.narrowed(workshop.learner.initial(0, 1)[0]), structure, name
+            )
         return bound
 
     def init_mode(self, theta: Tensor) -> Tree:
         mode = {"theta": self.narrowed(theta)}
-        return {**mode, _LEFT: torch.full_like(theta[..., :1], self.own_rounds)} if self.own_rounds else mode
+        return (
+            {**mode, _LEFT: torch.full_like(theta[..., :1], self.own_rounds)}
+            if self.own_rounds
+            else mode
+        )
 
     def broadcast(self, mode: Tree) -> Tree:
         return mode
@@ -100,7 +114,10 @@ class Matched(FedAvg):
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = self.starting_point(sent, memory, problem)
         theta = self.train(start, sent, problem)
-        return {"theta": theta}, {"own": theta, "has_own": torch.ones_like(theta[..., :1])} if memory else memory
+        return {"theta": theta}, {
+            "own": theta,
+            "has_own": torch.ones_like(theta[..., :1]),
+        } if memory else memory
 
     def train(self, start: Tensor, sent: Tree, problem: LocalProblem) -> Tensor:
         """The client's model after local training."""
@@ -117,7 +134,9 @@ class Matched(FedAvg):
         return torch.where(sent[_LEFT] > 0, self.aligned(own, sent), theta)
 
     def aligned(self, own: Tensor, sent: Tree) -> Tensor:
-        """A client's own model as it fits what the server has sent; PFNM's server does all the matching."""
+        """A client's own model as it fits what the server has sent; PFNM's server does all the
+        matching.
+        """
         return own
 
     def narrowed(self, theta: Tensor) -> Tensor:
@@ -132,10 +151,14 @@ class Matched(FedAvg):
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         theta, members = uploads["theta"].clone(), cohort.members
         if members is None or self.structure is None:
-            raise InputError(f"{type(self).__name__} needs what each client sent, and to be bound to a model.")
+            raise InputError(
+                f"{type(self).__name__} needs what each client sent, and to be bound to a model."
+            )
         for one in sorted(set(members.mode.tolist())):  # the Hungarian algorithm knows no batches
             mine = members.mode == one
-            theta[one] = self.merge(self.structure, members.uploads["theta"][mine], members.weight[mine])
+            theta[one] = self.merge(
+                self.structure, members.uploads["theta"][mine], members.weight[mine]
+            )
         left = {_LEFT: (mode[_LEFT] - 1).clamp(min=0)} if _LEFT in mode else {}
         return {**mode, **left, "theta": theta}
 
@@ -149,7 +172,9 @@ class Matched(FedAvg):
             found = match_units(vectors, used[:, units.all], weight, prior, self.sweeps)
             slot[:, units.all] = units.first + found.to(slot.device)
         theta = structure.reorder(theta, slot)
-        held = structure.held(torch.zeros_like(used).scatter(1, slot, used)) * weight.unsqueeze(1).to(theta.dtype)
+        held = structure.held(torch.zeros_like(used).scatter(1, slot, used)) * weight.unsqueeze(
+            1
+        ).to(theta.dtype)
         total = held.sum(0)
         return (theta * held).sum(0) / torch.where(total > 0, total, torch.ones_like(total))
 
@@ -163,16 +188,21 @@ class Matched(FedAvg):
 
 
 def initialisation(workshop: ServerContext) -> tuple[Tensor, Tensor]:
-    """Mean and half width of the uniform distribution with the moments of the model's initialisation, [P] each.
+    """Mean and half width of the uniform distribution with the moments of the model's
+    initialisation, [P] each.
 
-    The moments are those of each parameter tensor. Layers of torch are initialised uniformly, so for them this is their
-    own distribution, and a client can draw a model from it without building modules.
+    The moments are those of each parameter tensor. Layers of torch are initialised uniformly, so
+    for them this is their own distribution, and a client can draw a model from it without building
+    modules.
     """
     learner = workshop.learner
     means, widths = {}, {}
     for name, values in learner.theta_layout.unflatten(learner.initial(0, _DRAWN)[0]).items():
         spread, mean = torch.std_mean(values, correction=0)
-        means[name], widths[name] = mean.expand(values.shape[1:]), (3**0.5 * spread).expand(values.shape[1:])
+        means[name], widths[name] = (
+            mean.expand(values.shape[1:]),
+            (3**0.5 * spread).expand(values.shape[1:]),
+        )
     return learner.theta_layout.flatten(means), learner.theta_layout.flatten(widths)
 
 

@@ -1,7 +1,9 @@
-"""Visits shared among the processes of a job: each rank trains its own clients with the engine of one machine.
+"""Visits shared among the processes of a job: each rank trains its own clients with the engine of
+one machine.
 
-Client c belongs to rank c mod R, always, so what it remembers never moves. Sums of weights times uploads are added up
-over ranks, and every rank does the same server step with the same numbers: the model itself is never sent.
+Client c belongs to rank c mod R, always, so what it remembers never moves. Sums of weights times
+uploads are added up over ranks, and every rank does the same server step with the same numbers: the
+model itself is never sent.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class DistributedEngine(Engine):
 
     def __init__(self, inner: Engine, ranks: ProcessGroup) -> None:
         if not isinstance(inner, LocalEngine):
-            raise InputError(f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}.")
+            raise InputError(
+                f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}."
+            )
         self.inner, self.ranks = inner, ranks
         self._stale = False  # a round failed: some ranks' memory may be a round ahead
         self.writes = ranks.rank == 0
@@ -60,10 +64,12 @@ class DistributedEngine(Engine):
     def numerics(self) -> Tree:
         """Every rank's choices on rank 0, nothing on the others; every rank must ask."""
         own = self.inner.numerics()
-        return self.ranks.gather({
-            name: torch.cat([torch.full_like(rows[:, :1], self.ranks.rank), rows[:, 1:]], 1)
-            for name, rows in own.items()
-        })  # fmt: skip
+        return self.ranks.gather(
+            {
+                name: torch.cat([torch.full_like(rows[:, :1], self.ranks.rank), rows[:, 1:]], 1)
+                for name, rows in own.items()
+            }
+        )
 
     def keep_numerics(self, tensors: Tree) -> None:
         """Each rank takes its own rows, if there were as many ranks."""
@@ -74,7 +80,9 @@ class DistributedEngine(Engine):
                 own[name] = torch.cat([torch.zeros_like(mine[:, :1]), mine[:, 1:]], 1)
         self.inner.keep_numerics(own)
 
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
+    def visit(
+        self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
+    ) -> RoundResult:
         self._check()
         if not len(plan.client):
             return self.inner.visit(algorithm, sent, buffers, plan, round)
@@ -82,10 +90,15 @@ class DistributedEngine(Engine):
         self._stale = True
         self.inner.waiting = []  # also where this rank has nothing to do
         returned, said = self.ranks.together(
-            lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None, _forms
+            lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None,
+            _forms,
         )
         forms = next(each["forms"] for each in said if each["forms"])
-        own_weight = torch.zeros(len(buffers), 1, device=buffers.device) if returned is None else returned.cohort.weight
+        own_weight = (
+            torch.zeros(len(buffers), 1, device=buffers.device)
+            if returned is None
+            else returned.cohort.weight
+        )
         cohort, loss, whole = self._facts(returned, own, plan, len(buffers), round)
         cohort = replace(cohort, round=round, lr=algorithm.rate(round))
         scale = torch.where(cohort.weight > 0, cohort.weight, 1.0)
@@ -100,28 +113,44 @@ class DistributedEngine(Engine):
             cohort = replace(cohort, members=self._members(returned, forms["members"], plan))
         self._stale = not bool(loss.isfinite().all())
         bad_step, bytes_up, bytes_down = whole
-        return RoundResult(means, buffers + moved, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down)
+        return RoundResult(
+            means, buffers + moved, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down
+        )
 
     def _facts(
         self, returned: RoundResult | None, own: Tensor, plan: Plan, modes: int, round: int
     ) -> tuple[Cohort, Tensor, Tensor]:
-        """The whole cohort, the losses [J], and first bad steps and bytes up and down [3, J]: small numbers at once."""
+        """The whole cohort, the losses [J], and first bad steps and bytes up and down [3, J]: small
+        numbers at once.
+        """
         learner, visits = self.inner.learner, len(plan.client)
         real = torch.zeros(3 * modes + visits, dtype=torch.float64)
         whole = torch.zeros(3, visits, dtype=torch.int64)
         if returned is not None:
             cohort = returned.cohort
-            real[: 3 * modes] = torch.cat([cohort.count, cohort.weight, cohort.share]).flatten().double().cpu()
+            real[: 3 * modes] = (
+                torch.cat([cohort.count, cohort.weight, cohort.share]).flatten().double().cpu()
+            )
             real[3 * modes + own] = returned.loss.double().cpu()
-            for row, value in enumerate((returned.first_bad_step, returned.bytes_up, returned.bytes_down)):
+            for row, value in enumerate(
+                (returned.first_bad_step, returned.bytes_up, returned.bytes_down)
+            ):
                 whole[row, own] = value.cpu()
         real, whole = self.ranks.sum(real).to(learner.device, learner.dtype), self.ranks.sum(whole)
         count, weight, share = real[: 3 * modes].reshape(3, modes, 1)
-        coin = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(learner.device, learner.dtype)
-        return Cohort(count, weight, share, len(self.inner.host_sizes), coin), real[3 * modes :], whole
+        coin = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(
+            learner.device, learner.dtype
+        )
+        return (
+            Cohort(count, weight, share, len(self.inner.host_sizes), coin),
+            real[3 * modes :],
+            whole,
+        )
 
     def _members(self, returned: RoundResult | None, forms: dict[str, Any], plan: Plan) -> Members:
-        """What every visit sent: each rank puts its rows where they belong among zeros, and these are added up."""
+        """What every visit sent: each rank puts its rows where they belong among zeros, and these
+        are added up.
+        """
         device = self.inner.learner.device
         order = torch.argsort(plan.client * (int(plan.mode.max()) + 1) + plan.mode)
         client, mode = plan.client[order].to(device), plan.mode[order].to(device)
@@ -136,9 +165,14 @@ class DistributedEngine(Engine):
         return Members(client, mode, found.pop(_WEIGHT), buffers=found.pop(_BUFFERS), uploads=found)
 
     def agree(self, modes: Tree) -> Tree:
-        """Those of rank 0: what a server does beyond sums may depend on the memory that its device has left."""
+        """Those of rank 0: what a server does beyond sums may depend on the memory that its device
+        has left.
+        """
         lead = self.ranks.rank == 0
-        return {name: self.ranks.sum(mode if lead else torch.zeros_like(mode)) for name, mode in modes.items()}
+        return {
+            name: self.ranks.sum(mode if lead else torch.zeros_like(mode))
+            for name, mode in modes.items()
+        }
 
     def commit(self) -> None:
         self._stale = True
@@ -159,7 +193,9 @@ class DistributedEngine(Engine):
         """Each rank looks up its own clients' rows, and these are added up; every rank must ask."""
         own, part = self._part(plan)
         found: Tree = {}
-        mine = self.inner.read_memory(part, {name: value[own.to(value.device)] for name, value in fresh.items()})
+        mine = self.inner.read_memory(
+            part, {name: value[own.to(value.device)] for name, value in fresh.items()}
+        )
         for name, value in fresh.items():
             table = torch.zeros_like(value)
             table[own.to(value.device)] = mine[name]
@@ -183,11 +219,17 @@ class DistributedEngine(Engine):
         if "visits" not in tensors:
             return {}
         mine = torch.nonzero(tensors["visits"][:, 0] % self.ranks.size == rank).flatten()
-        return {name: value[mine.to(value.device)] for name, value in tensors.items()} if len(mine) else {}
+        return (
+            {name: value[mine.to(value.device)] for name, value in tensors.items()}
+            if len(mine)
+            else {}
+        )
 
     def _check(self) -> None:
         if self._stale:
-            raise RankError("The last round failed, and clients may remember parts of it: load a checkpoint first.")
+            raise RankError(
+                "The last round failed, and clients may remember parts of it: load a checkpoint first."
+            )
 
 
 def _forms(returned: RoundResult | None) -> dict[str, Any]:
@@ -196,11 +238,18 @@ def _forms(returned: RoundResult | None) -> dict[str, Any]:
         return {"forms": None}
     members = returned.cohort.members
     uploads = forms_of(_uploads(returned, returned.buffers))
-    return {"forms": {"uploads": uploads, "members": forms_of(_sent(members)) if members is not None else {}}}
+    return {
+        "forms": {
+            "uploads": uploads,
+            "members": forms_of(_sent(members)) if members is not None else {},
+        }
+    }
 
 
 def _uploads(returned: RoundResult, buffers: Tensor) -> Tree:
-    """Means by mode, running statistics as changes: frozen parameters, which travel with them, stay as they are."""
+    """Means by mode, running statistics as changes: frozen parameters, which travel with them, stay
+    as they are.
+    """
     return {**returned.uploads, _BUFFERS: returned.buffers - buffers}
 
 

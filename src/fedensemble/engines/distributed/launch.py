@@ -22,10 +22,12 @@ _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     """The ranks of the job that this process is part of; without torchrun, this process alone.
 
-    If one rank fails, all end: rank 0 with the error, the others in silence, unless rank 0 itself is gone.
+    If one rank fails, all end: rank 0 with the error, the others in silence, unless rank 0 itself
+    is gone.
 
     Args:
-        timeout: seconds after which a rank that says nothing counts as gone; more than the longest round.
+        timeout: seconds after which a rank that says nothing counts as gone; more than the longest
+            round.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -33,21 +35,26 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise InputError(f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: start the ranks with torchrun.")
+        raise InputError(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: start the ranks with torchrun."
+        )
     rank = int(os.environ["RANK"])
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
-        raise RankError(f"Rank {rank} of {size} cannot join the others at {where}: {reason}", heard=False) from None
+        raise RankError(
+            f"Rank {rank} of {size} cannot join the others at {where}: {reason}", heard=False
+        ) from None
     with _ended_by_signal() as ended:
         ranks = ProcessGroup(rank, size, timeout)
         try:
             yield ranks
         except BaseException as error:
             _ignore_signal()
-            if ended and not isinstance(error, FedEnsembleError):  # raised inside somebody's `except`
+            # raised inside somebody's `except`
+            if ended and not isinstance(error, FedEnsembleError):
                 error = ended[0]
             if rank == 0:
                 ranks.notify_exit(describe(error))
@@ -56,7 +63,9 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
                 raise
             ranks.wait_for_rank0()
             if isinstance(error, (FedEnsembleError, KeyboardInterrupt)):  # rank 0 says it
-                raise SystemExit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED) from None
+                raise SystemExit(
+                    _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+                ) from None
             raise
     dist.destroy_process_group()
 
@@ -73,12 +82,18 @@ def refuse_ranks(command: str) -> None:
 
 @contextmanager
 def _ended_by_signal() -> Iterator[list[RankError]]:
-    """Within it, SIGTERM is an error with a message; torchrun sends it when another rank has ended."""
+    """Within it, SIGTERM is an error with a message; torchrun sends it when another rank has
+    ended.
+    """
     ended: list[RankError] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         _ignore_signal()
-        ended.append(RankError("torchrun ends this rank, most often because another one is gone; the run stops."))
+        ended.append(
+            RankError(
+                "torchrun ends this rank, most often because another one is gone; the run stops."
+            )
+        )
         raise ended[0]
 
     if threading.current_thread() is not threading.main_thread():

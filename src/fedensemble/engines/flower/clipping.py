@@ -27,14 +27,20 @@ class Limited(NamedTuple):
 
 
 def limit_lengths(
-    answers: Mapping[Visit, Answer], still: Tree, recent: Tensor, clip: float | None, refuse: float | None
+    answers: Mapping[Visit, Answer],
+    still: Tree,
+    recent: Tensor,
+    clip: float | None,
+    refuse: float | None,
 ) -> Limited:
-    """Shortens updates longer than `clip` times the median length, and refuses those longer than `refuse` times.
+    """Shortens updates longer than `clip` times the median length, and refuses those longer than
+    `refuse` times.
 
-    The median is over the round's answers of all modes: a mode often has two clients only, and the lengths of
-    different modes are alike. Small rounds are filled up with the lengths of the rounds before. Lengths of exactly
-    zero are left out, for a tensor that most clients leave alone would else allow no change at all. Each tensor has
-    its own median. Answers within the limits are handed back untouched, to the bit.
+    The median is over the round's answers of all modes: a mode often has two clients only, and the
+    lengths of different modes are alike. Small rounds are filled up with the lengths of the rounds
+    before. Lengths of exactly zero are left out, for a tensor that most clients leave alone would
+    else allow no change at all. Each tensor has its own median. Answers within the limits are
+    handed back untouched, to the bit.
 
     Args:
         answers: in the order of clients, so that a run can be repeated.
@@ -51,7 +57,8 @@ def limit_lengths(
     pool = pool[: max(len(lengths), WINDOW)]
     median = torch.tensor([_median(column) for column in pool.unbind(1)], dtype=torch.float64)
     ratio = (lengths / median).nan_to_num(0.0)  # [J, T]; 0 where there is no median
-    # A single number, such as a flag or a counter, is no update: shortened, it would mean something else.
+    # A single number, such as a flag or a counter, is no update: shortened, it would mean something
+    # else.
     updates = torch.tensor([name == BUFFERS or still[name].shape[-1] > 1 for name in names])
     found, refused, clipped = dict[Visit, Answer](), dict[Visit, str](), dict[Visit, float]()
     for (visit, answer), own in zip(answers.items(), ratio, strict=True):
@@ -83,7 +90,9 @@ def _median(lengths: Tensor) -> float:
 
 
 def _shortened(answer: Answer, still: Tree, ratio: Mapping[str, float], clip: float) -> Answer:
-    """An answer whose tensors are at most `clip` medians long; single numbers stay what they are."""
+    """An answer whose tensors are at most `clip` medians long; single numbers stay what they
+    are.
+    """
     uploads = {
         name: still[name] + (value - still[name]) * (clip / ratio[name])
         if ratio[name] > clip and value.shape[-1] > 1

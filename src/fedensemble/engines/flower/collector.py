@@ -1,4 +1,6 @@
-"""A round's answers as they come in: checked one by one, until the round has what it needs or time is up."""
+"""A round's answers as they come in: checked one by one, until the round has what it needs or time
+is up.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,30 @@ class Collector:
         modes: K.
     """
 
-    def __init__(self, roster: Roster, patience: RoundTimeout, clock: Clock, seed: int, modes: int) -> None:
-        self.roster, self.patience, self.clock, self.seed, self.modes = roster, patience, clock, seed, modes
+    def __init__(
+        self, roster: Roster, patience: RoundTimeout, clock: Clock, seed: int, modes: int
+    ) -> None:
+        self.roster, self.patience, self.clock, self.seed, self.modes = (
+            roster,
+            patience,
+            clock,
+            seed,
+            modes,
+        )
         self._overdue: list[tuple[float, Exchange, list[Visit]]] = []
 
-    def collect(self, messages: list[Message], visits: list[Visit], check: Check, log: RoundLog) -> Collected:
-        """Answers that count, until all places are taken, or everybody has answered, or time is up."""
+    def collect(
+        self, messages: list[Message], visits: list[Visit], check: Check, log: RoundLog
+    ) -> Collected:
+        """Answers that count, until all places are taken, or everybody has answered, or time is
+        up.
+        """
         deadline, failed = self.clock.now() + self.patience.timeout, set[int]()
-        exchange, places, answers = Exchange(self.roster.grid, messages), self._places(visits), dict[int, Answer]()
+        exchange, places, answers = (
+            Exchange(self.roster.grid, messages),
+            self._places(visits),
+            dict[int, Answer](),
+        )
         while exchange.waiting and not places.settled(exchange.waiting.values()):
             for index, message in exchange.look():
                 if index is None:
@@ -81,7 +99,9 @@ class Collector:
         mode = torch.tensor([visit.mode for visit in visits], dtype=torch.int64)
         asked = torch.bincount(mode, minlength=self.modes)
         keep = len(visits) if self.patience.keep is None else self.patience.keep
-        return ReplySlots(mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked)
+        return ReplySlots(
+            mode, quotas(asked, keep, self.seed, visits[0].round) if visits else asked
+        )
 
     def _judge(self, message: Message, visit: Visit, check: Check, log: RoundLog) -> Answer | None:
         """The answer in a message; None, and a line in the log, if there is none that counts."""
@@ -94,7 +114,9 @@ class Collector:
             reason = str(problem)
         except Exception as error:  # no answer, whatever it is made of, may stop the fleet
             reason = f"it cannot be checked: {type(error).__name__}"
-        log.refuse(self._name(visit), f"{shorten(reason, 160)} (node {message.metadata.src_node_id})")
+        log.refuse(
+            self._name(visit), f"{shorten(reason, 160)} (node {message.metadata.src_node_id})"
+        )
         return None
 
     def _late(self) -> list[str]:
@@ -105,7 +127,8 @@ class Collector:
             for place, message in exchange.look()
             if place is not None and message.has_content()
         ]
-        now = self.clock.now()  # after their deadline messages are void, and Flower takes no answer to them
+        # after their deadline messages are void, and Flower takes no answer to them
+        now = self.clock.now()
         self._overdue = [entry for entry in self._overdue if entry[1].waiting and now < entry[0]]
         return names
 

@@ -22,8 +22,8 @@ class RoundTimeout:
 
     Args:
         timeout: seconds from the sending of a round's messages.
-        keep: places of the round, see `ReplySlots`; once they are taken it ends. None waits for all. Later answers are
-            dropped and named.
+        keep: places of the round, see `ReplySlots`; once they are taken it ends. None waits for
+            all. Later answers are dropped and named.
         poll: seconds between two looks at what came in.
     """
 
@@ -33,12 +33,15 @@ class RoundTimeout:
 
     def __post_init__(self) -> None:
         if not self.timeout > 0 or not self.poll > 0 or (self.keep is not None and self.keep < 1):
-            raise InputError(f"A round needs timeout > 0, poll > 0 and keep >= 1 or none; got {self}.")
+            raise InputError(
+                f"A round needs timeout > 0, poll > 0 and keep >= 1 or none; got {self}."
+            )
 
 
 @dataclass
 class ReplySlots:
-    """Which answers count: so many of each mode, the first to come, as in a simulation with devices.
+    """Which answers count: so many of each mode, the first to come, as in a simulation with
+    devices.
 
     Args:
         mode: of each visit, [J].
@@ -51,33 +54,52 @@ class ReplySlots:
     came: list[int] = field(default_factory=list)
 
     def taken(self) -> list[int]:
-        """Visits that have a place if nobody else answers; one that a mode cannot fill goes to the next of any."""
+        """Visits that have a place if nobody else answers; one that a mode cannot fill goes to the
+        next of any.
+        """
         when = torch.full((len(self.mode),), torch.inf)
         when[self.came] = torch.arange(float(len(self.came)))
-        return [int(visit) for visit in first_to_finish(self.mode, when, when.isfinite(), self.each).nonzero()]
+        return [
+            int(visit)
+            for visit in first_to_finish(self.mode, when, when.isfinite(), self.each).nonzero()
+        ]
 
     def settled(self, waiting: Collection[int]) -> bool:
         """Whether none of the visits that are still waited for could get a place."""
         short = torch.bincount(self.mode[self.came], minlength=len(self.each)) < self.each
-        return len(self.taken()) == int(self.each.sum()) and not bool(short[self.mode[list(waiting)]].any())
+        return len(self.taken()) == int(self.each.sum()) and not bool(
+            short[self.mode[list(waiting)]].any()
+        )
 
 
 @dataclass
 class RoundLog:
-    """What happened beside the training; all texts that come from clients are made printable and cut."""
+    """What happened beside the training; all texts that come from clients are made printable and
+    cut.
+    """
 
     asked: int = 0
-    lost: dict[str, str] = field(default_factory=dict)  # clients whose answer did not come in time, and why
-    refused: dict[str, str] = field(default_factory=dict)  # clients whose answer does not count, and why
-    surplus: list[str] = field(default_factory=list)  # clients that were asked, but others were quicker
-    stray: list[str] = field(default_factory=list)  # messages that nobody waited for; the first few of them
+    # clients whose answer did not come in time, and why
+    lost: dict[str, str] = field(default_factory=dict)
+    # clients whose answer does not count, and why
+    refused: dict[str, str] = field(default_factory=dict)
+    # clients that were asked, but others were quicker
+    surplus: list[str] = field(default_factory=list)
+    # messages that nobody waited for; the first few of them
+    stray: list[str] = field(default_factory=list)
     more_strays: int = 0  # how many more there were
-    late: list[str] = field(default_factory=list)  # clients whose answers to earlier rounds came in now; dropped
-    forgot: list[str] = field(default_factory=list)  # clients that had lost their memory and began afresh
-    clipped: dict[str, float] = field(default_factory=dict)  # clients whose updates were shortened, by what factor
-    dominant: dict[str, float] = field(default_factory=dict)  # clients with most of a mode's weight, and their share
-    skipped: list[str] = field(default_factory=list)  # clients that were not asked because they are suspended
-    suspended: dict[str, int] = field(default_factory=dict)  # clients suspended from now on, for how many visits
+    # clients whose answers to earlier rounds came in now; dropped
+    late: list[str] = field(default_factory=list)
+    # clients that had lost their memory and began afresh
+    forgot: list[str] = field(default_factory=list)
+    # clients whose updates were shortened, by what factor
+    clipped: dict[str, float] = field(default_factory=dict)
+    # clients with most of a mode's weight, and their share
+    dominant: dict[str, float] = field(default_factory=dict)
+    # clients that were not asked because they are suspended
+    skipped: list[str] = field(default_factory=list)
+    # clients suspended from now on, for how many visits
+    suspended: dict[str, int] = field(default_factory=dict)
     small_cohorts: list[int] = field(default_factory=list)  # modes not updated: too few clients
     unused: list[str] = field(default_factory=list)  # clients whose answers went to such a mode
     broken: list[int] = field(default_factory=list)  # modes put back to their last good state
@@ -104,9 +126,21 @@ class RoundLog:
     def warnings(self) -> list[str]:
         """Lines for the operator."""
         lines = [
-            *(f"{name} does not count: {reason}" for name, reason in [*self.lost.items(), *self.refused.items()]),
-            *(f"{name}'s update was shortened by {factor:.3g}" for name, factor in self.clipped.items()),
-            *(f"{name} has {share:.0%} of a mode's weight" for name, share in self.dominant.items()),
-            *(f"mode {mode} is not updated: too few clients trained it" for mode in self.small_cohorts),
+            *(
+                f"{name} does not count: {reason}"
+                for name, reason in [*self.lost.items(), *self.refused.items()]
+            ),
+            *(
+                f"{name}'s update was shortened by {factor:.3g}"
+                for name, factor in self.clipped.items()
+            ),
+            *(
+                f"{name} has {share:.0%} of a mode's weight"
+                for name, share in self.dominant.items()
+            ),
+            *(
+                f"mode {mode} is not updated: too few clients trained it"
+                for mode in self.small_cohorts
+            ),
         ]
         return [shorten(line, 400) for line in lines]  # names too are somebody else's words

@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 class Reply(NamedTuple):
     """A message that came in."""
 
-    place: int | None  # which of the messages sent it answers; None if it is nothing that was waited for
+    # which of the messages sent it answers; None if it is nothing that was waited for
+    place: int | None
     message: Message
 
 
@@ -37,7 +38,8 @@ class Exchange:
 
     def __post_init__(self) -> None:
         ids = list(self.grid.push_messages(self.messages)) if self.messages else []
-        ids += [""] * (len(self.messages) - len(ids))  # none at all come back if they were too much for one request
+        # none at all come back if they were too much for one request
+        ids += [""] * (len(self.messages) - len(ids))
         for index, name in enumerate(ids):
             if name:
                 self.waiting[name] = index
@@ -50,9 +52,14 @@ class Exchange:
         for message in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
             told = message.metadata.reply_to_message_id
             index = self.waiting.get(told)
-            # Flower itself reports a node that is gone; everybody else can only answer what was sent to them.
+            # Flower itself reports a node that is gone; everybody else can only answer what was
+            # sent to them.
             if index is not None and not message.has_error():
-                index = index if message.metadata.src_node_id == self.messages[index].metadata.dst_node_id else None
+                index = (
+                    index
+                    if message.metadata.src_node_id == self.messages[index].metadata.dst_node_id
+                    else None
+                )
             if index is not None:
                 del self.waiting[told]
             replies.append(Reply(index, message))

@@ -14,8 +14,9 @@ from ...modeling.functional_model import FunctionalModel
 class Soundness:
     """Looks for modes that must not replace the ones before.
 
-    Single answers are checked when they come in. This is the last check, before a checkpoint is written: sums of
-    plausible values can still overflow, and a mode of finite weights can have predictions that are not.
+    Single answers are checked when they come in. This is the last check, before a checkpoint is
+    written: sums of plausible values can still overflow, and a mode of finite weights can have
+    predictions that are not.
 
     Args:
         learner: the model's structure; without one only the state is looked at.
@@ -38,12 +39,18 @@ class Soundness:
             return False
         if self.learner is None or self.example is None:
             return True
-        outputs = self.learner.outputs(state.modes["theta"][mode], state.buffers[mode], self.example)
+        outputs = self.learner.outputs(
+            state.modes["theta"][mode], state.buffers[mode], self.example
+        )
         return bool(outputs.isfinite().all())
 
 
-def _example(learner: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """One input of zeros, as numbers or as tokens, that a fresh model takes; None if it takes neither."""
+def _example(
+    learner: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]
+) -> Tensor | None:
+    """One input of zeros, as numbers or as tokens, that a fresh model takes; None if it takes
+    neither.
+    """
     for dtype in (learner.dtype, torch.int64):
         example = torch.zeros(1, *shape, dtype=dtype, device=learner.device)
         try:

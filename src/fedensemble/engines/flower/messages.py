@@ -1,4 +1,6 @@
-"""What travels between server and clients: tensors in Flower's own array records, words in its config records."""
+"""What travels between server and clients: tensors in Flower's own array records, words in its
+config records.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from numpy.lib import format as npy
 from torch import Tensor
 
@@ -40,15 +50,18 @@ class UnreadableError(Exception):
 
 def pack(tree: Mapping[str, Tensor]) -> ArrayRecord:
     """Tensors as a record."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tree.items()})
+    return ArrayRecord(
+        {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tree.items()}
+    )
 
 
 def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None = None) -> Tree:
     """The tensors of a record; nothing is unpickled.
 
     Args:
-        expected: tensors with the names, shapes and types that the record must have. They are compared with what the
-            record says of itself before a byte is decoded, and with what was decoded.
+        expected: tensors with the names, shapes and types that the record must have. They are
+            compared with what the record says of itself before a byte is decoded, and with what was
+            decoded.
     """
     record = content.array_records.get(name)
     if record is None:
@@ -62,7 +75,9 @@ def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None
             _compare(key, array.dtype, tuple(array.shape), like)
             most = like.numel() * like.element_size() + _HEADER
             if len(array.data) > most:
-                raise UnreadableError(f"'{key}' has {len(array.data)} bytes where {most} are plausible")
+                raise UnreadableError(
+                    f"'{key}' has {len(array.data)} bytes where {most} are plausible"
+                )
         try:
             tree[key] = _decode(array)
         except Exception as error:  # whatever a stranger's bytes make of a decoder
@@ -73,7 +88,9 @@ def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None
 
 
 def _decode(array: Array) -> Tensor:
-    """The tensor in an array's bytes, which are a .npy file; what its header claims is never allocated unseen."""
+    """The tensor in an array's bytes, which are a .npy file; what its header claims is never
+    allocated unseen.
+    """
     stream = BytesIO(array.data)
     if array.stype != "numpy.ndarray" or npy.read_magic(stream) != (1, 0):
         raise ValueError("it is not a .npy file of version 1.0")
@@ -86,9 +103,13 @@ def _decode(array: Array) -> Tensor:
 
 def _compare(key: str, dtype: str, shape: tuple[int, ...], like: Tensor) -> None:
     if TYPES.get(dtype) != like.dtype:
-        raise UnreadableError(f"'{key}' has type {dtype} where {str(like.dtype).removeprefix('torch.')} is expected")
+        raise UnreadableError(
+            f"'{key}' has type {dtype} where {str(like.dtype).removeprefix('torch.')} is expected"
+        )
     if shape != tuple(like.shape):
-        raise UnreadableError(f"'{key}' has shape {list(shape)} where {list(like.shape)} is expected")
+        raise UnreadableError(
+            f"'{key}' has shape {list(shape)} where {list(like.shape)} is expected"
+        )
 
 
 def visit_message(model: ArrayRecord, visit: Visit, node: int, ttl: float) -> Message:
@@ -115,14 +136,18 @@ def read_visit(content: RecordDict) -> Visit:
 
 
 def check_records(content: RecordDict) -> None:
-    """Raises if an answer carries more than an answer has: what nobody reads is not paid for, counted or stored."""
+    """Raises if an answer carries more than an answer has: what nobody reads is not paid for,
+    counted or stored.
+    """
     more = [
         *(name for name in content if name not in (VISIT, UPLOAD, RESULT)),
         *(name for name in content.config_records.get(VISIT, ()) if name not in Visit._fields),
         *(name for name in content.metric_records.get(RESULT, ()) if name not in _NUMBERS),
     ]
     if more:
-        raise UnreadableError(f"it has {len(more)} records or values that nobody asked for, such as '{more[0]}'")
+        raise UnreadableError(
+            f"it has {len(more)} records or values that nobody asked for, such as '{more[0]}'"
+        )
 
 
 def reply(message: Message, content: Mapping[str, Any]) -> Message:

@@ -1,4 +1,6 @@
-"""What a client's answer must be before it counts; one that is not is refused, and the round goes on."""
+"""What a client's answer must be before it counts; one that is not is refused, and the round goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,38 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...errors import InputError
 from ...flat_params import Tree, payload_bytes, rows
-from .messages import BUFFERS, UPLOAD, UnreadableError, Visit, check_records, number, read_visit, unpack
+from .messages import (
+    BUFFERS,
+    UPLOAD,
+    UnreadableError,
+    Visit,
+    check_records,
+    number,
+    read_visit,
+    unpack,
+)
 from .running_statistics import Statistics
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an answer may be, and what a round does with answers; the defaults change nothing that is plausible.
+    """What an answer may be, and what a round does with answers; the defaults change nothing that
+    is plausible.
 
     Args:
-        value: largest absolute change of any number in an upload, against that of a client that learned nothing.
+        value: largest absolute change of any number in an upload, against that of a client that
+            learned nothing.
         examples: most examples that a client may say it has.
-        clip: largest distance of an upload from that of a client that learned nothing, or None; a longer one is
-            shortened. Each tensor, and the change of running statistics, is measured by itself.
+        clip: largest distance of an upload from that of a client that learned nothing, or None; a
+            longer one is shortened. Each tensor, and the change of running statistics, is measured
+            by itself.
         clip_factor: the same as a multiple of the median length of the clients' updates, or None.
         refuse_factor: multiple of the median length above which an answer is refused, or None.
         loss: largest loss.
         least_loss: smallest loss; 0 where the loss cannot be negative.
         min_cohort: clients without whom a mode is not updated in a round.
-        max_weight: most that a client counts, as a multiple of the median number of examples, or None.
+        max_weight: most that a client counts, as a multiple of the median number of examples, or
+            None.
         suspend_after: failures in a row after which a client is suspended, or None.
     """
 
@@ -46,13 +61,19 @@ class Limits:
     suspend_after: int | None = None
 
     def __post_init__(self) -> None:
-        values = {name: value for name, value in vars(self).items() if name != "least_loss" and value is not None}
+        values = {
+            name: value
+            for name, value in vars(self).items()
+            if name != "least_loss" and value is not None
+        }
         if not all(value > 0 for value in values.values()):
             raise InputError(f"Limits on answers must be positive; got {self}.")
         if not self.loss <= 1e30:  # the mean over a million clients must be finite in float32
             raise InputError(f"The run's setting `max-loss` is at most 1e30; got {self.loss:g}.")
         if self.max_weight is not None and self.max_weight < 1:
-            raise InputError(f"The run's setting `max-weight` is at least 1, or 0 for none; got {self.max_weight:g}.")
+            raise InputError(
+                f"The run's setting `max-weight` is at least 1, or 0 for none; got {self.max_weight:g}."
+            )
 
 
 @dataclass(frozen=True)
@@ -67,9 +88,16 @@ class Answer:
 
 
 def check_answer(
-    message: Message, visit: Visit, algorithm: Algorithm, still: Tree, buffers: Tensor, coin: Tensor, examples: int,
-    limits: Limits, statistics: Statistics | None = None,
-) -> Answer:  # fmt: skip
+    message: Message,
+    visit: Visit,
+    algorithm: Algorithm,
+    still: Tree,
+    buffers: Tensor,
+    coin: Tensor,
+    examples: int,
+    limits: Limits,
+    statistics: Statistics | None = None,
+) -> Answer:
     """The answer in a message; raises UnreadableError, with the reason, if it must not count.
 
     Args:
@@ -86,13 +114,20 @@ def check_answer(
         if want != got:
             raise UnreadableError(f"it answers for {name} {got}, and was asked for {want}")
     if number(content, "examples", int) != examples:
-        raise UnreadableError(f"it says {number(content, 'examples', int)} examples, and was enrolled with {examples}")
+        raise UnreadableError(
+            f"it says {number(content, 'examples', int)} examples, and was enrolled with {examples}"
+        )
     like = rows(still, mode)
-    expected = {**algorithm.encode(like, coin[mode]), **({BUFFERS: buffers[mode]} if buffers.shape[-1] else {})}
+    expected = {
+        **algorithm.encode(like, coin[mode]),
+        **({BUFFERS: buffers[mode]} if buffers.shape[-1] else {}),
+    }
     sent = unpack(content, UPLOAD, expected)
     moved = sent.get(BUFFERS, torch.zeros_like(buffers[mode]))
     try:
-        uploads = algorithm.decode({n: value for n, value in sent.items() if n != BUFFERS}, like, coin[mode])
+        uploads = algorithm.decode(
+            {n: value for n, value in sent.items() if n != BUFFERS}, like, coin[mode]
+        )
     except Exception as error:  # whatever a stranger's bytes make of a decoder
         raise UnreadableError(f"its encoding cannot be read: {error}") from None
     for name, value in uploads.items():
@@ -112,8 +147,8 @@ def check_answer(
 def _check_change(name: str, value: Tensor, change: Tensor, most: float) -> None:
     """Raises if a tensor has values that are not finite, or changes by more than `most`.
 
-    The change is measured and not the value: once a model is large, for whatever reason, honest clients' uploads are
-    large too.
+    The change is measured and not the value: once a model is large, for whatever reason, honest
+    clients' uploads are large too.
     """
     if not bool(value.isfinite().all()):
         raise UnreadableError(f"'{name}' has values that are not finite")
@@ -124,19 +159,26 @@ def _check_change(name: str, value: Tensor, change: Tensor, most: float) -> None
 
 
 def _check_loss(content: RecordDict, dtype: torch.dtype, limits: Limits) -> float:
-    """A client's loss; raises if it is not one in the run's own precision, in which 1e39 may be infinite."""
+    """A client's loss; raises if it is not one in the run's own precision, in which 1e39 may be
+    infinite.
+    """
     loss = number(content, "loss", float)
     if not bool(torch.tensor(loss, dtype=dtype).isfinite()):
-        raise UnreadableError(f"its loss is {loss}, first in local step {number(content, 'first_bad_step', int) + 1}")
+        raise UnreadableError(
+            f"its loss is {loss}, first in local step {number(content, 'first_bad_step', int) + 1}"
+        )
     if not limits.least_loss <= loss <= limits.loss:
-        raise UnreadableError(f"its loss is {loss:.3g}, and {limits.least_loss:g} to {limits.loss:g} is plausible")
+        raise UnreadableError(
+            f"its loss is {loss:.3g}, and {limits.least_loss:g} to {limits.loss:g} is plausible"
+        )
     return float(loss)
 
 
 def _clip(value: Tensor, still: Tensor, clip: float | None) -> Tensor:
     """A tensor no further than `clip` from that of a client that learned nothing.
 
-    A single number, such as a flag or a counter, is no update: shortened, it would mean something else.
+    A single number, such as a flag or a counter, is no update: shortened, it would mean something
+    else.
     """
     if clip is None or value.shape[-1] == 1:
         return value

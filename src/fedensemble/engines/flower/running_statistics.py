@@ -1,4 +1,6 @@
-"""Running statistics that clients send: which entries cannot be negative, and which never change."""
+"""Running statistics that clients send: which entries cannot be negative, and which never
+change.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Statistics:
     """What is known of the entries of a model's buffers, [R] bool each.
 
     Args:
-        variances: running variances, which are never negative: a square root is taken of them in every prediction.
+        variances: running variances, which are never negative: a square root is taken of them in
+            every prediction.
         frozen: parameters that are not trained, which no client may move.
     """
 
@@ -27,17 +30,26 @@ class Statistics:
     def of(cls, learner: FunctionalModel) -> Statistics:
         """Those of a model."""
         model, layout = learner.training_model, learner.buffer_layout
-        norms = [n for n, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+        norms = [
+            n
+            for n, module in model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._NormBase)
+        ]
         variances = {f"{name}.running_var".lstrip(".") for name in norms}
-        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        frozen = {
+            name for name, parameter in model.named_parameters() if not parameter.requires_grad
+        }
         return cls(*(_mask(names, layout.names, layout.sizes) for names in (variances, frozen)))
 
     def check(self, before: Tensor, moved: Tensor) -> None:
-        """Raises UnreadableError if a client's change of a mode's statistics, [R], cannot be honest."""
+        """Raises UnreadableError if a client's change of a mode's statistics, [R], cannot be
+        honest.
+        """
         if bool((moved[self.frozen] != 0).any()):
             raise UnreadableError("'buffers' changes parameters that are not trained")
         start = before[self.variances]
-        # A client sends the difference of two variances. Where its own is tiny, adding the difference to the server's
+        # A client sends the difference of two variances. Where its own is tiny, adding the
+        # difference to the server's
         # may end below zero by rounding alone; that much is allowed here and cut off in `repair`.
         slack = 8 * torch.finfo(start.dtype).eps * start.abs()
         if bool((start + moved[self.variances] < -slack).any()):

@@ -15,10 +15,11 @@ LONGEST = 64  # visits that a client is left out for at most: it may have been r
 class Conduct:
     """Who failed how often in a row, and for how many visits a client is suspended.
 
-    A failure is an answer that was refused, or none at all from a client that was asked. After `after` failures in a
-    row a client misses its next two visits; if it fails again, four, then eight, up to 64. Visits are counted, not
-    rounds: where few of many clients are asked in a round, a few rounds would be no suspension. An answer that passes
-    the checks ends it.
+    A failure is an answer that was refused, or none at all from a client that was asked. After
+    `after` failures in a row a client misses its next two visits; if it fails again, four, then
+    eight, up to 64. Visits are counted, not
+    rounds: where few of many clients are asked in a round, a few rounds would be no suspension. An
+    answer that passes the checks ends it.
 
     Args:
         clients: their number, N.
@@ -28,17 +29,22 @@ class Conduct:
     def __init__(self, clients: int, after: int | None = None) -> None:
         self.after = after
         self.failures = torch.zeros(clients, dtype=torch.int64)  # in a row, [N]
-        self.suspended = torch.zeros(clients, dtype=torch.int64)  # visits each client still misses, [N]
+        # visits each client still misses, [N]
+        self.suspended = torch.zeros(clients, dtype=torch.int64)
 
     def absent(self, client: Tensor) -> Tensor:
         """Which of the planned clients, [J], are suspended."""
         return self.suspended[client] > 0
 
-    def record(self, skipped: Collection[int], failed: Collection[int], passed: Collection[int]) -> dict[int, int]:
-        """Enters what happened in a round; gives the clients that are suspended from now on, and for how many visits.
+    def record(
+        self, skipped: Collection[int], failed: Collection[int], passed: Collection[int]
+    ) -> dict[int, int]:
+        """Enters what happened in a round; gives the clients that are suspended from now on, and
+        for how many visits.
 
-        A round in which nobody's answer passed tells nothing of single clients: the server's network, or the model
-        itself, may be at fault. If it counted, one outage could suspend the whole fleet.
+        A round in which nobody's answer passed tells nothing of single clients: the server's
+        network, or the model itself, may be at fault. If it counted, one outage could suspend the
+        whole fleet.
         """
         self.suspended[list(skipped)] -= 1
         if self.after is None or not passed:

@@ -9,16 +9,22 @@ MOST = 0.5  # share of a mean above which one client decides it
 
 
 def limited(sizes: Tensor, most: float | None) -> Tensor:
-    """Weights of the clients, [N] float64: their examples, but no more than `most` times the median.
+    """Weights of the clients, [N] float64: their examples, but no more than `most` times the
+    median.
 
-    Examples are what a client says it has; nobody can count them. The limit is one for the whole training and not one
-    for each mean, so that methods which keep sums over all clients (SCAFFOLD, DIANA) stay consistent.
+    Examples are what a client says it has; nobody can count them. The limit is one for the whole
+    training and not one for each mean, so that methods which keep sums over all clients (SCAFFOLD,
+    DIANA) stay consistent.
 
     >>> limited(torch.tensor([10, 20, 9000]), 3.0).tolist()
     [10.0, 20.0, 60.0]
     """
     weights = sizes.double()
-    return weights if most is None or not len(weights) else weights.clamp(max=most * float(weights.median()))
+    return (
+        weights
+        if most is None or not len(weights)
+        else weights.clamp(max=most * float(weights.median()))
+    )
 
 
 def dominant(mode: Tensor, weight: Tensor) -> dict[int, float]:

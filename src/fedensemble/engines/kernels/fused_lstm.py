@@ -1,6 +1,8 @@
-"""An LSTM layer with J sets of weights on a GPU: fused cells, and the slope of its weights in one product.
+"""An LSTM layer with J sets of weights on a GPU: fused cells, and the slope of its weights in one
+product.
 
-Left to autograd, every time step would add its own [J, 4H, H] slope to a sum; that was most of the time.
+Left to autograd, every time step would add its own [J, 4H, H] slope to a sum; that was most of the
+time.
 """
 
 from __future__ import annotations
@@ -46,9 +48,18 @@ class LSTMLayer(torch.autograd.Function):
         slopes = []
         for t in reversed(range(steps)):
             along_hidden = along_hidden + along_outputs[:, t]
-            slope, along_cell, _ = _cell_backward(along_hidden, along_cell, cells[t], cells[t + 1], gates[t], False)
+            slope, along_cell, _ = _cell_backward(
+                along_hidden, along_cell, cells[t], cells[t + 1], gates[t], False
+            )
             slopes.append(slope)
-            along_hidden = torch.bmm(slope.reshape(visits, -1, 4 * width), weight).reshape(-1, width)
+            along_hidden = torch.bmm(slope.reshape(visits, -1, 4 * width), weight).reshape(
+                -1, width
+            )
         along_given = torch.stack(slopes[::-1], 1)  # [N, T, 4H]
         left = along_given.reshape(visits, -1, 4 * width).transpose(1, 2)
-        return along_given, along_hidden, along_cell, torch.bmm(left, before.reshape(visits, -1, width))
+        return (
+            along_given,
+            along_hidden,
+            along_cell,
+            torch.bmm(left, before.reshape(visits, -1, width)),
+        )

@@ -1,1 +1,3 @@
-"""Engines that simulate all clients in this process: one after another, or a block of clients at once."""
+"""Engines that simulate all clients in this process: one after another, or a block of clients at
+once.
+"""

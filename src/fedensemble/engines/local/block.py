@@ -60,15 +60,24 @@ class Minibatches:
     """The local steps of a block: gathers each step's batch and asks for gradients."""
 
     def __init__(
-        self, data: FederatedData, dtype: torch.dtype, gradient: GradientFn, given: Inputs, ragged: bool
+        self,
+        data: FederatedData,
+        dtype: torch.dtype,
+        gradient: GradientFn,
+        given: Inputs,
+        ragged: bool,
     ) -> None:
         self.data, self.dtype, self._gradient, self.given = data, dtype, gradient, given
         self.count = len(given.place)
         self.active = given.weight.any(-1, keepdim=True) if ragged else None
 
-    def gradient(self, step: int, at: Tensor, buffers: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gradient(
+        self, step: int, at: Tensor, buffers: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Minibatch gradient, loss and new buffers in a local step."""
-        return self.on_batch(self.given.place[step], self.given.weight[step], self._keys[step], at, buffers)
+        return self.on_batch(
+            self.given.place[step], self.given.weight[step], self._keys[step], at, buffers
+        )
 
     @cached_property
     def _keys(self) -> Tensor:
@@ -103,11 +112,17 @@ def single(given: Inputs) -> Inputs:
 
 
 def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
-    """The algorithm with a tensor [..., 1] in place of some of its numbers: visits of different runs side by side."""
+    """The algorithm with a tensor [..., 1] in place of some of its numbers: visits of different
+    runs side by side.
+    """
     if not hyper:
         return algorithm
     other = copy(algorithm)
-    for name in [name for name in vars(other) if isinstance(getattr(type(other), name, None), cached_property)]:
+    for name in [
+        name
+        for name in vars(other)
+        if isinstance(getattr(type(other), name, None), cached_property)
+    ]:
         del other.__dict__[name]  # it may have been made from one run's numbers
     for name, value in hyper.items():
         object.__setattr__(other, name, value)
@@ -115,11 +130,15 @@ def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
 
 
 def summarize_losses(trained: BlockResult, given: Inputs) -> tuple[Tensor, Tensor]:
-    """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J] each."""
+    """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J]
+    each.
+    """
     active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
     loss = torch.where(active, trained.losses, 0).sum(0) / active.sum(0)
     bad = active & ~torch.isfinite(trained.losses)
-    # One pass over the uploads: a sum is finite only if all of it is (or, at 1e38, is as good as diverged).
+    # One pass over the uploads: a sum is finite only if all of it is (or, at 1e38, is as good as
+    # diverged).
     finite = torch.stack([value.sum(-1).isfinite() for value in trained.uploads.values()]).all(0)
-    last = torch.where(finite, -1, active.sum(0) - 1)  # all losses were finite, but the last step's result is not
+    # all losses were finite, but the last step's result is not
+    last = torch.where(finite, -1, active.sum(0) - 1)
     return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)

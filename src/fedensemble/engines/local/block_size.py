@@ -17,18 +17,23 @@ from ..stacked.gradient import folded_gradient
 if TYPE_CHECKING:
     from .vector import VectorEngine
 
-_COPIES = 10  # of a visit's weights alive at once: sent, point, gradient, slots, upload, memory and their new values
+# of a visit's weights alive at once: sent, point, gradient, slots, upload, memory and their new
+# values
+_COPIES = 10
 _GIB = 1 << 30
 _ON_CPU = 4  # GiB
 _OF_GPU = 0.6  # of what this process could have
 _MOST = {"cpu": 64, "cuda": 4096}
 _FEW = 2  # examples of a trial on a CPU, and twice as many: what a batch needs follows
 _UNSEEN = _GIB  # bytes of a visit, where nothing is known
-_SLOPES = 3  # of the largest tensor of a forward pass: those on both sides of an operation, and what it needs itself
+# of the largest tensor of a forward pass: those on both sides of an operation, and what it needs
+# itself
+_SLOPES = 3
 
 
 def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
-    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from what autograd saves.
+    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from
+    what autograd saves.
 
     If that is more than the budget, the engine's notes say so.
     """
@@ -50,10 +55,12 @@ def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
 
 
 def _room_on_gpu(engine: VectorEngine) -> float:
-    """Bytes for a block: a part of the GPU's memory less what this process holds, so that every start finds the same.
+    """Bytes for a block: a part of the GPU's memory less what this process holds, so that every
+    start finds the same.
 
-    What is free at the start would differ with other programs, and with it blocks, the order of sums and the last bits
-    of results. Only where others leave less than that part, what is free decides, and the engine's notes say so.
+    What is free at the start would differ with other programs, and with it blocks, the order of
+    sums and the last bits of results. Only where others leave less than that part, what is free
+    decides, and the engine's notes say so.
     """
     device = engine.learner.device
     free, total = torch.cuda.mem_get_info(device)
@@ -69,7 +76,8 @@ def _room_on_gpu(engine: VectorEngine) -> float:
 
 
 def _coarse(visits: int) -> int:
-    """A number of visits rounded down to three binary digits: what a visit needs is measured, and varies a little.
+    """A number of visits rounded down to three binary digits: what a visit needs is measured, and
+    varies a little.
 
     >>> [_coarse(n) for n in (1, 7, 9, 100, 4096)]
     [1, 7, 8, 96, 4096]
@@ -81,7 +89,8 @@ def _coarse(visits: int) -> int:
 def activations(engine: VectorEngine) -> int:
     """Bytes one visit's forward and backward pass needs beside its weights."""
     device = engine.learner.device
-    for visits in (2, 1) if device.type == "cuda" else (1,):  # two tell one's share of what all need once
+    # two tell one's share of what all need once
+    for visits in (2, 1) if device.type == "cuda" else (1,):
         try:
             return _measured(engine, visits) if device.type == "cuda" else _estimated(engine)
         except OOM_ERRORS as error:
@@ -106,7 +115,9 @@ def _estimated(engine: VectorEngine) -> int:
     batch = engine.work.batch_size
     learner = engine.learner.clone_module()  # what this one keeps in Python stays as it was
     # Layers apart: what oneDNN keeps in its own layout, nobody can look at.
-    gradient = folded_gradient(learner) if engine.folded else learner.gradient_function(batched=False)
+    gradient = (
+        folded_gradient(learner) if engine.folded else learner.gradient_function(batched=False)
+    )
     if batch > 2 * _FEW:
         try:
             small, large = (_saved(engine, gradient, count) for count in (_FEW, 2 * _FEW))
@@ -124,7 +135,9 @@ def _estimated(engine: VectorEngine) -> int:
 
 @num_threads(1)
 def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
-    """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward pass is done."""
+    """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward
+    pass is done.
+    """
     given = _batch(engine, 1, batch)
     if not engine.folded:  # vmap lets nobody look
         given = tuple(values[0] for values in given)

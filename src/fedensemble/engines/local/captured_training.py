@@ -1,8 +1,9 @@
 """Local training as CUDA graphs: Python runs once for each shape, the card does the rest.
 
-While local training is recorded, the work before, in and after the local steps goes to graphs of its own. A round
-copies its inputs to where the graphs expect them, replays the first, then the step's graph as often as there are steps
-(it counts them on the card), then the last. Algorithms do not know of it: only `iterate` differs.
+While local training is recorded, the work before, in and after the local steps goes to graphs of
+its own. A round copies its inputs to where the graphs expect them, replays the first, then the
+step's graph as often as there are steps (it counts them on the card), then the last. Algorithms do
+not know of it: only `iterate` differs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Recorder:
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
-        self.graphs: list[tuple[torch.cuda.CUDAGraph, bool]] = []  # and whether it is one of the repeated steps
+        # and whether it is one of the repeated steps
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, bool]] = []
         self._open: Any = None
 
     def begin(self, repeated: bool) -> None:
@@ -58,10 +60,14 @@ class RecordedProblem(LocalProblem):
     minibatches: Minibatches
     table: Tensor  # losses, [S, J]
     copied: Copied  # what products read of weights [J, P], or None
-    active: Tensor | None = None  # [J, 1], while a step is recorded whose visits do not all take part
+    # [J, 1], while a step is recorded whose visits do not all take part
+    active: Tensor | None = None
 
-    def descend(self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None) -> Tensor:
-        plain = type(self.optimizer) is SGD and self.optimizer.momentum == 0  # a subclass may step in its own way
+    def descend(
+        self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None
+    ) -> Tensor:
+        # a subclass may step in its own way
+        plain = type(self.optimizer) is SGD and self.optimizer.momentum == 0
         if not plain or limit is not None:
             return super().descend(start, adjust, limit)
 
@@ -90,8 +96,12 @@ class RecordedProblem(LocalProblem):
         buffers = self.buffers.clone()
         index = torch.zeros(1, dtype=torch.int64, device=buffers.device)
         self.recorder.begin(repeated=True)
-        place, weight = (table.index_select(0, index).squeeze(0) for table in (given.place, given.weight))
-        active = self.active = weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
+        place, weight = (
+            table.index_select(0, index).squeeze(0) for table in (given.place, given.weight)
+        )
+        active = self.active = (
+            weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
+        )
         key = dispatch.fold(given.noise, index)
 
         def gradient(at: Tensor) -> Tensor:
@@ -103,12 +113,15 @@ class RecordedProblem(LocalProblem):
 
         new = step(state, gradient)
         own = {value.untyped_storage().data_ptr() for value in state.values()}
-        for name, value in new.items():  # an old value that goes on under another name must not be overwritten first
+        # an old value that goes on under another name must not be overwritten first
+        for name, value in new.items():
             if value is not state[name] and value.untyped_storage().data_ptr() in own:
                 new = {**new, name: value.clone()}
         for name, value in new.items():
             if value is not state[name]:
-                state[name].copy_(value if active is None else torch.where(active, value, state[name]))
+                state[name].copy_(
+                    value if active is None else torch.where(active, value, state[name])
+                )
         index.add_(1)
         self.recorder.begin(repeated=False)
         self.buffers = buffers
@@ -136,24 +149,36 @@ class CapturedTraining:
         pool: Any,
     ) -> None:
         room = (most_steps, *given.place.shape[1:])
-        self.given = Inputs(**{
-            **{name: _copied(value) for name, value in given._asdict().items()},
-            "place": given.place.new_zeros(room),
-            "weight": given.weight.new_zeros(room),
-        })  # fmt: skip
+        self.given = Inputs(
+            **{
+                **{name: _copied(value) for name, value in given._asdict().items()},
+                "place": given.place.new_zeros(room),
+                "weight": given.weight.new_zeros(room),
+            }
+        )
         self.load(given)
         self.recorder = Recorder(pool)
         problem = RecordedProblem(
-            steps := minibatches(self.given), self.given.buffers, algorithm.optimizer, self.given.lr, self.given.sizes,
-            self.given.counts, self.given.own, self.given.coin,
-        )  # fmt: skip
+            steps := minibatches(self.given),
+            self.given.buffers,
+            algorithm.optimizer,
+            self.given.lr,
+            self.given.sizes,
+            self.given.counts,
+            self.given.own,
+            self.given.coin,
+        )
         problem.recorder, problem.minibatches, problem.copied = self.recorder, steps, copied
-        problem.table = torch.zeros(room[:2], dtype=self.given.lr.dtype, device=self.given.lr.device)
+        problem.table = torch.zeros(
+            room[:2], dtype=self.given.lr.dtype, device=self.given.lr.device
+        )
         self.table = problem.table
         try:
             self.recorder.begin(repeated=False)
             method = tuned(algorithm, self.given.hyper)
-            uploads, memory = method.local_training(received(self.given), self.given.memory, problem)
+            uploads, memory = method.local_training(
+                received(self.given), self.given.memory, problem
+            )
             self.uploads, self.memory, self.buffers = uploads, memory, problem.buffers
         finally:
             self.recorder.end()
@@ -171,15 +196,22 @@ class CapturedTraining:
                 held.copy_(value)
 
     def run(self, given: Inputs) -> BlockResult:
-        """Trains a block; what it returns holds until the next run, what clients remember for ever."""
+        """Trains a block; what it returns holds until the next run, what clients remember for
+        ever.
+        """
         self.load(given)
         steps = len(given.place)
         for graph, repeated in self.recorder.graphs:
             for _ in range(steps if repeated else 1):
                 graph.replay()
-        kept = {name: value.clone() for name, value in self.memory.items()}  # read only at the end of the round
+        # read only at the end of the round
+        kept = {name: value.clone() for name, value in self.memory.items()}
         return BlockResult(self.uploads, kept, self.buffers, self.table[:steps])
 
 
 def _copied(value: Any) -> Any:
-    return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value.clone()
+    return (
+        {name: tensor.clone() for name, tensor in value.items()}
+        if isinstance(value, dict)
+        else value.clone()
+    )

@@ -1,4 +1,6 @@
-"""What clients keep between visits: one row a (client, mode), made when the client first trains the mode."""
+"""What clients keep between visits: one row a (client, mode), made when the client first trains the
+mode.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ _MODES = 1 << 24  # a visit's number is client * _MODES + mode
 
 
 class ClientMemory:
-    """A growing table of rows by (client, mode); a client's memory of one mode never meets another's.
+    """A growing table of rows by (client, mode); a client's memory of one mode never meets
+    another's.
 
-    Where the rows lie never changes a number, only what they cost: on the device they cost its memory, on the host
-    (pinned, beside a GPU) a copy a visit, on disk a file without a name, which is gone with the process.
+    Where the rows lie never changes a number, only what they cost: on the device they cost its
+    memory, on the host (pinned, beside a GPU) a copy a visit, on disk a file without a name, which
+    is gone with the process.
 
     Args:
         device: where visits are trained.
-        placement: "device", "host", "disk", or "auto": the first of them that has room, and the next when it is full.
+        placement: "device", "host", "disk", or "auto": the first of them that has room, and the
+            next when it is full.
 
     >>> memory = ClientMemory()
     >>> memory.write(Plan(torch.tensor([7]), torch.tensor([0])), {"h": torch.ones(1, 2)})
@@ -41,12 +46,18 @@ class ClientMemory:
 
     def __init__(self, device: torch.device | str = "cpu", placement: Placement = "auto") -> None:
         if placement not in get_args(Placement):
-            raise InputError(f"client_memory is 'auto', 'device', 'host' or 'disk'; got {placement!r}.")
+            raise InputError(
+                f"client_memory is 'auto', 'device', 'host' or 'disk'; got {placement!r}."
+            )
         self.device, self.placement = torch.device(device), placement
         places = ("device", "host", "disk") if self.device.type == "cuda" else ("host", "disk")
         self.where = places[0] if placement == "auto" or placement not in places else placement
         self.table: Tree = {}
-        self._number, self._row = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)  # by number
+        # by number
+        self._number, self._row = (
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, dtype=torch.int64),
+        )
         self._files: dict[str, IO[bytes]] = {}
         finalize(self, _close, self._files)
 
@@ -60,18 +71,27 @@ class ClientMemory:
         if not fresh or not self.table or int(row.max()) < 0:
             return fresh
         found = (row >= 0).unsqueeze(-1).to(self.device)
-        return {name: torch.where(found, self._taken(name, row.clamp(min=0)), new) for name, new in fresh.items()}
+        return {
+            name: torch.where(found, self._taken(name, row.clamp(min=0)), new)
+            for name, new in fresh.items()
+        }
 
     def aside(self, rows: Tree) -> Tree:
-        """A round's new rows as they wait for its end: not on the device, if that has no room for memory."""
-        return rows if self.where == "device" else {name: value.cpu() for name, value in rows.items()}
+        """A round's new rows as they wait for its end: not on the device, if that has no room for
+        memory.
+        """
+        return (
+            rows if self.where == "device" else {name: value.cpu() for name, value in rows.items()}
+        )
 
     def write(self, plan: Plan, rows: Tree) -> None:
         """Keeps the rows of the plan's visits."""
         self.write_all([(plan, rows)])
 
     def write_all(self, kept: Sequence[tuple[Plan, Tree]]) -> None:
-        """Keeps the rows of several plans' visits; where there is no room for all, it raises and keeps none."""
+        """Keeps the rows of several plans' visits; where there is no room for all, it raises and
+        keeps none.
+        """
         kept = [(plan, rows) for plan, rows in kept if rows]
         if not kept:
             return
@@ -80,7 +100,9 @@ class ClientMemory:
         new = row < 0
         row[new] = torch.arange(len(self), len(self) + int(new.sum()))
         self._make_room(len(self) + int(new.sum()), kept[0][1])
-        for place, (_, rows) in zip(torch.split(row, [len(plan.client) for plan, _ in kept]), kept, strict=True):
+        for place, (_, rows) in zip(
+            torch.split(row, [len(plan.client) for plan, _ in kept]), kept, strict=True
+        ):
             for name, value in rows.items():
                 held = self.table[name]
                 held[place.to(held.device)] = value.to(held.device)
@@ -99,7 +121,11 @@ class ClientMemory:
         """Puts back what `tensors` gave."""
         self.table = {}
         _close(self._files)
-        rows = {name.removeprefix("row."): table for name, table in tensors.items() if name.startswith("row.")}
+        rows = {
+            name.removeprefix("row."): table
+            for name, table in tensors.items()
+            if name.startswith("row.")
+        }
         visits = tensors.get("visits", torch.empty(0, 2, dtype=torch.int64)).cpu()
         if len(visits):
             self._make_room(len(visits), rows)
@@ -137,9 +163,13 @@ class ClientMemory:
                     if not out_of_memory(error):
                         raise
             self.where = "host" if self.where == "device" else "disk"
-        advice = "use engine.options.client_memory 'auto' or 'disk', or a method without client memory"
+        advice = (
+            "use engine.options.client_memory 'auto' or 'disk', or a method without client memory"
+        )
         with raise_on_oom(
-            "Clients' memory does", self.device if self.where == "device" else torch.device("cpu"), advice
+            "Clients' memory does",
+            self.device if self.where == "device" else torch.device("cpu"),
+            advice,
         ):
             self._grow(room, like)
 
@@ -162,11 +192,16 @@ class ClientMemory:
         return torch.empty(shape, dtype=like.dtype, device=device, pin_memory=pinned)
 
     def _on_disk(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A table that lies in a file; the operating system decides which pages of it are in memory."""
+        """A table that lies in a file; the operating system decides which pages of it are in
+        memory.
+        """
         size = torch.Size(shape).numel() * dtype.itemsize
         try:
-            file = self._files[name] if name in self._files else TemporaryFile(prefix="fedensemble-")  # noqa: SIM115
-            if hasattr(os, "posix_fallocate"):  # a full disk must be said here: later it would kill the process
+            file = (
+                self._files[name] if name in self._files else TemporaryFile(prefix="fedensemble-")
+            )
+            # a full disk must be said here: later it would kill the process
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)

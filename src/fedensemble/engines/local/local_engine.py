@@ -1,4 +1,6 @@
-"""What engines of one machine share: data, keys, weights, memory and sums; they differ in how visits are batched."""
+"""What engines of one machine share: data, keys, weights, memory and sums; they differ in how
+visits are batched.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,14 @@ class LocalEngine(Engine):
         data: all clients' examples.
         work: how much a client trains.
         seed: of the run.
-        client_memory: where clients' memory lies: "device", "host", "disk", or "auto", the first that has room.
+        client_memory: where clients' memory lies: "device", "host", "disk", or "auto", the first
+            that has room.
     """
 
     batched: ClassVar[bool]
     block: int = 1  # visits trained together
-    secret: SecretSource | None = None  # of numbers that only a client knows; a simulation makes them from the seed
+    # of numbers that only a client knows; a simulation makes them from the seed
+    secret: SecretSource | None = None
 
     def __init__(
         self,
@@ -53,7 +57,12 @@ class LocalEngine(Engine):
         *,
         client_memory: Placement = "auto",
     ) -> None:
-        self.learner, self.data, self.work, self.seed = learner, moved(data, learner.device), work, seed
+        self.learner, self.data, self.work, self.seed = (
+            learner,
+            moved(data, learner.device),
+            work,
+            seed,
+        )
         self.host_sizes = data.size.cpu()
         self.starts = data.start.to(learner.device)
         self._foreseen: tuple[int, Plan, Tables] | None = None
@@ -64,7 +73,9 @@ class LocalEngine(Engine):
             keep_freed_memory()
 
     def use(self, data: FederatedData) -> None:
-        """Takes the same examples from where they lie now; what was prepared for the old place is forgotten."""
+        """Takes the same examples from where they lie now; what was prepared for the old place is
+        forgotten.
+        """
         self.data, self.starts = data, data.start.to(self.learner.device)
         self._foreseen = None
 
@@ -72,15 +83,27 @@ class LocalEngine(Engine):
     def order(self, counts: Tensor) -> Tensor:
         """The order in which visits with so many local steps are trained, as indices."""
 
-    def visit(self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int) -> RoundResult:
+    def visit(
+        self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
+    ) -> RoundResult:
         return run_visits([self], [Request(algorithm, sent, buffers, plan, round)])[0]
 
     def prepare(
-        self, algorithm: Algorithm, sent: Tree, mode: Tensor, buffers: Tensor, plan: Plan, round: int
+        self,
+        algorithm: Algorithm,
+        sent: Tree,
+        mode: Tensor,
+        buffers: Tensor,
+        plan: Plan,
+        round: int,
     ) -> Inputs:
-        """Everything a block of visits needs for local training; visits are sent the rows `mode`."""
+        """Everything a block of visits needs for local training; visits are sent the rows
+        `mode`.
+        """
         tables = self.tables(plan, round)
-        rate = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64).to(self.learner.dtype)
+        rate = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64).to(
+            self.learner.dtype
+        )
         return Inputs(
             sent=sent,
             mode=mode,
@@ -118,15 +141,20 @@ class LocalEngine(Engine):
 
     def _tables(self, plan: Plan, round: int) -> Tables:
         host, device, dtype = self.host_sizes[plan.client], self.learner.device, self.learner.dtype
-        # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations cost less.
+        # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations
+        # cost less.
         batches, noise, own = (
             visit_key(purpose, self.seed, round, plan.client, plan.mode)
             for purpose in ("batches", "model", "algorithm")
         )
         small = len(host) * int(host.max()) <= _SMALL
-        place, weight = batch_table(batches, host, self.work) if small else batch_table(
-            to_device_async(batches, device), to_device_async(host, device), self.work, host
-        )  # fmt: skip
+        place, weight = (
+            batch_table(batches, host, self.work)
+            if small
+            else batch_table(
+                to_device_async(batches, device), to_device_async(host, device), self.work, host
+            )
+        )
         starts = self.starts[to_device_async(plan.client, device)]
         return Tables(
             place=to_device_async(place, device) + starts.reshape(1, -1, 1),
@@ -145,32 +173,46 @@ class LocalEngine(Engine):
     def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
         """Smaller blocks from this round on, because one of `tried` visits did not fit into memory.
 
-        It is recorded, and the notes say so: sums in another order change the last bits of results. Raises if blocks
-        cannot be smaller.
+        It is recorded, and the notes say so: sums in another order change the last bits of results.
+        Raises if blocks cannot be smaller.
         """
         if self.block == 1:
             raise oom_error("One visit does", self.learner.device, lacking, SMALLER_VISIT)
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
-        self.notes = [*self.notes, (
-            f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are trained at once "
-            f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
-        )]  # fmt: skip
+        self.notes = [
+            *self.notes,
+            (
+                f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are trained at once "
+                f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
+            ),
+        ]
 
     def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
-        """Local training step by step; without batching the block is one visit and has no leading dimension."""
+        """Local training step by step; without batching the block is one visit and has no leading
+        dimension.
+        """
         visits = len(given.noise)
         sent = received(given)
         if not self.batched:
             given, sent = single(given), rows(sent, 0)
         steps = Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
         problem = LocalProblem(
-            steps, given.buffers, algorithm.optimizer, given.lr, given.sizes, given.counts, given.own, given.coin,
+            steps,
+            given.buffers,
+            algorithm.optimizer,
+            given.lr,
+            given.sizes,
+            given.counts,
+            given.own,
+            given.coin,
             self.secret,
-        )  # fmt: skip
+        )
         uploads, memory = tuned(algorithm, given.hyper).local_training(sent, given.memory, problem)
-        losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(-1, visits)
+        losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(
+            -1, visits
+        )
         return BlockResult(
             {name: value.reshape(visits, -1) for name, value in uploads.items()},
             {name: value.reshape(visits, -1) for name, value in memory.items()},

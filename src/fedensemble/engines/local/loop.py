@@ -19,11 +19,16 @@ class LoopEngine(LocalEngine):
 
     @property
     def precision(self) -> str:  # type: ignore[override]
-        """That of the weights, less on a GPU where torch's switches say so: it leaves them as they are."""
+        """That of the weights, less on a GPU where torch's switches say so: it leaves them as they
+        are.
+        """
         if self.learner.dtype != torch.float32 or self.learner.device.type != "cuda":
             return str(self.learner.dtype).removeprefix("torch.")
         try:
-            products, convolutions = torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32
+            products, convolutions = (
+                torch.get_float32_matmul_precision() != "highest",
+                torch.backends.cudnn.allow_tf32,
+            )
         except RuntimeError:  # set by torch's newer switches, after which these may not be asked
             new = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
             products, convolutions = (switch.fp32_precision == "tf32" for switch in new)

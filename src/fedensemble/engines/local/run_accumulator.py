@@ -20,7 +20,8 @@ from .device_cache import to_device_async
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
-# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay exactly the same.
+# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay
+# exactly the same.
 _BUFFERS = "buffers"
 
 
@@ -44,12 +45,15 @@ class Share:
         self.means = ModeMeans(len(request.buffers))
         self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
         self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
-        self.downloads: list[tuple[Tensor, Tensor]] = []  # places and bytes, where these differ between visits
+        # places and bytes, where these differ between visits
+        self.downloads: list[tuple[Tensor, Tensor]] = []
         self.kept: list[tuple[Plan, Tree]] = []
         self.gathered: list[Members] = []
 
     def prepare(self, places: Tensor) -> Block:
-        """What some of its visits need; all that goes to the device goes there before they are trained."""
+        """What some of its visits need; all that goes to the device goes there before they are
+        trained.
+        """
         algorithm, sent, buffers, plan, round = self.request
         part = Plan(plan.client[places], plan.mode[places])
         modes = row = to_device_async(part.mode, buffers.device)
@@ -57,7 +61,9 @@ class Share:
             sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
         given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
         if self.hyper:
-            given = given._replace(hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()})
+            given = given._replace(
+                hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()}
+            )
         if sees(type(algorithm), "download_bytes"):
             coin = shared_uniform(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
             size = bytes_down(algorithm, received(given), given.memory, coin)
@@ -73,13 +79,18 @@ class Share:
         )  # visits that are tried again write it again
         memory = self.engine.memory.aside(trained.memory)
         weight = given.sizes[:, 0]
-        weight = torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
+        weight = (
+            torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
+        )
         gathered = []
-        if self.request.algorithm.gathers:  # copies: what a block gave holds until the next one runs
+        # copies: what a block gave holds until the next one runs
+        if self.request.algorithm.gathers:
             uploads = {name: value.clone() for name, value in trained.uploads.items()}
             client = to_device_async(part.client, buffers.device)
             gathered = [Members(client, modes, weight, uploads, trained.buffers.clone())]
-        self.means.add(modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]})
+        self.means.add(
+            modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]}
+        )
         self.kept.append((part, memory))
         self.gathered += gathered
 
@@ -87,7 +98,9 @@ class Share:
         """What the server gets."""
         algorithm, sent, buffers, plan, round = self.request
         engine = self.engine
-        coin = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(engine.learner.dtype)
+        coin = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(
+            engine.learner.dtype
+        )
         uploads = self.means.mean()
         moved = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # none if nobody trained
         carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
@@ -105,18 +118,23 @@ class Share:
             ),
             loss=self.loss,
             first_bad_step=self.bad_step,
-            bytes_up=(carried + torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu())[plan.mode, 0],
+            bytes_up=(carried + torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu())[
+                plan.mode, 0
+            ],
             bytes_down=self._downloaded(coin),
         )
 
     def _downloaded(self, coin: Tensor) -> Tensor:
-        """Bytes that each visit received, running statistics included, [J]; read from the device only now."""
+        """Bytes that each visit received, running statistics included, [J]; read from the device
+        only now.
+        """
         algorithm, sent, buffers, plan, _ = self.request
         carried = buffers.shape[-1] * buffers.element_size()
         if not sees(type(algorithm), "download_bytes"):
             size = torch.as_tensor(bytes_down(algorithm, sent, {}, coin)).expand(len(buffers), 1)
             return carried + size[plan.mode, 0]
         total = torch.full((len(plan.client),), carried)
-        for places, size in self.downloads:  # visits that are tried again are counted again, in the same place
+        # visits that are tried again are counted again, in the same place
+        for places, size in self.downloads:
             total[places] = carried + size[:, 0].cpu()
         return total

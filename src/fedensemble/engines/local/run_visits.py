@@ -1,7 +1,8 @@
-"""A round's visits, of one run or of several side by side: blocks of them are trained, sums go to their own run.
+"""A round's visits, of one run or of several side by side: blocks of them are trained, sums go to
+their own run.
 
-Runs that advance together only share the program. Each keeps its own seed, data, memory and numbers, so that its
-results are those of running it apart, up to the rounding of sums.
+Runs that advance together only share the program. Each keeps its own seed, data, memory and
+numbers, so that its results are those of running it apart, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ from .run_accumulator import Share
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
-# Settings that are given to each visit, or used on the server only: runs that differ in them train together.
-RATES = ("lr", "lr_decay", "lr_decay_every", "weighting", "server_lr_decay", "server_lr_decay_every")
+# Settings that are given to each visit, or used on the server only: runs that differ in them train
+# together.
+RATES = (
+    "lr",
+    "lr_decay",
+    "lr_decay_every",
+    "weighting",
+    "server_lr_decay",
+    "server_lr_decay_every",
+)
 
 
 def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> list[RoundResult]:
@@ -59,33 +68,50 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
     return [share.returned() for share in shares]
 
 
-def _train(lead: LocalEngine, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool) -> None:
-    """Trains a block of visits, those of each run that are `left`: whoever has been counted in is taken out of it."""
+def _train(
+    lead: LocalEngine, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool
+) -> None:
+    """Trains a block of visits, those of each run that are `left`: whoever has been counted in is
+    taken out of it.
+    """
     parts = {run: shares[run].prepare(places) for run, places in left.items()}
     algorithm, visits = shares[0].request.algorithm, sum(len(places) for places in left.values())
-    trained = lead.train(algorithm, concatenate_inputs([part.given for part in parts.values()]), ragged)
+    trained = lead.train(
+        algorithm, concatenate_inputs([part.given for part in parts.values()]), ragged
+    )
     first = 0
     for run, part in parts.items():
-        shares[run].take(part, _piece(trained, first, len(part.modes), len(part.given.place), visits))
+        shares[run].take(
+            part, _piece(trained, first, len(part.modes), len(part.given.place), visits)
+        )
         first += len(part.modes)
         del left[run]
 
 
 def concatenate_data(engines: Sequence[LocalEngine]) -> None:
-    """Puts the data of all engines into one array, so that visits of any of them fit into one block."""
-    # By their arrays: data that were put together before have one of them, whoever has left since. By both arrays: runs
+    """Puts the data of all engines into one array, so that visits of any of them fit into one
+    block.
+    """
+    # By their arrays: data that were put together before have one of them, whoever has left since.
+    # By both arrays: runs
     # whose malicious clients train on other labels have the same inputs.
-    different = list({(id(engine.data.x), id(engine.data.y)): engine.data for engine in engines}.values())
+    different = list(
+        {(id(engine.data.x), id(engine.data.y)): engine.data for engine in engines}.values()
+    )
     if len(different) == 1:
         return
     starts = [0]
     for data in different:
         starts.append(starts[-1] + len(data.x))
     with raise_on_oom(
-        "The data of runs that train together do", different[0].x.device, "carry out fewer of them at once"
+        "The data of runs that train together do",
+        different[0].x.device,
+        "carry out fewer of them at once",
     ):
         x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
-    offset = {(id(data.x), id(data.y)): start for data, start in zip(different, starts, strict=False)}
+    offset = {
+        (id(data.x), id(data.y)): start for data, start in zip(different, starts, strict=False)
+    }
     for engine in engines:
         first = offset[id(engine.data.x), id(engine.data.y)]
         engine.use(replace(engine.data, x=x, y=y, start=engine.data.start + first))
@@ -133,5 +159,8 @@ def _piece(trained: BlockResult, first: int, count: int, steps: int, visits: int
         return trained
     place = slice(first, first + count)
     return BlockResult(
-        rows(trained.uploads, place), rows(trained.memory, place), trained.buffers[place], trained.losses[:steps, place]
+        rows(trained.uploads, place),
+        rows(trained.memory, place),
+        trained.buffers[place],
+        trained.losses[:steps, place],
     )

@@ -1,4 +1,6 @@
-"""Several cores: shares of a block train side by side, one thread each, where a local step is worth a thread."""
+"""Several cores: shares of a block train side by side, one thread each, where a local step is worth
+a thread.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ from .flops import operations
 if TYPE_CHECKING:
     from .vector import VectorEngine
 
-_WORTH = 10_000_000  # operations of a visit's forward pass; below it most of a step is Python, which threads share
-_WORTH_INSIDE = 50_000_000  # of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
-_UNEVEN = 4  # shares a core where visits have different numbers of steps: whoever is done takes the next
+# operations of a visit's forward pass; below it most of a step is Python, which threads share
+_WORTH = 10_000_000
+# of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
+_WORTH_INSIDE = 50_000_000
+# shares a core where visits have different numbers of steps: whoever is done takes the next
+_UNEVEN = 4
 
 
 class ThreadedTrainer:
     """Trains a block of visits on as many cores as torch may use, each share on one of them.
 
-    Faster than torch's own threads inside each operation (docs/performance.md). Shares are cut by the number of visits
-    and cores alone, and put together in order: the same numbers, whoever computes them first.
+    Faster than torch's own threads inside each operation (docs/performance.md). Shares are cut by
+    the number of visits and cores alone, and put together in order: the same numbers, whoever
+    computes them first.
 
     Args:
         engine: whose blocks are trained; it is not kept.
@@ -39,7 +45,9 @@ class ThreadedTrainer:
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 
-    def train(self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
+    def train(
+        self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool
+    ) -> BlockResult:
         """Local training of a block of visits."""
         count, visits = cores(), len(given.noise)
         if self.work < _WORTH or min(count, visits) < 2:
@@ -52,7 +60,9 @@ class ThreadedTrainer:
             torch.set_num_threads(1)  # of this thread, and of the matrix library
             worker = self._idle.pop()
             try:
-                return worker.train_plainly(algorithm, part, bool(part.counts.min() < part.counts.max()))
+                return worker.train_plainly(
+                    algorithm, part, bool(part.counts.min() < part.counts.max())
+                )
             finally:
                 self._idle.append(worker)
 
@@ -63,7 +73,9 @@ class ThreadedTrainer:
             return together([part.result() for part in working], len(given.place))
 
     def _ready(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
-        """Threads, and for each a module of its own: weights are put into a module and taken out again."""
+        """Threads, and for each a module of its own: weights are put into a module and taken out
+        again.
+        """
         if self._pool is None or len(self._idle) != count:
             self._pool = ThreadPoolExecutor(count, thread_name_prefix="fedensemble")
             self._idle = [_worker(engine) for _ in range(count)]
@@ -86,7 +98,9 @@ def shares(given: Inputs, count: int) -> list[Inputs]:
 def _share(given: Inputs, visits: Tensor) -> Inputs:
     place = slice(int(visits[0]), int(visits[-1]) + 1)
     values: dict[str, Any] = given._asdict()
-    values = {name: rows(v, place) if isinstance(v, dict) else v[place] for name, v in values.items()}
+    values = {
+        name: rows(v, place) if isinstance(v, dict) else v[place] for name, v in values.items()
+    }
     steps = int(values["counts"].max())
     tables = {"place": given.place[:steps, place], "weight": given.weight[:steps, place]}
     return Inputs(**{**values, **tables, "sent": given.sent})
@@ -99,6 +113,9 @@ def together(parts: list[BlockResult], steps: int) -> BlockResult:
         values: list[Tree] = [getattr(part, name) for part in parts]
         return {key: torch.cat([value[key] for value in values]) for key in values[0]}
 
-    losses = [torch.cat([p.losses, p.losses.new_zeros(steps - len(p.losses), p.losses.shape[1])]) for p in parts]
+    losses = [
+        torch.cat([p.losses, p.losses.new_zeros(steps - len(p.losses), p.losses.shape[1])])
+        for p in parts
+    ]
     buffers = torch.cat([part.buffers for part in parts])
     return BlockResult(trees("uploads"), trees("memory"), buffers, torch.cat(losses, 1))

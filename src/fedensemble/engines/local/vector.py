@@ -1,4 +1,6 @@
-"""All visits of a block at once: folded where the model allows it, by `vmap` otherwise, as CUDA graphs on a GPU."""
+"""All visits of a block at once: folded where the model allows it, by `vmap` otherwise, as CUDA
+graphs on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,27 @@ class VectorEngine(LocalEngine):
 
     Args:
         block: visits at once; None takes as many as the memory budget allows.
-        memory: budget in GiB for a block; None takes 60 % of a GPU's memory (less the data), or 4 GiB on a CPU.
-        precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32; "auto" is tf32.
+        memory: budget in GiB for a block; None takes 60 % of a GPU's memory (less the data), or 4
+            GiB on a CPU.
+        precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32;
+            "auto" is tf32.
         graphs: record local training as CUDA graphs; None does on a GPU.
-        deterministic: only kernels whose sums always come in the same order, even if they are slower.
+        deterministic: only kernels whose sums always come in the same order, even if they are
+            slower.
     """
 
     batched: ClassVar[bool] = True
 
     def __init__(
-        self, *args: Any, block: int | None = None, memory: float | None = None, precision: Precision = "auto",
-        graphs: bool | None = None, deterministic: bool = False, client_memory: Placement = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        *args: Any,
+        block: int | None = None,
+        memory: float | None = None,
+        precision: Precision = "auto",
+        graphs: bool | None = None,
+        deterministic: bool = False,
+        client_memory: Placement = "auto",
+    ) -> None:
         block = block if block is None else whole(_NAME, "block", block, 1)
         memory = memory if memory is None else positive(_NAME, "memory", memory)
         graphs = graphs if graphs is None else flag(_NAME, "graphs", graphs)
@@ -64,17 +75,24 @@ class VectorEngine(LocalEngine):
         self.notes: list[str] = []
         each = operations(self)
         few = examples(len(self.data.x), self.work.batch_size, each).to(self.data.x.device)
-        inputs, targets = self.data.inputs(self.data.x[few.flatten()], self.learner.dtype), self.data.y[few]
+        inputs, targets = (
+            self.data.inputs(self.data.x[few.flatten()], self.learner.dtype),
+            self.data.y[few],
+        )
         inputs = inputs.reshape(*few.shape, *inputs.shape[1:])
         targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        trial = raise_on_oom("A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT)
+        trial = raise_on_oom(
+            "A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT
+        )
         with trial, num_threads(cores() if each * few.numel() > _HEAVY else 1):
             reason, self.fates = check_stackable(self.learner, inputs, targets)
             if reason is not None:
                 check_vmap(self.learner, inputs, targets, reason)
         self.folded = reason is None
         if reason is not None:
-            self.notes.append(f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower.")
+            self.notes.append(
+                f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower."
+            )
             if self.precision == "bf16":
                 self.precision = "tf32"
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
@@ -82,7 +100,9 @@ class VectorEngine(LocalEngine):
         self.threads = None if cuda else ThreadedTrainer(self)
         self.graphs = cuda if graphs is None else graphs and cuda
         if graphs and not cuda:
-            self.notes.append(f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing.")
+            self.notes.append(
+                f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing."
+            )
         self.block = min(block or visits_that_fit(self, memory), _GRID)
         self.blocks, self._chosen = [(0, self.block)], block is not None
         self.most_steps = int(self.work.count(self.host_sizes).max())
@@ -104,13 +124,21 @@ class VectorEngine(LocalEngine):
         return torch.bfloat16 if self.precision == "bf16" else self.learner.dtype
 
     def _copied(self, theta: Tensor) -> Tensor | None:
-        return copy_for_products(self.learner.theta_layout, theta, self._compute) if self.folded else None
+        return (
+            copy_for_products(self.learner.theta_layout, theta, self._compute)
+            if self.folded
+            else None
+        )
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):
-            raise InputError(f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}.")
+            raise InputError(
+                f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
+            )
         if precision in ("tf32", "bf16") and (not cuda or self.learner.dtype != torch.float32):
-            raise InputError(f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'.")
+            raise InputError(
+                f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'."
+            )
         if precision == "bf16" and not torch.cuda.is_bf16_supported():
             raise InputError("This GPU has no bf16; use precision 'tf32' or 'float32'.")
         if self.learner.dtype == torch.float64:
@@ -137,13 +165,18 @@ class VectorEngine(LocalEngine):
         return f"blocks.{self.learner.device.type}"  # a size for a GPU says nothing of a CPU
 
     def numerics(self) -> Tree:
-        """All block sizes so far: rows of rank, round and size. They decide in which order sums are taken."""
+        """All block sizes so far: rows of rank, round and size. They decide in which order sums are
+        taken.
+        """
         return {self._block_name: torch.tensor([(0, *each) for each in self.blocks])}
 
     def keep_numerics(self, tensors: Tree) -> None:
-        """Keeps the last size of the same kind of device, unless the user has chosen another one since."""
+        """Keeps the last size of the same kind of device, unless the user has chosen another one
+        since.
+        """
         rows = tensors.get(self._block_name)
-        if rows is None or int(rows[:, 0].max()) > 0:  # of a job of several ranks, whose sums are others anyway
+        # of a job of several ranks, whose sums are others anyway
+        if rows is None or int(rows[:, 0].max()) > 0:
             return
         blocks = [(int(round), int(size)) for _, round, size in rows.tolist()]
         if self._chosen and blocks[0][1] != self.blocks[0][1]:
@@ -152,7 +185,8 @@ class VectorEngine(LocalEngine):
 
     def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
         key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))
-        self.most_steps = max(self.most_steps, len(given.place))  # another run's clients may have more than ours
+        # another run's clients may have more than ours
+        self.most_steps = max(self.most_steps, len(given.place))
         if key in self._captured and len(self._captured[key].given.place) < len(given.place):
             self._captured.pop(key)
         if key not in self._captured:
@@ -161,13 +195,18 @@ class VectorEngine(LocalEngine):
                 self._captured.pop(next(iter(self._captured)))
             try:
                 self._captured[key] = CapturedTraining(
-                    algorithm, given, self.most_steps, lambda static: self._minibatches(static, ragged), self._copied,
+                    algorithm,
+                    given,
+                    self.most_steps,
+                    lambda static: self._minibatches(static, ragged),
+                    self._copied,
                     self._pool,
-                )  # fmt: skip
+                )
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
-                behind = error.__context__  # what ended the recording, if ending it then failed, too
+                # what ended the recording, if ending it then failed, too
+                behind = error.__context__
                 if behind is not None and out_of_memory(behind):
                     raise behind from None
                 self.graphs = False
@@ -180,11 +219,15 @@ class VectorEngine(LocalEngine):
         return Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
 
     def _warm_up(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> None:
-        """One local step on a stream of its own: libraries set themselves up, which no graph may record."""
+        """One local step on a stream of its own: libraries set themselves up, which no graph may
+        record.
+        """
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.train_plainly(algorithm, given._replace(place=given.place[:1], weight=given.weight[:1]), ragged)
+            self.train_plainly(
+                algorithm, given._replace(place=given.place[:1], weight=given.weight[:1]), ragged
+            )
         torch.cuda.current_stream().wait_stream(stream)
 
     @contextmanager

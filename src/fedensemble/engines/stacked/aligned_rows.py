@@ -1,4 +1,6 @@
-"""All weights of J visits, [J, P], in rows that can be read as one line; passes over them: SGD's step, and copies."""
+"""All weights of J visits, [J, P], in rows that can be read as one line; passes over them: SGD's
+step, and copies.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ STREAM = 2048  # weights that one program of a pass takes
 LINE = 16  # rows of a multiple of so many numbers can be read as one line, 16 bytes at a time
 
 
-def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None = None) -> Tensor:
-    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one number.
+def descend(
+    theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None = None
+) -> Tensor:
+    """Weights [J, P] after a step of SGD, written over them in one pass. Rates are [J, 1] or one
+    number.
 
-    Where the rate is 0 they stand still, whatever the slope: visits that are done may bring one that is no number.
+    Where the rate is 0 they stand still, whatever the slope: visits that are done may bring one
+    that is no number.
 
     Args:
         copy: where the new weights go, too, in another type; see `copy_rows`.
@@ -76,7 +82,9 @@ def is_aligned(theta: Tensor) -> bool:
     """Whether weights [J, P] lie in such rows, each at least as long as a block of the kernel's."""
     wide = theta.stride(0)
     held = theta.untyped_storage().nbytes() // theta.element_size() - theta.storage_offset()
-    return theta.stride(1) == 1 and wide % LINE == 0 and wide >= STREAM and held >= len(theta) * wide
+    return (
+        theta.stride(1) == 1 and wide % LINE == 0 and wide >= STREAM and held >= len(theta) * wide
+    )
 
 
 def _wide(length: int) -> int:

@@ -27,19 +27,37 @@ class FoldedConvolutions(FoldedNorms):
     """
 
     def __init__(
-        self, key: Tensor, pieces: Mapping[int, StackedParam], compute: torch.dtype, fates: Sequence[Fusion],
+        self,
+        key: Tensor,
+        pieces: Mapping[int, StackedParam],
+        compute: torch.dtype,
+        fates: Sequence[Fusion],
         watch: Watch | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(key, pieces, fates, watch)
         self.compute = compute
 
     def max_pool2d(
-        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-        ceil_mode: bool = False, return_indices: bool = False,
-    ) -> Any:  # fmt: skip
-        """As F.max_pool2d, which needs no weights but was slow, on a GPU in its backward pass, on a CPU before it."""
+        self,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        """As F.max_pool2d, which needs no weights but was slow, on a GPU in its backward pass, on a
+        CPU before it.
+        """
         (size, wide), (step, beside) = _pair(kernel_size), _pair(stride or kernel_size)
-        simple = size == wide and step == beside and step >= size and _pair(padding) == (0, 0) and x.dim() == 4
+        simple = (
+            size == wide
+            and step == beside
+            and step >= size
+            and _pair(padding) == (0, 0)
+            and x.dim() == 4
+        )
         simple = simple and not (ceil_mode or return_indices) and _pair(dilation) == (1, 1)
         simple = simple and size <= min(x.shape[-2:])
         if id(x) in self.pooling:
@@ -58,21 +76,35 @@ class FoldedConvolutions(FoldedNorms):
         return usual(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
     def conv1d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
         """As F.conv1d with weights [J, O, C / groups, w]: images of one row."""
         if weight.dim() != 4 or x.dim() != 3:
             raise NotStackable("a convolution without a batch")
         stride, dilation = (1, _last(stride)), (1, _last(dilation))
         padding = padding if isinstance(padding, str) else (0, _last(padding))
         x, weight = x.unsqueeze(2), weight.unsqueeze(3)
-        return dispatch.conv2d(*self._to_convolve(x, weight, bias, stride, padding, dilation, groups)).squeeze(2)
+        return dispatch.conv2d(
+            *self._to_convolve(x, weight, bias, stride, padding, dilation, groups)
+        ).squeeze(2)
 
     def conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
         """As F.conv2d with weights [J, O, C / groups, h, w]."""
         if weight.dim() != 5 or x.dim() != 4:
             raise NotStackable("a convolution without a batch")
@@ -93,11 +125,23 @@ class FoldedConvolutions(FoldedNorms):
         return done(None) if x.is_cuda else self.convolved(like, done)
 
     def _to_convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
     ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair, Pair, int]:
-        """The same with images in the type of products, and pairs of numbers; one-sided padding is in the images."""
+        """The same with images in the type of products, and pairs of numbers; one-sided padding is
+        in the images.
+        """
         if padding == "same":
-            around = [apart * (size - 1) for apart, size in zip(_pair(dilation), weight.shape[3:], strict=True)]
+            around = [
+                apart * (size - 1)
+                for apart, size in zip(_pair(dilation), weight.shape[3:], strict=True)
+            ]
             x = F.pad(x, (0, around[1] % 2, 0, around[0] % 2)) if any(a % 2 for a in around) else x
             padding = (around[0] // 2, around[1] // 2)
         padding = _pair(0 if padding == "valid" else padding)

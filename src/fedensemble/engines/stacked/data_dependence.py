@@ -1,4 +1,6 @@
-"""Whether a pass lets the numbers of a batch decide: seen where torch computes, whatever Python wrote."""
+"""Whether a pass lets the numbers of a batch decide: seen where torch computes, whatever Python
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _BY_MASK = {_ATEN.index, _ATEN.masked_select}
 _PUT_BACK = {_ATEN.index_put, _ATEN.index_put_, _ATEN.masked_scatter, _ATEN.masked_scatter_}
 _COPIES = {_ATEN.clone, _ATEN.detach, _ATEN.alias, _ATEN._to_copy}
 _UNFILLED = {_ATEN.empty, _ATEN.empty_strided}
-# Numbers that leave without an operation of torch's, and those that it reads only to check or to print them.
+# Numbers that leave without an operation of torch's, and those that it reads only to check or to
+# print them.
 _SPLITS = {torch.tensor_split, Tensor.tensor_split}  # where the second argument says
 _TAKEN = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, *_SPLITS}
 _SHAPE: Any = Tensor.shape
@@ -34,8 +37,9 @@ _CHECKING = {F.gaussian_nll_loss, F.ctc_loss, torch.ctc_loss, Tensor.__format__}
 class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, finds numbers of a batch that become Python's, or the size of a tensor.
 
-    Tensors that do not come from the given ones are constants, of which a pass may know what it likes. What a mask
-    picks may be computed with number by number and put back: its size then decides nothing.
+    Tensors that do not come from the given ones are constants, of which a pass may know what it
+    likes. What a mask picks may be computed with number by number and put back: its size then
+    decides nothing.
 
     Args:
         given: what a pass gets: weights, examples, targets.
@@ -48,7 +52,8 @@ class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call
         self.modes = ExitStack()
         self.checking = False  # whether torch itself asks, to raise an error if it must
         self._place = "forward pass"
-        # By the address of their memory, which nobody else gets while a reference to it is held, even a weak one:
+        # By the address of their memory, which nobody else gets while a reference to it is held,
+        # even a weak one:
         self._data: dict[int, StorageWeakRef] = {}
         self._sized: dict[int, StorageWeakRef] = {}  # those whose size the data made
         _mark(self._data, given)
@@ -62,7 +67,8 @@ class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call
         out = func(*args, **kwargs)
         given = _tensors((args, kwargs))
         if self.depends(given):
-            if not self.checking and torch._C._current_graph_task_id() < 0:  # slopes are torch's own business
+            # slopes are torch's own business
+            if not self.checking and torch._C._current_graph_task_id() < 0:
                 self._see(func, args, given, out)
             _mark(self._data, _tensors(out))
         elif func.overloadpacket in _UNFILLED:  # a kernel may fill it
@@ -77,27 +83,42 @@ class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call
             self.look()
         elif torch.Tag.dynamic_output_shape in tags:
             masks = (
-                [t for t in _tensors(args[1:]) if t.dtype in (torch.bool, torch.uint8)] if kind in _BY_MASK else given
+                [t for t in _tensors(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
+                if kind in _BY_MASK
+                else given
             )
             if self.depends(masks):
                 _mark(self._sized, _tensors(out)) if kind in _BY_MASK else self.look()
         elif kind not in _PUT_BACK and self.sized(given):
-            _mark(self._sized, _tensors(out)) if torch.Tag.pointwise in tags or kind in _COPIES else self.look()
+            _mark(
+                self._sized, _tensors(out)
+            ) if torch.Tag.pointwise in tags or kind in _COPIES else self.look()
 
     def depends(self, values: Iterable[Tensor]) -> bool:
         """Whether any of these comes from what was given; a sparse one may always."""
-        return any(value.layout != torch.strided or _address(value) in self._data for value in values)
+        return any(
+            value.layout != torch.strided or _address(value) in self._data for value in values
+        )
 
     def sized(self, values: Iterable[Tensor]) -> bool:
         """Whether the size of any of these comes from numbers that were given."""
-        return any(value.layout == torch.strided and _address(value) in self._sized for value in values)
+        return any(
+            value.layout == torch.strided and _address(value) in self._sized for value in values
+        )
 
     def look(self) -> None:
         """Notes that a number was looked at."""
-        self.reason = self.reason or f"its {self._place} {DECIDES}, such as `if x.max() > 1`, x.item() or x[x > 0]"
+        self.reason = (
+            self.reason
+            or f"its {self._place} {DECIDES}, such as `if x.max() > 1`, x.item() or x[x > 0]"
+        )
 
-    def of_loss(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The same loss, which is then said to be what looked; it is the last to be watched, slopes are not."""
+    def of_loss(
+        self, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """The same loss, which is then said to be what looked; it is the last to be watched, slopes
+        are not.
+        """
 
         def watched(outputs: Tensor, targets: Tensor) -> Tensor:
             self._place = "loss"
@@ -108,7 +129,9 @@ class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call
 
 
 class _CallTracer(TorchFunctionMode):
-    """Tells `DataDependenceDetector` what no operation shows: numbers taken as they lie, and torch's own checks."""
+    """Tells `DataDependenceDetector` what no operation shows: numbers taken as they lie, and
+    torch's own checks.
+    """
 
     def __init__(self, looks: DataDependenceDetector) -> None:
         super().__init__()
@@ -117,7 +140,9 @@ class _CallTracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         before = self.looks.checking
-        self.looks.checking = before or func in _CHECKING or _is_check(func, args, kwargs, sys._getframe(1))
+        self.looks.checking = (
+            before or func in _CHECKING or _is_check(func, args, kwargs, sys._getframe(1))
+        )
         try:
             if not self.looks.checking and self._tells(func, args, kwargs):
                 self.looks.look()
@@ -132,10 +157,14 @@ class _CallTracer(TorchFunctionMode):
 
 
 def _is_check(func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
-    """Whether it is one-hot numbers of known classes, or a question of torch.distributions' about its arguments."""
+    """Whether it is one-hot numbers of known classes, or a question of torch.distributions' about
+    its arguments.
+    """
     if func is F.one_hot:
         return int(kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) >= 0
-    return func is Tensor.__bool__ and str(frame.f_globals.get("__name__")).startswith("torch.distributions.")
+    return func is Tensor.__bool__ and str(frame.f_globals.get("__name__")).startswith(
+        "torch.distributions."
+    )
 
 
 @contextmanager

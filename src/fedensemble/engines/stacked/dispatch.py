@@ -15,9 +15,15 @@ from .stacked_params import StackedParam
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
     piece: StackedParam | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Visit j's images with visit j's filters.
 
     Args:
@@ -38,7 +44,11 @@ def conv2d(
         out: Tensor = Im2ColConv.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     else:
         out = grouped(x, weight, stride, padding, dilation, groups)
-    return out if bias is None else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+    return (
+        out
+        if bias is None
+        else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+    )
 
 
 def _outputs(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
@@ -48,7 +58,12 @@ def _outputs(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
 
 def quick(x: Tensor) -> bool:
     """Whether the Triton kernels can take these images."""
-    return HAS_TRITON and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.numel() < 1 << 31
+    return (
+        HAS_TRITON
+        and x.is_cuda
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.numel() < 1 << 31
+    )
 
 
 def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,20 +101,24 @@ def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
         return x[:, :: stride[0], :: stride[1]]
     if padding != (0, 0):
         x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    patches = x.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])  # [N, H', W', C, h, w], a view
+    # [N, H', W', C, h, w], a view
+    patches = x.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])
     return patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
 
 
 def _times(patches: Tensor, matrix: Tensor) -> Tensor:
     """[J * B, H', W', D] times [J, D, O]: [J * B, H', W', O]."""
     visits = len(matrix)
-    return torch.bmm(patches.reshape(visits, -1, patches.shape[-1]), matrix).reshape(*patches.shape[:3], -1)
+    return torch.bmm(patches.reshape(visits, -1, patches.shape[-1]), matrix).reshape(
+        *patches.shape[:3], -1
+    )
 
 
 class Im2ColConv(torch.autograd.Function):
     """Convolution as one batched matrix product over patches, in channels-last memory.
 
-    Patches are made again in the backward pass rather than kept: they are h * w times the size of the images.
+    Patches are made again in the backward pass rather than kept: they are h * w times the size of
+    the images.
     """
 
     @staticmethod
@@ -128,12 +147,17 @@ class Im2ColConv(torch.autograd.Function):
 
 
 def _along_images(back: Tensor, weight: Tensor, shape: Any, stride: Pair, padding: Pair) -> Tensor:
-    """The slope along the images: that of the outputs, spread out by the stride, convolved with the turned filters."""
+    """The slope along the images: that of the outputs, spread out by the stride, convolved with the
+    turned filters.
+    """
     _, _, _, tall, wide = weight.shape
     height, width = shape[2:]
     if stride != (1, 1):
         spread = back.new_zeros(
-            len(back), (back.shape[1] - 1) * stride[0] + 1, (back.shape[2] - 1) * stride[1] + 1, back.shape[3]
+            len(back),
+            (back.shape[1] - 1) * stride[0] + 1,
+            (back.shape[2] - 1) * stride[1] + 1,
+            back.shape[3],
         )
         spread[:, :: stride[0], :: stride[1]] = back
         back = spread

@@ -19,10 +19,13 @@ from .gradient import folded_gradient
 from .normalization import NotStackable
 
 _KNOWN: dict[Hashable, Finding] = {}
-# How close folding has to come, and how close where rounding grows, as by a million through BatchNorm of two examples.
+# How close folding has to come, and how close where rounding grows, as by a million through
+# BatchNorm of two examples.
 _CLOSE = {torch.float64: (1e-9, 1e-4), torch.float32: (1e-2, 1e-2)}
-_LAST_DIGITS, _TIMES = 1e-13, 10  # a change of weights and examples that shows how it grows, and how often it may
-# Operations of a forward pass that a trial may cost: one visit's, and those of more than two visits.
+# a change of weights and examples that shows how it grows, and how often it may
+_LAST_DIGITS, _TIMES = 1e-13, 10
+# Operations of a forward pass that a trial may cost: one visit's, and those of more than two
+# visits.
 _WORTH, _WORTH_MORE = 200_000_000, 20_000_000
 _MOST = 8
 
@@ -40,7 +43,8 @@ def examples(count: int, batch: int, operations: int) -> Tensor:
 
 
 class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which layers may do what comes after them.
+    """What a trial told: why a model cannot be folded, or None; and which layers may do what comes
+    after them.
 
     The second is empty if none may, otherwise it says so of each norm and convolution of a pass.
     """
@@ -52,18 +56,29 @@ class Finding(NamedTuple):
 def check_stackable(learner: FunctionalModel, x: Tensor, y: Tensor) -> Finding:
     """Whether folding gives the gradients of one visit at a time on a few examples, [J, B, ...].
 
-    A module that mixes the examples of a batch in its own code would mix clients when folded: only trying tells. What
-    was found for a recipe is remembered, for runs of one table have the same model.
+    A module that mixes the examples of a batch in its own code would mix clients when folded: only
+    trying tells. What was found for a recipe is remembered, for runs of one table have the same
+    model.
     """
     if not isinstance(learner.factory, ModelSpec) or not isinstance(learner.loss_given, str):
         return _run_check(learner, x, y)
-    key = (learner.factory.key, learner.loss_given, x.shape, x.dtype, y.shape[2:], y.dtype, learner.device)
+    key = (
+        learner.factory.key,
+        learner.loss_given,
+        x.shape,
+        x.dtype,
+        y.shape[2:],
+        y.dtype,
+        learner.device,
+    )
     if key not in _KNOWN:
         _KNOWN[key] = _run_check(learner, x, y)
     return _KNOWN[key]
 
 
-def _run_check(learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Finding:
+def _run_check(
+    learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64
+) -> Finding:
     trial = _EquivalenceCheck(learner, x, y, dtype)
     try:
         got = trial.watched(watch := Watch())
@@ -71,7 +86,8 @@ def _run_check(learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtyp
     except NotStackable as reason:
         return Finding(str(reason))
     except Exception as error:  # whatever a module raises
-        if isinstance(error, InputError) or out_of_memory(error):  # no folding helps, or it says nothing of the model
+        # no folding helps, or it says nothing of the model
+        if isinstance(error, InputError) or out_of_memory(error):
             raise
         if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
             return _run_check(learner, x, y, learner.dtype)
@@ -93,9 +109,13 @@ class _EquivalenceCheck:
     """Gradients of a few visits."""
 
     def __init__(self, learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
-        self.learner = FunctionalModel(learner.factory, learner.loss_given, y[0], learner.device, dtype)
+        self.learner = FunctionalModel(
+            learner.factory, learner.loss_given, y[0], learner.device, dtype
+        )
         self.start = self.learner.initial(0, len(x))
-        self.x, self.y = (values.to(dtype) if values.is_floating_point() else values for values in (x, y))
+        self.x, self.y = (
+            values.to(dtype) if values.is_floating_point() else values for values in (x, y)
+        )
 
     def given(self) -> tuple[Tensor, ...]:
         """Arguments of a gradient function."""
@@ -126,11 +146,19 @@ class _EquivalenceCheck:
 
     def one_by_one(self) -> list[Tensor]:
         """The same of one visit at a time."""
-        single = [self.learner.gradient_function(batched=False)(*one) for one in zip(*self.given(), strict=True)]
-        return [torch.stack(values) for values in zip(*((slope, *rest) for slope, rest in single), strict=True)]
+        single = [
+            self.learner.gradient_function(batched=False)(*one)
+            for one in zip(*self.given(), strict=True)
+        ]
+        return [
+            torch.stack(values)
+            for values in zip(*((slope, *rest) for slope, rest in single), strict=True)
+        ]
 
     def agree(self, got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-        """Whether these are those, but for rounding: what the last digits of weights and examples do to one visit."""
+        """Whether these are those, but for rounding: what the last digits of weights and examples
+        do to one visit.
+        """
         near, most = _CLOSE[self.learner.dtype]
         if _near(got, expected, near) or near == most:
             return _near(got, expected, near)
@@ -145,7 +173,9 @@ class _EquivalenceCheck:
             self.start, self.x = (theta, buffers), x
 
     def mixes(self) -> bool:
-        """Whether folding shows on examples that differ where the given ones may not, some of numbers far from 0."""
+        """Whether folding shows on examples that differ where the given ones may not, some of
+        numbers far from 0.
+        """
         before, self.x = self.x, _perturb(self.x)
         try:
             return not self.agree(self.folded(), self.one_by_one())
@@ -158,7 +188,9 @@ class _EquivalenceCheck:
 
 
 def _perturb(x: Tensor) -> Tensor:
-    """Examples [J, B, ...] unlike these: others with noise, or with tokens that others have at the same place."""
+    """Examples [J, B, ...] unlike these: others with noise, or with tokens that others have at the
+    same place.
+    """
     generator = torch.Generator().manual_seed(0)
     if x.is_floating_point():
         scale = torch.linspace(1, 10, x.shape[:2].numel(), dtype=x.dtype, device=x.device)
@@ -173,7 +205,9 @@ def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _near(got: Sequence[Tensor], expected: Sequence[Tensor], near: float) -> bool:
-    """Whether these are those; where both are nan, as with a norm of zeros, nothing speaks against folding."""
+    """Whether these are those; where both are nan, as with a norm of zeros, nothing speaks against
+    folding.
+    """
     for found, wanted in zip(got, expected, strict=True):
         for a, b in zip(found, wanted, strict=True):
             if b.numel() and not float((a - b).abs().max()) <= near * (1 + float(b.abs().max())):
@@ -186,8 +220,16 @@ def _near(got: Sequence[Tensor], expected: Sequence[Tensor], near: float) -> boo
 
 def _apart(moved: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """How far these are from those at most, by the measure of `_near`."""
-    pairs = [pair for both in zip(moved, expected, strict=True) for pair in zip(*both, strict=True) if pair[1].numel()]
-    differences = [(a - b).nan_to_num(0, 0, 0).abs().max() / (1 + b.nan_to_num(0, 0, 0).abs().max()) for a, b in pairs]
+    pairs = [
+        pair
+        for both in zip(moved, expected, strict=True)
+        for pair in zip(*both, strict=True)
+        if pair[1].numel()
+    ]
+    differences = [
+        (a - b).nan_to_num(0, 0, 0).abs().max() / (1 + b.nan_to_num(0, 0, 0).abs().max())
+        for a, b in pairs
+    ]
     return max(map(float, differences), default=0.0)
 
 
@@ -200,7 +242,9 @@ def check_vmap(learner: FunctionalModel, x: Tensor, y: Tensor, reason: str) -> N
         if isinstance(error, InputError) or out_of_memory(error):
             raise
         said = first_line(error).partition(". ")[0].removeprefix("vmap: ")
-        write = " Or write it with torch.where, without .item() and without `if` on numbers." * (DECIDES in reason)
+        write = " Or write it with torch.where, without .item() and without `if` on numbers." * (
+            DECIDES in reason
+        )
         raise InputError(
             f"The model cannot be trained on many clients at once: {reason.rstrip('.')}. By vmap neither: {said}. Use "
             f"engine 'loop', which can.{write}"

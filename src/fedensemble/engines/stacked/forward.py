@@ -1,10 +1,12 @@
-"""J models in one forward pass: batches folded together, weights stacked, layers batched over clients.
+"""J models in one forward pass: batches folded together, weights stacked, layers batched over
+clients.
 
-The inputs of all visits are folded into one batch [J * B, ...] and a module's parameters replaced by stacks
-[J, *shape]. Layers that have weights (linear, convolution, norms, embedding, recurrent) are taken over by kernels that
-know the stack; everything between them (activations, pooling, reshapes) never notices. There is no `vmap`: ordinary
-autograd of the sum of the visits' losses gives every visit its own gradient. A module that uses its parameters in any
-other way raises `NotStackable`, and the engine falls back to `vmap`.
+The inputs of all visits are folded into one batch [J * B, ...] and a module's parameters replaced
+by stacks [J, *shape]. Layers that have weights (linear, convolution, norms, embedding, recurrent)
+are taken over by kernels that know the stack; everything between them (activations, pooling,
+reshapes) never notices. There is no `vmap`: ordinary autograd of the sum of the visits' losses
+gives every visit its own gradient. A module that uses its parameters in any other way raises
+`NotStackable`, and the engine falls back to `vmap`.
 """
 
 from __future__ import annotations
@@ -48,15 +50,20 @@ class Folded(FoldedConvolutions):
         stacked: the module's tensors by name, each [J, *shape].
         compute: the type that products are computed in, torch.bfloat16 or that of the weights.
         pieces: what products read of the parameters, by their identity.
-        fates: for each BatchNorm, GroupNorm and, on a CPU, convolution of the pass, what it does of that which comes
-            after it; empty if none does.
+        fates: for each BatchNorm, GroupNorm and, on a CPU, convolution of the pass, what it does of
+            that which comes after it; empty if none does.
         watch: looks which ones could.
     """
 
     def __init__(
-        self, key: Tensor, stacked: Mapping[str, Tensor], compute: torch.dtype,
-        pieces: Mapping[int, StackedParam] | None = None, fates: Sequence[Fusion] = (), watch: Watch | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        key: Tensor,
+        stacked: Mapping[str, Tensor],
+        compute: torch.dtype,
+        pieces: Mapping[int, StackedParam] | None = None,
+        fates: Sequence[Fusion] = (),
+        watch: Watch | None = None,
+    ) -> None:
         super().__init__(key, pieces or {}, compute, fates, watch)
         self.stacks = {id(tensor) for tensor in stacked.values()}
 
@@ -72,16 +79,27 @@ class Folded(FoldedConvolutions):
             out = self.add(func, args, kwargs)
             if out is not None:
                 return out
-        if self.fates and func is not F.max_pool2d and any(map(self.stands_in, (*args, *kwargs.values()))):
+        if (
+            self.fates
+            and func is not F.max_pool2d
+            and any(map(self.stands_in, (*args, *kwargs.values())))
+        ):
             raise InputError(OTHER_WAYS)
         if func in RECURRENT:
             return self.recurrent(func, *args, **kwargs)
         taken = _TAKEN_OVER.get(func)
         if taken is not None:
             first = (kwargs["input"],) if "input" in kwargs else ()
-            return taken(self, *first, *args, **{_NAMES.get(n, n): v for n, v in kwargs.items() if n != "input"})
+            return taken(
+                self,
+                *first,
+                *args,
+                **{_NAMES.get(n, n): v for n, v in kwargs.items() if n != "input"},
+            )
         if any(id(value) in self.stacks for value in (*args, *kwargs.values())):
-            asked = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func)))
+            asked = getattr(
+                getattr(func, "__self__", None), "__name__", getattr(func, "__name__", str(func))
+            )
             if asked not in _ASKED:
                 raise NotStackable(f"the module uses a parameter in {asked}")
         out = super().__torch_function__(func, types, args, kwargs)
@@ -90,13 +108,17 @@ class Folded(FoldedConvolutions):
         return out
 
     def _drop(self, x: Tensor, shape: Any, p: float, training: bool) -> Tensor:
-        """Dropout with a mask for each visit; as without folding, numbers run over a visit's own tensor."""
+        """Dropout with a mask for each visit; as without folding, numbers run over a visit's own
+        tensor.
+        """
         if not training or p == 0:
             return x
         if p == 1:
             return x * 0
         size = torch.Size(shape).numel() // self.visits
-        kept = dispatch.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(tuple(shape))
+        kept = dispatch.kept(torch.as_tensor(self.next_key()), size, int(p * 2**63)).reshape(
+            tuple(shape)
+        )
         return x * (kept.to(x.dtype) / (1 - p))
 
     def next_key(self) -> prng.Key:
@@ -128,14 +150,27 @@ class Folded(FoldedConvolutions):
             out = torch.baddbmm(bias.unsqueeze(1).to(self.compute), given, weight)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
-    def recurrent(self, func: Any, x: Tensor, initial: Any, weights: Any, *others: Any, **named: Any) -> Any:
-        """As torch.lstm and the like with stacks of weights; never below float32, for errors add up over time."""
+    def recurrent(
+        self, func: Any, x: Tensor, initial: Any, weights: Any, *others: Any, **named: Any
+    ) -> Any:
+        """As torch.lstm and the like with stacks of weights; never below float32, for errors add up
+        over time.
+        """
         given, self.compute = self.compute, weights[0].dtype
         try:
             weights = [w.contiguous() if w.is_cuda else w for w in weights]
-            start = [s.to(self.compute) for s in initial] if func is torch.lstm else initial.to(self.compute)
-            named |= {"linear": self.linear, "layer_of": self._lstm_layer if func is torch.lstm and x.is_cuda else None}
-            return RECURRENT[func](self.dropout, x.to(self.compute), start, weights, *others, **named)
+            start = (
+                [s.to(self.compute) for s in initial]
+                if func is torch.lstm
+                else initial.to(self.compute)
+            )
+            named |= {
+                "linear": self.linear,
+                "layer_of": self._lstm_layer if func is torch.lstm and x.is_cuda else None,
+            }
+            return RECURRENT[func](
+                self.dropout, x.to(self.compute), start, weights, *others, **named
+            )
         finally:
             self.compute = given
 
@@ -150,9 +185,13 @@ class Folded(FoldedConvolutions):
         hidden = outputs[:, -1]
         return outputs.flip(1) if backwards else outputs, [hidden, last]
 
-    def embedding(self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any) -> Tensor:
+    def embedding(
+        self, tokens: Tensor, weight: Tensor, padding_idx: Any = None, *others: Any, **named: Any
+    ) -> Tensor:
         """As F.embedding with weights [J, V, D]."""
-        plain = not any(others[1:]) and not any(value for key, value in named.items() if key != "norm_type")
+        plain = not any(others[1:]) and not any(
+            value for key, value in named.items() if key != "norm_type"
+        )
         if others[:1] not in ((), (None,)) or not plain or weight.dim() != 3:
             raise NotStackable("an embedding with a norm or sparse gradients")
         if tokens.numel() % self.visits:
@@ -168,24 +207,46 @@ class Folded(FoldedConvolutions):
     def prelu(self, x: Tensor, weight: Tensor) -> Tensor:
         """As F.prelu with weights [J, 1] or [J, C]."""
         if weight.dim() != 2 or x.dim() < 2:
-            raise NotStackable("a PReLU without a batch, or whose weight is not a stacked parameter")
+            raise NotStackable(
+                "a PReLU without a batch, or whose weight is not a stacked parameter"
+            )
         split = x.reshape(self.visits, -1, *x.shape[1:])
         slope = weight.reshape(self.visits, 1, -1, *(1,) * (x.dim() - 2)).to(x.dtype)
         return torch.where(split > 0, split, slope * split).reshape(x.shape)
 
     def look(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses to show numbers: clients' examples are one batch, so a decision would be made for all at once."""
+        """Refuses to show numbers: clients' examples are one batch, so a decision would be made for
+        all at once.
+        """
         raise NotStackable(f"its forward pass {DECIDES}, such as `if x.max() > 1` or x.item()")
 
 
-_NAMES = {"running_mean": "mean", "running_var": "variance", "num_groups": "groups", "normalized_shape": "shape"}
+_NAMES = {
+    "running_mean": "mean",
+    "running_var": "variance",
+    "num_groups": "groups",
+    "normalized_shape": "shape",
+}
 
 
 _LOOKS = (
-    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__array__, Tensor.item, Tensor.tolist,
-    Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero, torch.equal, torch.allclose, torch.is_nonzero,
-    Tensor.__contains__, Tensor.__dlpack__,
-)  # fmt: skip
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.__array__,
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.equal,
+    Tensor.allclose,
+    Tensor.is_nonzero,
+    torch.equal,
+    torch.allclose,
+    torch.is_nonzero,
+    Tensor.__contains__,
+    Tensor.__dlpack__,
+)
 _TAKEN_OVER: dict[Any, Callable[..., Any]] = {
     F.linear: Folded.linear,
     F.conv1d: Folded.conv1d,

@@ -1,7 +1,7 @@
 """Layers that may do what comes after them, found by watching a pass.
 
-A norm whose only use is a ReLU, or a sum that goes to one, does both in one kernel; a convolution whose only use is
-max-pooling does it while its outputs are in the cache (on a CPU).
+A norm whose only use is a ReLU, or a sum that goes to one, does both in one kernel; a convolution
+whose only use is max-pooling does it while its outputs are in the cache (on a CPU).
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from ...modeling.keyed_rng import KeyedRandomness
 
 RELUS = {F.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_}
 SUMS = {torch.add, Tensor.add, Tensor.add_}
-OTHER_WAYS = "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
-# Of an output: anything; of a norm's, one ReLU, or one sum that goes to one ReLU; of a convolution's, one max-pooling,
+OTHER_WAYS = (
+    "The model's forward pass takes other ways in training than on trial: use engine 'loop'."
+)
+# Of an output: anything; of a norm's, one ReLU, or one sum that goes to one ReLU; of a
+# convolution's, one max-pooling,
 # with or without a ReLU before it.
 Fusion = Literal["", "relu", "sum", "pool"]
 
@@ -41,7 +44,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._layers: list[tuple[str, list[_Use]]] = []
-        self._watched: dict[int, tuple[Tensor, list[_Use]]] = {}  # by identity, which nobody has while it is held
+        # by identity, which nobody has while it is held
+        self._watched: dict[int, tuple[Tensor, list[_Use]]] = {}
 
     def made(self, out: Tensor, layer: Literal["norm", "convolution"]) -> None:
         """The next layer gave this."""
@@ -55,7 +59,9 @@ class Watch:
                 self._watched[id(value)][1].append(_Use("relu" if func in RELUS else ""))
 
     def pooled(self, x: Tensor) -> None:
-        """The function of which `used` has heard was max-pooling of x in squares that do not overlap."""
+        """The function of which `used` has heard was max-pooling of x in squares that do not
+        overlap.
+        """
         if id(x) in self._watched:
             self._watched[id(x)][1][-1].kind = "pool"
 
@@ -69,13 +75,16 @@ class Watch:
         if pair is None or pair[0].shape != pair[1].shape:
             return
         use = _Use("sum")
-        for value in pair[:1] if func is Tensor.add_ else pair:  # what is written into must be the norm's own output
+        # what is written into must be the norm's own output
+        for value in pair[:1] if func is Tensor.add_ else pair:
             if id(value) in self._watched:
                 self._watched[id(value)][1][-1] = use
         self._watched[id(out)] = (out, use.then)
 
     def found(self) -> tuple[Fusion, ...]:
-        """What each layer of the pass was given to, and to nothing else; of two norms in one sum, the first has it."""
+        """What each layer of the pass was given to, and to nothing else; of two norms in one sum,
+        the first has it.
+        """
         taken: list[_Use] = []
 
         def fate(layer: str, uses: list[_Use]) -> Fusion:
@@ -83,8 +92,16 @@ class Watch:
                 return ""
             (use,) = uses
             if layer == "convolution":
-                return "pool" if use.kind == "pool" or (use.kind == "relu" and use.leads_to("pool")) else ""
-            if use.kind == "sum" and use.leads_to("relu") and not any(use is other for other in taken):
+                return (
+                    "pool"
+                    if use.kind == "pool" or (use.kind == "relu" and use.leads_to("pool"))
+                    else ""
+                )
+            if (
+                use.kind == "sum"
+                and use.leads_to("relu")
+                and not any(use is other for other in taken)
+            ):
                 taken.append(use)
                 return "sum"
             return "relu" if use.kind == "relu" else ""
@@ -96,7 +113,11 @@ def summands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Te
     """The two tensors that a function of `SUMS` adds; None if it does anything else."""
     given = (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))
     plain = len(given) == 2 and not set(kwargs) - {"input", "other"}
-    return (given[0], given[1]) if plain and all(isinstance(value, Tensor) for value in given) else None
+    return (
+        (given[0], given[1])
+        if plain and all(isinstance(value, Tensor) for value in given)
+        else None
+    )
 
 
 class Fated(KeyedRandomness):
@@ -109,17 +130,23 @@ class Fated(KeyedRandomness):
     def __init__(self, key: Tensor, fates: Sequence[Fusion], watch: Watch | None) -> None:
         super().__init__(key)
         self.fates, self.watch, self.met = fates, watch, 0
-        # By the identity of what the module holds, and that itself, so that nothing else gets its identity:
-        self.awaited: dict[int, tuple[Tensor, Tensor]] = {}  # images that have had the ReLU which it will ask for
-        self.waiting: dict[int, tuple[Tensor, Callable[[Tensor], Tensor]]] = {}  # norms that wait for their summand
-        self.pooling: dict[int, tuple[Tensor, Callable[[int], Tensor]]] = {}  # convolutions, for the squares' size
+        # By the identity of what the module holds, and that itself, so that nothing else gets its
+        # identity:
+        # images that have had the ReLU which it will ask for
+        self.awaited: dict[int, tuple[Tensor, Tensor]] = {}
+        # norms that wait for their summand
+        self.waiting: dict[int, tuple[Tensor, Callable[[Tensor], Tensor]]] = {}
+        # convolutions, for the squares' size
+        self.pooling: dict[int, tuple[Tensor, Callable[[int], Tensor]]] = {}
 
     def _next_fate(self) -> Fusion:
         self.met += 1
         return self.fates[self.met - 1] if self.met <= len(self.fates) else ""
 
     def normed(self, x: Tensor, done: Callable[[bool, Tensor | None], Tensor]) -> Tensor:
-        """What stands for the pass's next norm of x: `done` is told whether a ReLU is part of it, and what to add."""
+        """What stands for the pass's next norm of x: `done` is told whether a ReLU is part of it,
+        and what to add.
+        """
         fate = self._next_fate()
         if fate == "sum":
             stands_in = x.detach()
@@ -133,12 +160,14 @@ class Fated(KeyedRandomness):
         return out
 
     def convolved(self, like: Callable[[], Tensor], done: Callable[[int | None], Tensor]) -> Tensor:
-        """What stands for the pass's next convolution: `done` is told the size of the squares to pool, if any.
+        """What stands for the pass's next convolution: `done` is told the size of the squares to
+        pool, if any.
 
         Args:
             like: gives a tensor of the outputs' shape, type and device, whatever is in it.
         """
-        if self._next_fate() == "pool" and not torch.is_autocast_enabled("cpu"):  # which may be off when it is computed
+        # which may be off when it is computed
+        if self._next_fate() == "pool" and not torch.is_autocast_enabled("cpu"):
             stands_in = like()
             self.pooling[id(stands_in)] = (stands_in, done)
             return stands_in
@@ -153,18 +182,22 @@ class Fated(KeyedRandomness):
             return self.awaited.pop(id(given))[1]
         if id(given) in self.pooling:
             stands_in, done = self.pooling[id(given)]
-            self.pooling[id(given)] = (stands_in, lambda size: done(size).relu_())  # of the largest: the same, but less
+            # of the largest: the same, but less
+            self.pooling[id(given)] = (stands_in, lambda size: done(size).relu_())
             return stands_in
         return None
 
     def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """A sum, and the ReLU after it, with a norm that waits for it; None if there is no such in it."""
+        """A sum, and the ReLU after it, with a norm that waits for it; None if there is no such in
+        it.
+        """
         pair = summands(args, kwargs)
         if pair is None or not any(id(value) in self.waiting for value in pair):
             return None
         norm, more = pair if id(pair[0]) in self.waiting else (pair[1], pair[0])
         out = self.waiting.pop(id(norm))[1](more)
-        held = norm if func is Tensor.add_ else out  # what was written into goes on under its own name
+        # what was written into goes on under its own name
+        held = norm if func is Tensor.add_ else out
         self.awaited[id(held)] = (held, out)
         return held
 
@@ -175,4 +208,9 @@ class Fated(KeyedRandomness):
     @property
     def unmet(self) -> bool:
         """Whether the pass did not do what it did on trial."""
-        return bool(self.awaited or self.waiting or self.pooling or (self.fates and self.met != len(self.fates)))
+        return bool(
+            self.awaited
+            or self.waiting
+            or self.pooling
+            or (self.fates and self.met != len(self.fates))
+        )

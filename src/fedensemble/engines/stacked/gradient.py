@@ -19,20 +19,33 @@ from .stacked_params import StackedParams
 
 
 def folded_gradient(
-    learner: FunctionalModel, compute: torch.dtype | None = None, fates: Sequence[Fusion] = (), watch: Watch | None = None
-) -> GradientFn:  # fmt: skip
-    """The learner's batched gradient function, by folding: the same arguments and results as by `vmap`.
+    learner: FunctionalModel,
+    compute: torch.dtype | None = None,
+    fates: Sequence[Fusion] = (),
+    watch: Watch | None = None,
+) -> GradientFn:
+    """The learner's batched gradient function, by folding: the same arguments and results as by
+    `vmap`.
 
     Args:
-        fates: for each norm and convolution of a pass, what is done with it and nothing else: it does that, too.
+        fates: for each norm and convolution of a pass, what is done with it and nothing else: it
+            does that, too.
         watch: finds those.
     """
     working = compute or learner.dtype
-    kept = (torch.nn.RNNBase, torch.nn.Embedding)  # errors add up over time steps; an embedding is no product
-    exact = {id(p) for m in learner.training_model.modules() if isinstance(m, kept) for p in m.parameters()}
+    # errors add up over time steps; an embedding is no product
+    kept = (torch.nn.RNNBase, torch.nn.Embedding)
+    exact = {
+        id(p)
+        for m in learner.training_model.modules()
+        if isinstance(m, kept)
+        for p in m.parameters()
+    }
     precise = {n for n, p in learner.training_model.named_parameters() if id(p) in exact}
 
-    def gradient(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Any:
+    def gradient(
+        theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
+    ) -> Any:
         visits, batch = weight.shape
         theta = theta.detach()
         with torch.enable_grad():
@@ -44,7 +57,9 @@ def folded_gradient(
             with mode, swap_parameters(learner.training_model, {**moving, **fixed, **counters}):
                 outputs = require_tensor(learner.training_model(x.flatten(0, 1)))
             if outputs.shape[:1] != (visits * batch,):
-                raise NotStackable(f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}")
+                raise NotStackable(
+                    f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}"
+                )
             if mode.unmet:
                 raise InputError(OTHER_WAYS)
             if watch is not None:
@@ -54,7 +69,9 @@ def folded_gradient(
             value = (losses * share).sum(1) / share.sum(1).clamp(min=1)
             slope = pieces.gather(value.sum())
         if fixed:
-            named = {name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()}
+            named = {
+                name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()
+            }
             buffers = learner.buffer_layout.flatten(named)
         return slope, (value.detach(), buffers)
 

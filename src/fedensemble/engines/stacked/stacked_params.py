@@ -1,7 +1,8 @@
 """The weights of J visits while a gradient is taken: what products read, and where their slopes go.
 
-Weights are one matrix [J, P] in float32. Products read a copy of it in their own type, made in one pass; kernels that
-know where a parameter's slope belongs write it there, so that the slope [J, P] need not be put together afterwards.
+Weights are one matrix [J, P] in float32. Products read a copy of it in their own type, made in one
+pass; kernels that know where a parameter's slope belongs write it there, so that the slope [J, P]
+need not be put together afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class StackedParam:
         self.written = False
 
     def place(self) -> Tensor | None:
-        """Where to write the slope; None if that has been done before (a parameter used twice) or is not wanted."""
+        """Where to write the slope; None if that has been done before (a parameter used twice) or
+        is not wanted.
+        """
         if self._slope is None or self.written:
             return None
         self.written = True
@@ -48,10 +51,22 @@ class StackedParams:
         precise: names of parameters that keep their own type.
     """
 
-    def __init__(self, learner: FunctionalModel, theta: Tensor, compute: torch.dtype, precise: Collection[str]) -> None:
+    def __init__(
+        self,
+        learner: FunctionalModel,
+        theta: Tensor,
+        compute: torch.dtype,
+        precise: Collection[str],
+    ) -> None:
         layout = learner.theta_layout
-        self.slope = torch.empty_like(theta) if theta.is_contiguous() else empty_aligned(theta)[:, : theta.shape[1]]
-        self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()}
+        self.slope = (
+            torch.empty_like(theta)
+            if theta.is_contiguous()
+            else empty_aligned(theta)[:, : theta.shape[1]]
+        )
+        self.leaves = {
+            name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()
+        }
         self._places = layout.unflatten(self.slope)
         direct = theta.is_cuda
         read = _for_products(layout, theta, compute) if direct else {}
@@ -73,23 +88,40 @@ class StackedParams:
 
 
 def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
-    """The weights as products like them: in their type, each parameter beginning at a multiple of 16 bytes."""
+    """The weights as products like them: in their type, each parameter beginning at a multiple of
+    16 bytes.
+    """
     if _apart(layout, compute):
         named = layout.unflatten(theta).items()
-        return {n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format) for n, t in named}
-    copy = _KEPT[theta.data_ptr()] if theta.data_ptr() in _KEPT else copy_for_products(layout, theta, compute)
+        return {
+            n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format)
+            for n, t in named
+        }
+    copy = (
+        _KEPT[theta.data_ptr()]
+        if theta.data_ptr() in _KEPT
+        else copy_for_products(layout, theta, compute)
+    )
     return layout.unflatten(theta if copy is None else copy[:, : theta.shape[1]])
 
 
 def _apart(layout: Layout, compute: torch.dtype) -> bool:
-    """Whether parameters do not all begin at multiples of 16 bytes, so that each needs a copy of its own."""
+    """Whether parameters do not all begin at multiples of 16 bytes, so that each needs a copy of
+    its own.
+    """
     each = _ALIGNED // compute.itemsize
-    return any(sum(layout.sizes[:n]) % each for n, shape in enumerate(layout.shapes) if len(shape) > 1)
+    return any(
+        sum(layout.sizes[:n]) % each for n, shape in enumerate(layout.shapes) if len(shape) > 1
+    )
 
 
 def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
-    """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if there is no such."""
-    if _apart(layout, compute) or (compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNED == 0):
+    """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if
+    there is no such.
+    """
+    if _apart(layout, compute) or (
+        compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNED == 0
+    ):
         return None
     copy_rows(theta, wide := empty_aligned(theta, compute))
     return wide
@@ -100,7 +132,9 @@ _KEPT: dict[int, Tensor] = {}  # by the address of weights
 
 @contextmanager
 def use_cast_copy(theta: Tensor, copy: Tensor | None) -> Iterator[None]:
-    """Within it, products that need these weights read this copy, which the caller keeps up to date."""
+    """Within it, products that need these weights read this copy, which the caller keeps up to
+    date.
+    """
     if copy is not None:
         _KEPT[theta.data_ptr()] = copy
     try:

@@ -42,12 +42,27 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
                     number = methods.index(result.cell.column)
                     colour, line = COLOURS[number % len(COLOURS)], STROKES[number % len(STROKES)]
                     x, middle, width = over_rounds(result.runs, metric, smooth=True)
-                    axis.plot(x, middle, color=colour, linestyle=line, linewidth=1.7, label=result.cell.column)
-                    axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0)
+                    axis.plot(
+                        x,
+                        middle,
+                        color=colour,
+                        linestyle=line,
+                        linewidth=1.7,
+                        label=result.cell.column,
+                    )
+                    axis.fill_between(
+                        x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0
+                    )
                     said[panel] = caption(len(rounds))
                     several = len(result.runs.curves) > 1
                     lines += [
-                        (panel, result.cell.column, str(at), f"{value:.6g}", f"{width:.6g}" if several else "")
+                        (
+                            panel,
+                            result.cell.column,
+                            str(at),
+                            f"{value:.6g}",
+                            f"{width:.6g}" if several else "",
+                        )
                         for at, value, width in zip(rounds, mean, spread, strict=True)
                     ]
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -72,7 +87,9 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
     )
 
 
-def over_rounds(runs: RowResult, metric: str, smooth: bool = False) -> tuple[list[int], np.ndarray, np.ndarray]:
+def over_rounds(
+    runs: RowResult, metric: str, smooth: bool = False
+) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Rounds with a test, and the metric's mean and standard deviation over seeds there.
 
     Args:

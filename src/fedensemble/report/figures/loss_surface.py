@@ -30,7 +30,8 @@ ALONG = 21  # points on the line between two modes
 
 
 def plane(modes: Tensor) -> tuple[Tensor, Tensor]:
-    """Two orthonormal directions [2, P] of the plane through three points [3, P], and the points' places in it [3, 2].
+    """Two orthonormal directions [2, P] of the plane through three points [3, P], and the points'
+    places in it [3, 2].
 
     >>> axes, places = plane(torch.tensor([[0.0, 0, 0], [2, 0, 0], [1, 3, 0]], dtype=torch.double))
     >>> places.tolist()
@@ -58,7 +59,9 @@ def loss_at(ensemble: Ensemble, theta: Tensor, buffers: Tensor, data: FederatedD
 
 
 def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """The logarithm of the training loss on the plane through the first three modes, and on the lines between them."""
+    """The logarithm of the training loss on the plane through the first three modes, and on the
+    lines between them.
+    """
     result = results[0]
     if result.runs is None:
         raise DataError(
@@ -68,40 +71,58 @@ def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> S
     device = torch.device(config.engine.device)
     ensemble = read_ensemble(RunFolder(result.runs.folders[0]).modes_file, config, device)
     if len(ensemble) < 3:
-        raise InputError(f"A plane needs three modes; the run has {len(ensemble)}. Raise ensemble.modes.")
+        raise InputError(
+            f"A plane needs three modes; the run has {len(ensemble)}. Raise ensemble.modes."
+        )
     data = build_data(config).to(device)
     theta, buffers = ensemble.theta[:3], ensemble.buffers[:3]
     axes, places = plane(theta.double())
     lowest, highest = places.min(0).values, places.max(0).values
     room = MARGIN * (highest - lowest)
     count = int(reproduction.table.options.get("points", 31))
-    grid = [torch.linspace(float(a), float(b), count) for a, b in zip(lowest - room, highest + room, strict=True)]
+    grid = [
+        torch.linspace(float(a), float(b), count)
+        for a, b in zip(lowest - room, highest + room, strict=True)
+    ]
     losses = np.empty((count, count))
     middle = buffers.mean(0)
     for row, up in enumerate(grid[1]):
         for column, along in enumerate(grid[0]):
             at = theta[0].double() + float(along) * axes[0] + float(up) * axes[1]
             losses[row, column] = loss_at(ensemble, at.to(theta.dtype), middle, data)
-    lines = {(a, b): _between(ensemble, theta[a], theta[b], middle, data) for a, b in ((0, 1), (0, 2), (1, 2))}
+    lines = {
+        (a, b): _between(ensemble, theta[a], theta[b], middle, data)
+        for a, b in ((0, 1), (0, 2), (1, 2))
+    }
     own = [loss_at(ensemble, theta[mode], buffers[mode], data) for mode in range(3)]
-    figure = _figure(reproduction, [axis.numpy() for axis in grid], losses, places.cpu().numpy(), lines)
+    figure = _figure(
+        reproduction, [axis.numpy() for axis in grid], losses, places.cpu().numpy(), lines
+    )
     rows = [(f"mode {mode + 1}", f"{loss:.4f}") for mode, loss in enumerate(own)]
-    rows += [(f"highest between modes {a + 1} and {b + 1}", f"{line.max():.4f}") for (a, b), line in lines.items()]
+    rows += [
+        (f"highest between modes {a + 1} and {b + 1}", f"{line.max():.4f}")
+        for (a, b), line in lines.items()
+    ]
     table = TextTable(headline(reproduction), ("where", "training cross-entropy"), tuple(rows))
     return Shown(table, table, {"loss-surface.png": figure})
 
 
 def _between(
     ensemble: Ensemble, one: Tensor, other: Tensor, buffers: Tensor, data: FederatedData
-) -> NDArray[np.float64]:  # fmt: skip
+) -> NDArray[np.float64]:
     shares = torch.linspace(0, 1, ALONG).tolist()
-    return np.array([loss_at(ensemble, torch.lerp(one, other, share), buffers, data) for share in shares])
+    return np.array(
+        [loss_at(ensemble, torch.lerp(one, other, share), buffers, data) for share in shares]
+    )
 
 
 def _figure(
-    reproduction: Reproduction, grid: Sequence[NDArray[np.float64]], losses: NDArray[np.float64],
-    places: NDArray[np.float64], lines: dict[tuple[int, int], NDArray[np.float64]],
-) -> Figure:  # fmt: skip
+    reproduction: Reproduction,
+    grid: Sequence[NDArray[np.float64]],
+    losses: NDArray[np.float64],
+    places: NDArray[np.float64],
+    lines: dict[tuple[int, int], NDArray[np.float64]],
+) -> Figure:
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(10.5, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -110,13 +131,26 @@ def _figure(
         figure.colorbar(filled, ax=left, label="log of the training cross-entropy")
         for number, (x, y) in enumerate(places, start=1):
             left.plot(x, y, marker="^", markersize=9, color="white", markeredgecolor="black")
-            left.annotate(f"mode {number}", (x, y), (0, 9), textcoords="offset points", ha="center", color="white")
+            left.annotate(
+                f"mode {number}",
+                (x, y),
+                (0, 9),
+                textcoords="offset points",
+                ha="center",
+                color="white",
+            )
         left.set(xlabel="distance along mode 1 → mode 2", ylabel="distance across", aspect="equal")
         share = np.linspace(0, 1, ALONG)
         for (a, b), style, colour in zip(lines, ("-", "--", ":"), COLOURS, strict=False):
             name = f"mode {a + 1} to mode {b + 1}"
-            right.plot(share, np.log(lines[a, b]), color=colour, linestyle=style, linewidth=1.8, label=name)
-        right.set(xlabel="share of the way", ylabel="log of the training cross-entropy", title="On the lines between")
+            right.plot(
+                share, np.log(lines[a, b]), color=colour, linestyle=style, linewidth=1.8, label=name
+            )
+        right.set(
+            xlabel="share of the way",
+            ylabel="log of the training cross-entropy",
+            title="On the lines between",
+        )
         right.grid(alpha=0.25)
         right.legend()
         where = reproduction.cells[0]

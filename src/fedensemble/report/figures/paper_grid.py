@@ -47,8 +47,12 @@ def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
     """The table of rows by columns, its numbers, and a picture of it."""
     entries = list_entries(reproduction, results)
     remarks = chosen_columns(reproduction, entries) if reproduction.table.choose else []
-    figures = {"table.png": grid_figure(reproduction, entries)} if any(e.values for e in entries) else {}
-    return Shown(grid_table(reproduction, results, entries), numbers_table(entries), figures, remarks)
+    figures = (
+        {"table.png": grid_figure(reproduction, entries)} if any(e.values for e in entries) else {}
+    )
+    return Shown(
+        grid_table(reproduction, results, entries), numbers_table(entries), figures, remarks
+    )
 
 
 def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> list[Entry]:
@@ -64,7 +68,9 @@ def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> l
                     if result.cell.row == row:
                         column = result.cell.column
                         values = over_seeds(result.runs, metric, way)
-                        entries.append(Entry(row, column, metric, way, values, given.get(column, "")))
+                        entries.append(
+                            Entry(row, column, metric, way, values, given.get(column, ""))
+                        )
     return entries
 
 
@@ -81,12 +87,18 @@ def numbers_table(entries: Sequence[Entry]) -> TextTable:
         mean, spread = summarise(entry.values) if entry.values else (float("nan"), float("nan"))
         ours = (f"{mean:.6g}", f"{spread:.6g}") if entry.values else ("", "")
         count = str(len(entry.values))
-        rows.append((entry.row, entry.column, entry.metric, WAYS[entry.way], *ours, count, entry.paper))
+        rows.append(
+            (entry.row, entry.column, entry.metric, WAYS[entry.way], *ours, count, entry.paper)
+        )
     return TextTable("numbers", HEADER, tuple(rows))
 
 
-def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[Entry]) -> TextTable:
-    """A line for each row, metric and way of testing, and the paper's line below them; none for what was not run."""
+def grid_table(
+    reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[Entry]
+) -> TextTable:
+    """A line for each row, metric and way of testing, and the paper's line below them; none for
+    what was not run.
+    """
     table = reproduction.table
     columns = list(dict.fromkeys(result.cell.column for result in results))
     several, one_row = len(table.shown) > 1, len({entry.row for entry in entries}) == 1
@@ -98,7 +110,9 @@ def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entrie
         best = _best(mine) if table.choose else None
         for way in table.ways:
             found = {entry.column: entry.values for entry in mine if entry.way == way}
-            cells = [_text(metric, found.get(column, ()), bold=column == best) for column in columns]
+            cells = [
+                _text(metric, found.get(column, ()), bold=column == best) for column in columns
+            ]
             lines.append((name, WAYS[way], *cells, *_gap(table.gap, metric, found)))
         paper = table.paper.get(row if not several else metric)
         if paper is not None:
@@ -109,7 +123,9 @@ def grid_table(reproduction: Reproduction, results: Sequence[CellResult], entrie
             lines.append((name, "sent up, MB", *sent, *([NONE] if table.gap else [])))
     what = TITLES.get(table.metric, table.metric)
     title = headline(reproduction) if several else f"{headline(reproduction)}; {what}"
-    return TextTable(title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines))
+    return TextTable(
+        title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines)
+    )
 
 
 def _text(metric: str, values: Sequence[float], *, bold: bool) -> str:
@@ -136,7 +152,11 @@ def _sent(results: Sequence[CellResult], row: str, column: str) -> str:
 
 
 def _best(entries: Sequence[Entry]) -> str | None:
-    tried = {entry.column: summarise(entry.values)[0] for entry in entries if entry.way == "test" and entry.values}
+    tried = {
+        entry.column: summarise(entry.values)[0]
+        for entry in entries
+        if entry.way == "test" and entry.values
+    }
     return max(tried, key=lambda column: tried[column]) if tried else None
 
 
@@ -163,7 +183,9 @@ def paper_number(text: str) -> tuple[float, float] | None:
 
 
 def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
-    """A panel for each row and metric with numbers: ours by column and, at full scale, the paper's."""
+    """A panel for each row and metric with numbers: ours by column and, at full scale, the
+    paper's.
+    """
     ways = reproduction.table.ways
     panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries if entry.values))
     several = len(reproduction.table.shown) > 1
@@ -177,16 +199,40 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
             names = list(dict.fromkeys(entry.column for entry in mine))
             scale = 100 if metric in PERCENT else 1
             for place, (way, marker) in enumerate(zip(ways, ("o", "s"), strict=False)):
-                points = [(names.index(e.column), *summarise(e.values)) for e in mine if e.way == way and e.values]
-                _dots(axis, points, scale, marker, COLOURS[place], f"ours, {WAYS[way]}", 0.16 * (place - 0.5))
-            known = [(names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]]
-            papers = [(x, *number) for x, number in known if number is not None and beside_paper(reproduction)]
+                points = [
+                    (names.index(e.column), *summarise(e.values))
+                    for e in mine
+                    if e.way == way and e.values
+                ]
+                _dots(
+                    axis,
+                    points,
+                    scale,
+                    marker,
+                    COLOURS[place],
+                    f"ours, {WAYS[way]}",
+                    0.16 * (place - 0.5),
+                )
+            known = [
+                (names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]
+            ]
+            papers = [
+                (x, *number)
+                for x, number in known
+                if number is not None and beside_paper(reproduction)
+            ]
             _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
             long = max(map(len, names)) > LONG
             axis.set_xticks(
-                range(len(names)), list(map(plain, names)), rotation=30 if long else 0, ha="right" if long else "center"
+                range(len(names)),
+                list(map(plain, names)),
+                rotation=30 if long else 0,
+                ha="right" if long else "center",
             )
-            axis.set(ylabel=TITLES.get(metric, metric), title=TITLES.get(metric, metric) if several else plain(row))
+            axis.set(
+                ylabel=TITLES.get(metric, metric),
+                title=TITLES.get(metric, metric) if several else plain(row),
+            )
             axis.set_xlim(-0.5, len(names) - 0.5)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
@@ -196,18 +242,36 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
 
 
 def _dots(
-    axis: mpl.axes.Axes, points: Sequence[tuple[int, float, float]], scale: float, marker: str, colour: str, label: str,
-    shift: float, *, hollow: bool = False,
-) -> None:  # fmt: skip
+    axis: mpl.axes.Axes,
+    points: Sequence[tuple[int, float, float]],
+    scale: float,
+    marker: str,
+    colour: str,
+    label: str,
+    shift: float,
+    *,
+    hollow: bool = False,
+) -> None:
     if not points:
         return
     x, mean, spread = (np.array(values, float) for values in zip(*points, strict=True))
-    axis.errorbar(x + shift, scale * mean, scale * spread, fmt=marker, color=colour, capsize=3, markersize=6,
-                  markerfacecolor="white" if hollow else colour, label=label)  # fmt: skip
+    axis.errorbar(
+        x + shift,
+        scale * mean,
+        scale * spread,
+        fmt=marker,
+        color=colour,
+        capsize=3,
+        markersize=6,
+        markerfacecolor="white" if hollow else colour,
+        label=label,
+    )
 
 
 def beside_paper(reproduction: Reproduction) -> bool:
-    """Whether a picture shows the paper's numbers; at a smaller scale they would squeeze ours to the floor."""
+    """Whether a picture shows the paper's numbers; at a smaller scale they would squeeze ours to
+    the floor.
+    """
     return reproduction.scale == FULL
 
 
@@ -215,4 +279,6 @@ def headline(reproduction: Reproduction) -> str:
     """The title, with a word of warning where it is not the real thing."""
     sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
     made_up = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
-    return reproduction.table.title + (f" ({reproduction.scale}{made_up})" if reproduction.scale != FULL else "")
+    return reproduction.table.title + (
+        f" ({reproduction.scale}{made_up})" if reproduction.scale != FULL else ""
+    )

@@ -20,14 +20,22 @@ from ..downsample import MOST_ROUNDS, averaged, caption, grouped
 from ..tables import PERCENT, TITLES
 from ..time_to_accuracy import HOUR, has_clock
 
-COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")  # Paul Tol's bright scheme
+# Paul Tol's bright scheme
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")
 LINES = ("-", "--", ":", "-.")  # when colours run out
 MARKED = 30  # points of a curve that can be told apart
 SPREAD = "± one standard deviation over seeds"
 STYLE: Any = {
-    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "axes.titlesize": 11, "axes.titleweight": "bold", "legend.frameon": False, "savefig.dpi": 150,
-}  # fmt: skip
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "savefig.dpi": 150,
+}
 
 
 def one_legend(figure: Figure, axes: Iterable[Any]) -> None:
@@ -60,9 +68,18 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
         left, *others = figure.subplots(1, panels, squeeze=False)[0]
         answered = [r for r in records if r["loss"] is not None]
         rounds = [group[-1]["round"] for group in grouped(answered, MOST_ROUNDS)]
-        left.plot(rounds, averaged([r["loss"] for r in answered], MOST_ROUNDS), color=COLOURS[0], linewidth=1.2)
+        left.plot(
+            rounds,
+            averaged([r["loss"] for r in answered], MOST_ROUNDS),
+            color=COLOURS[0],
+            linewidth=1.2,
+        )
         said = caption(len(answered), MOST_ROUNDS, "rounds")
-        left.set(xlabel=_below("round", said), ylabel="training loss of the round's clients", title="Local training")
+        left.set(
+            xlabel=_below("round", said),
+            ylabel="training loss of the round's clients",
+            title="Local training",
+        )
         if tested:
             right, *timed = others
             metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
@@ -72,23 +89,39 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
             whole = _tests(tested, metric, metric)
             if low in tested[0]["test"]:
                 band = [_tests(tested, metric, end) for end in (low, high)]
-                right.fill_between(x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best")
-                right.plot(x, _tests(tested, metric, mean), color=COLOURS[0], linestyle="--", linewidth=1,
-                           label="modes, mean")  # fmt: skip
+                right.fill_between(
+                    x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best"
+                )
+                right.plot(
+                    x,
+                    _tests(tested, metric, mean),
+                    color=COLOURS[0],
+                    linestyle="--",
+                    linewidth=1,
+                    label="modes, mean",
+                )
             right.plot(x, whole, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
-            right.set(xlabel=_below("round", said), ylabel=f"test {TITLES[metric]}", title="Ensemble and modes")
+            right.set(
+                xlabel=_below("round", said),
+                ylabel=f"test {TITLES[metric]}",
+                title="Ensemble and modes",
+            )
             right.legend(loc="best")
             for last in timed:
                 hours = [group[-1]["clock"] / HOUR for group in grouped(tested)]
                 last.plot(hours, whole, color=COLOURS[1], marker=marker, markersize=3)
-                last.set(xlabel=_below("simulated hours", said), ylabel=f"test {TITLES[metric]}",
-                         title="Ensemble over time")  # fmt: skip
+                last.set(
+                    xlabel=_below("simulated hours", said),
+                    ylabel=f"test {TITLES[metric]}",
+                    title="Ensemble over time",
+                )
         figure.suptitle(title)
         return figure
 
 
 def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = False) -> Figure:
-    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if rows are few.
+    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if
+    rows are few.
 
     Args:
         hours: over simulated hours in place of rounds, those of a round averaged over seeds.
@@ -106,21 +139,29 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
             most_tests = max(most_tests, len(tested[0]))
             rounds = [group[-1]["round"] for group in grouped(tested[0])]
             if hours:
-                clocks = [[group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested]
+                clocks = [
+                    [group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested
+                ]
                 rounds = list(np.mean(clocks, axis=0))
             values = np.array([_tests(curve, metric, metric) for curve in tested])
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
             colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
-            axes.plot(rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=plain(result.label))
+            axes.plot(
+                rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=plain(result.label)
+            )
             if not many:
-                axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(
+                    rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+                )
             finals += list(mean[len(mean) // 4 :])
         room = 0.1 * (max(finals) - min(finals)) or 1
         if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
             axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
         over = "simulated hours" if hours else "communication round"
-        axes.set(xlabel=_below(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}")
+        axes.set(
+            xlabel=_below(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}"
+        )
         if not many and any(len(result.curves) > 1 for result in results):
             explain_bands(axes)
         if many:
@@ -131,11 +172,15 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
 
 
 def partition_figure(data: FederatedData, most: int = 100) -> Figure:
-    """Clients by classes: a dot's area and colour are the number of examples, which the legend tells."""
+    """Clients by classes: a dot's area and colour are the number of examples, which the legend
+    tells.
+    """
     counts = data.label_counts().numpy()[:most]
     clients, classes = counts.shape
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(min(4 + clients * 0.1, 14), min(2 + classes * 0.22, 9)), layout="constrained")
+        figure = Figure(
+            figsize=(min(4 + clients * 0.1, 14), min(2 + classes * 0.22, 9)), layout="constrained"
+        )
         axes = figure.subplots()
         client, label = np.nonzero(counts)
         held = counts[client, label]
@@ -143,16 +188,31 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
         dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": most_held}
         axes.scatter(client, label, s=_area(held, most_held), c=held, **dots)
         for count in _sample_counts(held):
-            axes.scatter([], [], s=_area(count, most_held), color=mpl.colormaps["viridis_r"](count / most_held),
-                         label=f"{count:,}")  # fmt: skip
+            axes.scatter(
+                [],
+                [],
+                s=_area(count, most_held),
+                color=mpl.colormaps["viridis_r"](count / most_held),
+                label=f"{count:,}",
+            )
         figure.legend(loc="outside right center", title="examples")
-        axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+        axes.set(
+            xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3)
+        )
+        axes.xaxis.set_major_locator(
+            MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+        )
         if classes <= 30:
             axes.set_yticks(range(classes))
-        note = f"first {clients} of {len(data)} clients" if clients < len(data) else f"{clients} clients"
+        note = (
+            f"first {clients} of {len(data)} clients"
+            if clients < len(data)
+            else f"{clients} clients"
+        )
         note += f", {counts.sum():,} examples"
-        axes.set_title(f"{data.info.get('source', 'data')}, {data.info.get('partition', '')}: {note}")
+        axes.set_title(
+            f"{data.info.get('source', 'data')}, {data.info.get('partition', '')}: {note}"
+        )
         return figure
 
 
@@ -174,7 +234,9 @@ def _tests(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[
 
 
 def plain(label: str) -> str:
-    """A user's label for a figure: matplotlib would read what stands between two dollar signs as a formula."""
+    """A user's label for a figure: matplotlib would read what stands between two dollar signs as a
+    formula.
+    """
     return printable(label).replace("$", r"\$")
 
 

@@ -1,4 +1,6 @@
-"""What is shown of the toy regression: the table of bias and variance, their picture, and the fit with its band."""
+"""What is shown of the toy regression: the table of bias and variance, their picture, and the fit
+with its band.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from ...config.build import build_data
 from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
-from ...theory.bias_variance import Split, decompose, features, finite_variance, limit_variance, predictions
+from ...theory.bias_variance import (
+    Split,
+    decompose,
+    features,
+    finite_variance,
+    limit_variance,
+    predictions,
+)
 from ..tables import NONE, TextTable
 from .paper_grid import PAPER, Shown, beside_paper, headline, paper_number
 from .plots import COLOURS, STYLE, plain
@@ -32,8 +41,13 @@ def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> 
     splits = {result.cell.column: decompose(predictions(result, data), truth) for result in known}
     scale = float(config.model["scale"])
     assert data.x_test is not None
-    limit = limit_variance(features(config, data, data.x_test), features(config, data, data.x), scale)
-    finite = {n: finite_variance(config, data, scale, split.modes) / split.modes for n, split in splits.items()}
+    limit = limit_variance(
+        features(config, data, data.x_test), features(config, data, data.x), scale
+    )
+    finite = {
+        n: finite_variance(config, data, scale, split.modes) / split.modes
+        for n, split in splits.items()
+    }
     table = _table(reproduction, splits, limit, finite)
     rows = tuple(
         (
@@ -54,7 +68,7 @@ def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> 
 
 def _table(
     reproduction: Reproduction, splits: dict[str, Split], limit: float, finite: dict[str, float]
-) -> TextTable:  # fmt: skip
+) -> TextTable:
     names, paper = list(splits), reproduction.table.paper
     first = next(iter(splits.values()))
     lines = [
@@ -62,9 +76,21 @@ def _table(
         ("bias", PAPER, *(paper["bias"].get(name, NONE) for name in names)),
         ("variance", "ours", *(f"{split.variance:.4f}" for split in splits.values())),
         ("variance", PAPER, *(paper["variance"].get(name, NONE) for name in names)),
-        ("variance", "1/K of the first", *(f"{first.modes * first.variance / s.modes:.4f}" for s in splits.values())),
-        ("variance", "Gaussian process, as many rounds", *(f"{finite[name]:.4f}" for name in names)),
-        ("variance", "Gaussian process, limit", *(f"{limit / split.modes:.2g}" for split in splits.values())),
+        (
+            "variance",
+            "1/K of the first",
+            *(f"{first.modes * first.variance / s.modes:.4f}" for s in splits.values()),
+        ),
+        (
+            "variance",
+            "Gaussian process, as many rounds",
+            *(f"{finite[name]:.4f}" for name in names),
+        ),
+        (
+            "variance",
+            "Gaussian process, limit",
+            *(f"{limit / split.modes:.2g}" for split in splits.values()),
+        ),
     ]
     runs = {split.runs for split in splits.values()}
     title = f"{headline(reproduction)}, {', '.join(map(str, sorted(runs)))} runs each"
@@ -73,14 +99,17 @@ def _table(
 
 def _bias_variance_figure(
     reproduction: Reproduction, splits: Sequence[Split], limit: float, finite: dict[str, float]
-) -> Figure:  # fmt: skip
+) -> Figure:
     modes = np.array([split.modes for split in splits])
     paper = {
-        what: [(split.modes, number) for split, name in zip(splits, finite, strict=True)
-               if (number := paper_number(reproduction.table.paper[what].get(name, ""))) is not None
-               and beside_paper(reproduction)]
+        what: [
+            (split.modes, number)
+            for split, name in zip(splits, finite, strict=True)
+            if (number := paper_number(reproduction.table.paper[what].get(name, ""))) is not None
+            and beside_paper(reproduction)
+        ]
         for what in ("bias", "variance")
-    }  # fmt: skip
+    }
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -90,18 +119,43 @@ def _bias_variance_figure(
         right.plot(modes, [s.variance for s in splits], color=COLOURS[0], marker="o", label="ours")
         for axis, points in ((left, paper["bias"]), (right, paper["variance"])):
             if points:
-                axis.plot([m for m, _ in points], [n[0] for _, n in points], color="black", marker="D",
-                          markerfacecolor="white", linestyle=":", label="paper")  # fmt: skip
+                axis.plot(
+                    [m for m, _ in points],
+                    [n[0] for _, n in points],
+                    color="black",
+                    marker="D",
+                    markerfacecolor="white",
+                    linestyle=":",
+                    label="paper",
+                )
         right.set_yscale("log")
         line = splits[0].modes * splits[0].variance / modes
         right.plot(modes, line, color=COLOURS[6], linestyle="--", label="1/K of our first")
-        right.plot(modes, list(finite.values()), color=COLOURS[2], linestyle="-.", marker="^",
-                   label="Gaussian process after as many rounds")  # fmt: skip
-        drawn = [*(s.variance for s in splits), *line, *finite.values(), *(n[0] for _, n in paper["variance"])]
+        right.plot(
+            modes,
+            list(finite.values()),
+            color=COLOURS[2],
+            linestyle="-.",
+            marker="^",
+            label="Gaussian process after as many rounds",
+        )
+        drawn = [
+            *(s.variance for s in splits),
+            *line,
+            *finite.values(),
+            *(n[0] for _, n in paper["variance"]),
+        ]
         right.set_ylim(min(drawn) / 3, max(drawn) * 2)
-        # As a rule far below all others: its line is drawn only where it would not squeeze them into a corner.
-        right.plot(modes, limit / modes, color=COLOURS[5], linestyle=(0, (1, 2)), linewidth=2,
-                   label=f"its limit (Theorem 2): {limit:.1g} / K, below")  # fmt: skip
+        # As a rule far below all others: its line is drawn only where it would not squeeze them
+        # into a corner.
+        right.plot(
+            modes,
+            limit / modes,
+            color=COLOURS[5],
+            linestyle=(0, (1, 2)),
+            linewidth=2,
+            label=f"its limit (Theorem 2): {limit:.1g} / K, below",
+        )
         right.set(xscale="log", xlabel="modes K", ylabel="variance", title="Variance")
         for axis in (left, right):
             axis.set_xticks(modes, [str(m) for m in modes])
@@ -112,7 +166,9 @@ def _bias_variance_figure(
 
 
 def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """The fit of each column's first run: clients' points, the truth, the average and the band of the modes."""
+    """The fit of each column's first run: clients' points, the truth, the average and the band of
+    the modes.
+    """
     known = [result for result in results if result.runs is not None]
     if not known:
         raise DataError(f"None of the runs of {reproduction.name} is there yet: leave out --only.")
@@ -128,13 +184,39 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             mean = members.mean(0)
             low, high = np.percentile(members, BAND, axis=0)
             if len(members) > 1:
-                axis.fill_between(x, low, high, color=COLOURS[2], alpha=0.25, linewidth=0, label="9 of 10 modes")
-            axis.plot(x, truth, color="black", linestyle="--", linewidth=1.2, label="E(y | x) = sin 2πx")
-            axis.plot(x, mean, color=COLOURS[1], linewidth=1.8, label="average" if len(members) > 1 else "the model")
-            axis.plot(data.x.flatten(), data.y.flatten(), ".", color=COLOURS[0], markersize=4, label="clients' points")
+                axis.fill_between(
+                    x, low, high, color=COLOURS[2], alpha=0.25, linewidth=0, label="9 of 10 modes"
+                )
+            axis.plot(
+                x, truth, color="black", linestyle="--", linewidth=1.2, label="E(y | x) = sin 2πx"
+            )
+            axis.plot(
+                x,
+                mean,
+                color=COLOURS[1],
+                linewidth=1.8,
+                label="average" if len(members) > 1 else "the model",
+            )
+            axis.plot(
+                data.x.flatten(),
+                data.y.flatten(),
+                ".",
+                color=COLOURS[0],
+                markersize=4,
+                label="clients' points",
+            )
             error = float(np.sqrt(((mean - truth) ** 2).mean()))
-            axis.set(title=f"{plain(result.cell.column)}: error {error:.3f}", xlabel="x", ylabel="y", ylim=(-2.6, 2.9))
+            axis.set(
+                title=f"{plain(result.cell.column)}: error {error:.3f}",
+                xlabel="x",
+                ylabel="y",
+                ylim=(-2.6, 2.9),
+            )
             axis.legend(loc="upper right", fontsize="small", ncols=2)
             rows.append((result.cell.column, f"{error:.3f}", f"{float((high - low).mean()):.3f}"))
-    table = TextTable(headline(reproduction), ("", "root mean squared error", "mean width of the band"), tuple(rows))
+    table = TextTable(
+        headline(reproduction),
+        ("", "root mean squared error", "mean width of the band"),
+        tuple(rows),
+    )
     return Shown(table, table, {"toy.png": figure})

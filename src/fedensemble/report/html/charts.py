@@ -9,7 +9,23 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, axes, drawing, number, path, plain, scale, tag
+from .svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Format,
+    Scale,
+    axes,
+    drawing,
+    number,
+    path,
+    plain,
+    scale,
+    tag,
+)
 
 MOST = 200  # points of a line: more cannot be seen
 COLOURS, DASHES = 7, 4
@@ -31,7 +47,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the chart's x; a band goes from `low` to `high`. Without a name it is in no legend."""
+    """Values over the chart's x; a band goes from `low` to `high`. Without a name it is in no
+    legend.
+    """
 
     name: str
     values: Sequence[float]
@@ -53,13 +71,27 @@ def thin(count: int, most: int = MOST) -> list[int]:
 
 
 def line_chart(
-    ident: str, title: str, x: Sequence[float], lines: Sequence[Line], *, xlabel: str, ylabel: str,
-    shown: Format = plain, told: Sequence[tuple[str, Sequence[str]]] | None = None, from_zero: bool = False,
+    ident: str,
+    title: str,
+    x: Sequence[float],
+    lines: Sequence[Line],
+    *,
+    xlabel: str,
+    ylabel: str,
+    shown: Format = plain,
+    told: Sequence[tuple[str, Sequence[str]]] | None = None,
+    from_zero: bool = False,
     note: str = "",
-) -> Chart:  # fmt: skip
+) -> Chart:
     """Lines over rounds; `told` replaces the lines' values in the tooltip and the table."""
     across = scale(x, LEFT, WIDTH - RIGHT, room=0.02)
-    whole = [v for line in lines for part in (line.values, line.low, line.high) for v in part if math.isfinite(v)]
+    whole = [
+        v
+        for line in lines
+        for part in (line.values, line.low, line.high)
+        for v in part
+        if math.isfinite(v)
+    ]
     kept = whole if from_zero else _settled(lines, whole)
     up = scale([0.0, *kept] if from_zero else kept, HEIGHT - BOTTOM, TOP)
     up = Scale(0.0, up.high, up.start, up.end) if from_zero else up
@@ -75,23 +107,48 @@ def line_chart(
         points = [(across(a), up(b)) for a, b in zip(x, line.values, strict=True)]
         parts.append(tag("path", d=path(points), class_=f"line {line.style}"))
         if len(points) == 1 and math.isfinite(points[0][1]):
-            parts.append(tag("circle", cx=points[0][0], cy=points[0][1], r=3, class_=f"dot {line.style}"))
-    clip = tag("clipPath", tag("rect", x=LEFT, y=TOP - 4, width=across.end - LEFT + 4, height=up.start - TOP + 4),
-               id=f"clip-{ident}")  # fmt: skip
+            parts.append(
+                tag("circle", cx=points[0][0], cy=points[0][1], r=3, class_=f"dot {line.style}")
+            )
+    clip = tag(
+        "clipPath",
+        tag("rect", x=LEFT, y=TOP - 4, width=across.end - LEFT + 4, height=up.start - TOP + 4),
+        id=f"clip-{ident}",
+    )
     if told is None:
-        told = [(line.name, [shown(v) if math.isfinite(v) else "–" for v in line.values])
-                for line in lines if line.name and line.values]  # fmt: skip
+        told = [
+            (line.name, [shown(v) if math.isfinite(v) else "–" for v in line.values])
+            for line in lines
+            if line.name and line.values
+        ]
     labels = [plain(value) for value in x]
     hover = {
-        "kind": "x", "at": [round(across(a), 1) for a in x], "top": TOP, "bottom": up.start,
-        "label": [f"{xlabel} {label}" for label in labels], "rows": told,
-    }  # fmt: skip
-    inside = [axes(across, up, xlabel, ylabel, _whole), clip, tag("g", *parts, clip_path=f"url(#clip-{ident})")]
+        "kind": "x",
+        "at": [round(across(a), 1) for a in x],
+        "top": TOP,
+        "bottom": up.start,
+        "label": [f"{xlabel} {label}" for label in labels],
+        "rows": told,
+    }
+    inside = [
+        axes(across, up, xlabel, ylabel, _whole),
+        clip,
+        tag("g", *parts, clip_path=f"url(#clip-{ident})"),
+    ]
     rows = [(label, *(values[at] for _, values in told)) for at, label in enumerate(labels)]
     return Chart(
-        ident, title, drawing(ident, title, inside, hover), (xlabel, *(name for name, _ in told)), rows,
-        [(line.name, f"{'line' if line.values else 'band'} {line.style}") for line in lines if line.name], note,
-    )  # fmt: skip
+        ident,
+        title,
+        drawing(ident, title, inside, hover),
+        (xlabel, *(name for name, _ in told)),
+        rows,
+        [
+            (line.name, f"{'line' if line.values else 'band'} {line.style}")
+            for line in lines
+            if line.name
+        ],
+        note,
+    )
 
 
 def _whole(value: float) -> str:
@@ -100,7 +157,9 @@ def _whole(value: float) -> str:
 
 
 def _settled(lines: Sequence[Line], whole: list[float]) -> list[float]:
-    """Values to make room for: the first rounds' too, unless they would squeeze the rest into a corner."""
+    """Values to make room for: the first rounds' too, unless they would squeeze the rest into a
+    corner.
+    """
     parts = [part for line in lines for part in (line.values, line.low, line.high)]
     later = [v for part in parts for v in part[len(part) // 4 :] if math.isfinite(v)]
     if not later or max(whole) - min(whole) <= 2.5 * (max(later) - min(later)):
@@ -119,10 +178,21 @@ class Bars:
 
 
 def bar_chart(
-    ident: str, title: str, edges: Sequence[float], groups: Sequence[Bars], *, xlabel: str, ylabel: str,
-    over: Sequence[Markup] = (), up: Scale | None = None, told: Sequence[Sequence[str]] | None = None,
-    header: tuple[str, ...] = (), legend: Sequence[tuple[str, str]] = (), shown: Format = plain, note: str = "",
-) -> Chart:  # fmt: skip
+    ident: str,
+    title: str,
+    edges: Sequence[float],
+    groups: Sequence[Bars],
+    *,
+    xlabel: str,
+    ylabel: str,
+    over: Sequence[Markup] = (),
+    up: Scale | None = None,
+    told: Sequence[Sequence[str]] | None = None,
+    header: tuple[str, ...] = (),
+    legend: Sequence[tuple[str, str]] = (),
+    shown: Format = plain,
+    note: str = "",
+) -> Chart:
     """Bars between edges, one group before the other; `over` is drawn on top."""
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     highest = max((value for group in groups for value in group.values), default=0) or 1
@@ -132,20 +202,41 @@ def bar_chart(
         for at, value in enumerate(group.values):
             left, right = across(edges[at]), across(edges[at + 1])
             if value > 0:
-                parts.append(tag("rect", x=left + 0.5, y=up(value), width=max(right - left - 1, 0.5),
-                                 height=up.start - up(value), class_=f"bar {group.style}"))  # fmt: skip
-    names = [f"{plain(float(f'{a:.3g}'))} to {plain(float(f'{b:.3g}'))}" for a, b in pairwise(edges)]
+                parts.append(
+                    tag(
+                        "rect",
+                        x=left + 0.5,
+                        y=up(value),
+                        width=max(right - left - 1, 0.5),
+                        height=up.start - up(value),
+                        class_=f"bar {group.style}",
+                    )
+                )
+    names = [
+        f"{plain(float(f'{a:.3g}'))} to {plain(float(f'{b:.3g}'))}" for a, b in pairwise(edges)
+    ]
     told = told or [[shown(group.values[at]) for group in groups] for at in range(len(names))]
     header = header or tuple(group.name for group in groups)
-    boxes = [[round(across(a), 1), TOP, round(across(b) - across(a), 1), up.start - TOP]
-             for a, b in pairwise(edges)]  # fmt: skip
-    text = ["\n".join([f"{xlabel} {name}", *(f"{h}: {v}" for h, v in zip(header, values, strict=True))])
-            for name, values in zip(names, told, strict=True)]  # fmt: skip
+    boxes = [
+        [round(across(a), 1), TOP, round(across(b) - across(a), 1), up.start - TOP]
+        for a, b in pairwise(edges)
+    ]
+    text = [
+        "\n".join([f"{xlabel} {name}", *(f"{h}: {v}" for h, v in zip(header, values, strict=True))])
+        for name, values in zip(names, told, strict=True)
+    ]
     inside = [axes(across, up, xlabel, ylabel), *parts, *over]
     rows = [(name, *values) for name, values in zip(names, told, strict=True)]
     keys = [(group.name, f"bar {group.style}") for group in groups]
-    return Chart(ident, title, drawing(ident, title, inside, {"kind": "bar", "boxes": boxes, "text": text}),
-                 (xlabel, *header), rows, [*keys, *legend], note)  # fmt: skip
+    return Chart(
+        ident,
+        title,
+        drawing(ident, title, inside, {"kind": "bar", "boxes": boxes, "text": text}),
+        (xlabel, *header),
+        rows,
+        [*keys, *legend],
+        note,
+    )
 
 
 @dataclass(frozen=True)
@@ -160,19 +251,39 @@ class Point:
 
 
 def point_chart(
-    ident: str, title: str, points: Sequence[Point], *, xlabel: str, ylabel: str, across: Scale, up: Scale,
-    over: Sequence[Markup] = (), radius: float = 3.0, header: tuple[str, ...] = (), rows: Sequence[Sequence[str]] = (),
-    legend: Sequence[tuple[str, str]] = (), xformat: Format = plain, note: str = "",
-) -> Chart:  # fmt: skip
+    ident: str,
+    title: str,
+    points: Sequence[Point],
+    *,
+    xlabel: str,
+    ylabel: str,
+    across: Scale,
+    up: Scale,
+    over: Sequence[Markup] = (),
+    radius: float = 3.0,
+    header: tuple[str, ...] = (),
+    rows: Sequence[Sequence[str]] = (),
+    legend: Sequence[tuple[str, str]] = (),
+    xformat: Format = plain,
+    note: str = "",
+) -> Chart:
     """Dots in a plane."""
     parts, boxes = [], []
     for point in points:
         x, y = across(point.x), up(point.y)
         if point.reach:
-            parts.append(tag("path", d=f"M{number(x)} {number(up(point.y - point.reach))}V"
-                             f"{number(up(point.y + point.reach))}", class_=f"reach {point.style}"))  # fmt: skip
+            parts.append(
+                tag(
+                    "path",
+                    d=f"M{number(x)} {number(up(point.y - point.reach))}V"
+                    f"{number(up(point.y + point.reach))}",
+                    class_=f"reach {point.style}",
+                )
+            )
         parts.append(tag("circle", cx=x, cy=y, r=radius, class_=f"dot {point.style}"))
-        boxes.append([round(x - radius - 1, 1), round(y - radius - 1, 1), 2 * radius + 2, 2 * radius + 2])
+        boxes.append(
+            [round(x - radius - 1, 1), round(y - radius - 1, 1), 2 * radius + 2, 2 * radius + 2]
+        )
     inside = [axes(across, up, xlabel, ylabel, xformat=xformat), *over, *parts]
     hover = {"kind": "point", "boxes": boxes, "text": [point.text for point in points]}
     return Chart(ident, title, drawing(ident, title, inside, hover), header, rows, legend, note)

@@ -1,4 +1,6 @@
-"""Reads a comparison's folder, or that of a reproduced table: its table, the paper's numbers, and the runs it lists."""
+"""Reads a comparison's folder, or that of a reproduced table: its table, the paper's numbers, and
+the runs it lists.
+"""
 
 from __future__ import annotations
 
@@ -57,18 +59,31 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     rows = _rows(folder)
     runs = [run for row in rows for run in row.runs]
     scale = optional(folder / "results.json").get("scale", FULL)
-    paper = _paper(numbers or table) if scale == FULL else {}  # beside a small trial they only squeeze the picture
+    # beside a small trial they only squeeze the picture
+    paper = _paper(numbers or table) if scale == FULL else {}
     name = folder.resolve().name if text else folder.resolve().parent.name
     return ComparisonData(
-        name, heading, _metric(numbers or table, runs), table, tuple(rows), paper, _notes(text or _failed(folder)),
+        name,
+        heading,
+        _metric(numbers or table, runs),
+        table,
+        tuple(rows),
+        paper,
+        _notes(text or _failed(folder)),
         _pictures(folder, text),
-    )  # fmt: skip
+    )
 
 
 def _rows(folder: Path) -> list[RowData]:
     cells = optional(folder / "results.json").get("cells", [])
-    listed = [(f"{c['row']} / {c['column']}", c["folders"], c["row"], c["column"]) for c in cells if c.get("folders")]
-    whole = [(str(label), places, "", "") for label, places in optional(folder / "runs.json").items()]
+    listed = [
+        (f"{c['row']} / {c['column']}", c["folders"], c["row"], c["column"])
+        for c in cells
+        if c.get("folders")
+    ]
+    whole = [
+        (str(label), places, "", "") for label, places in optional(folder / "runs.json").items()
+    ]
     rows = []
     for label, places, group, name in listed or whole:
         found = [_find(folder, Path(place)) for place in places]
@@ -78,7 +93,9 @@ def _rows(folder: Path) -> list[RowData]:
 
 
 def _find(folder: Path, place: Path) -> Path | None:
-    """A run's folder: where it was, or, if everything has been moved together, beside the comparison."""
+    """A run's folder: where it was, or, if everything has been moved together, beside the
+    comparison.
+    """
     beside = folder.resolve().parent
     for candidate in (place, beside / place.name, beside.parent / Path(*place.parts[-2:])):
         if (candidate / "config.toml").exists() and (candidate / "metrics.jsonl").exists():
@@ -123,8 +140,14 @@ def _read_csv(file: Path) -> TextTable | None:
 def _from_markdown(text: str) -> TextTable | None:
     """The first table of a Markdown text."""
     lines = [line.strip() for line in text.splitlines()]
-    cells = [tuple(c.strip().strip("*") for c in line.strip("|").split("|")) for line in lines if line.startswith("|")]
-    return _table([line for line in cells if not all(cell and set(cell) <= set("-: ") for cell in line)])
+    cells = [
+        tuple(c.strip().strip("*") for c in line.strip("|").split("|"))
+        for line in lines
+        if line.startswith("|")
+    ]
+    return _table(
+        [line for line in cells if not all(cell and set(cell) <= set("-: ") for cell in line)]
+    )
 
 
 def _table(lines: list[tuple[str, ...]]) -> TextTable | None:
@@ -137,12 +160,18 @@ def _table(lines: list[tuple[str, ...]]) -> TextTable | None:
 def _notes(text: str) -> list[str]:
     """The paragraphs of a Markdown text that are neither table, heading nor picture."""
     lines = [line.strip() for line in text.splitlines()]
-    return [line.lstrip("- ").strip("`") for line in lines if line and not line.startswith(("|", "#", "!["))]
+    return [
+        line.lstrip("- ").strip("`")
+        for line in lines
+        if line and not line.startswith(("|", "#", "!["))
+    ]
 
 
 def _failed(folder: Path) -> str:
     """The lines of a comparison's report.md that say which runs have diverged."""
-    return "\n".join(line for line in _read(folder / "report.md").splitlines() if line.startswith("- "))
+    return "\n".join(
+        line for line in _read(folder / "report.md").splitlines() if line.startswith("- ")
+    )
 
 
 def _pictures(folder: Path, text: str) -> list[tuple[str, str]]:
@@ -151,5 +180,7 @@ def _pictures(folder: Path, text: str) -> list[tuple[str, str]]:
     for name, place in re.findall(r"!\[([^\]]*)\]\(([\w.-]+\.png)\)", text):
         file = folder / place
         if file.is_file():
-            found.append((name, f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"))
+            found.append(
+                (name, f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}")
+            )
     return found

@@ -15,11 +15,23 @@ LEFT, TOP, BOTTOM, RIGHT = 70.0, 8.0, 44.0, 8.0
 
 
 def grid_chart(
-    ident: str, title: str, counts: Sequence[Sequence[int]], *, rows: Sequence[str], columns: Sequence[str],
-    row: str, column: str, shade: Sequence[Sequence[float]], style: str = "c0", diagonal: str | None = None,
-    wide: bool = False, header: tuple[str, ...] = (), table: Sequence[Sequence[str]] = (),
-    legend: Sequence[tuple[str, str]] = (), note: str = "",
-) -> Chart:  # fmt: skip
+    ident: str,
+    title: str,
+    counts: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row: str,
+    column: str,
+    shade: Sequence[Sequence[float]],
+    style: str = "c0",
+    diagonal: str | None = None,
+    wide: bool = False,
+    header: tuple[str, ...] = (),
+    table: Sequence[Sequence[str]] = (),
+    legend: Sequence[tuple[str, str]] = (),
+    note: str = "",
+) -> Chart:
     """A cell for each count.
 
     Args:
@@ -43,30 +55,57 @@ def grid_chart(
             w, h = number(side_x - gap), number(side_y - gap)
             paths.setdefault(kind, []).append(f"M{number(x)} {number(y)}h{w}v{h}h-{w}z")
             if len(columns) <= FEW and not wide:
-                words.append(tag("text", f"{count}", x=x + side_x / 2, y=y + side_y / 2 + 4, text_anchor="middle",
-                                 class_="count strong" if level > 5 else "count"))  # fmt: skip
+                words.append(
+                    tag(
+                        "text",
+                        f"{count}",
+                        x=x + side_x / 2,
+                        y=y + side_y / 2 + 4,
+                        text_anchor="middle",
+                        class_="count strong" if level > 5 else "count",
+                    )
+                )
     frame = tag("rect", x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=high, class_="frame")
     down = [
         tag("text", rows[r], x=LEFT - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
         for r in _labelled(len(rows), side_y, 13)
     ]
     along = [
-        tag("text", columns[c], x=LEFT + (c + 0.5) * side_x, y=TOP + high + 15, text_anchor="middle")
+        tag(
+            "text", columns[c], x=LEFT + (c + 0.5) * side_x, y=TOP + high + 15, text_anchor="middle"
+        )
         for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in columns))
     ]
     named = axis_labels(Scale(0, 1, LEFT, width - RIGHT), Scale(0, 1, TOP + high, TOP), column, row)
     drawn = [tag("path", d="".join(pieces), class_=kind) for kind, pieces in sorted(paths.items())]
     hover = {
-        "kind": "grid", "x": LEFT, "y": TOP, "w": round(side_x, 3), "h": round(side_y, 3), "row": row, "column": column,
-        "rows": list(rows), "columns": list(columns), "counts": [list(map(int, line)) for line in counts],
-    }  # fmt: skip
+        "kind": "grid",
+        "x": LEFT,
+        "y": TOP,
+        "w": round(side_x, 3),
+        "h": round(side_y, 3),
+        "row": row,
+        "column": column,
+        "rows": list(rows),
+        "columns": list(columns),
+        "counts": [list(map(int, line)) for line in counts],
+    }
     svg = drawing(
-        ident, title, [frame, *drawn, *words, *down, *along, named], hover, (width, TOP + high + BOTTOM), wide
+        ident,
+        title,
+        [frame, *drawn, *words, *down, *along, named],
+        hover,
+        (width, TOP + high + BOTTOM),
+        wide,
     )
     return Chart(ident, title, svg, header, table, legend, note, wide)
 
 
 def _labelled(count: int, side: float, needed: float) -> range:
     """Which of the lines get a label, so that labels do not touch."""
-    every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000, count) if step * side >= needed or step >= count)
+    every = next(
+        step
+        for step in (1, 2, 5, 10, 20, 50, 100, 1000, count)
+        if step * side >= needed or step >= count
+    )
     return range(0, count, every)

@@ -24,7 +24,9 @@ FILE = "report.html"
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run or a comparison, by default as report.html into its folder; returns the file."""
+    """Writes the page of a run or a comparison, by default as report.html into its folder; returns
+    the file.
+    """
     file = out or folder / FILE
     with expecting_whole_files(folder):
         page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
@@ -33,7 +35,8 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
-    """Writes the page, and for a run report.md and curves.png beside it too; returns the table and the page.
+    """Writes the page, and for a run report.md and curves.png beside it too; returns the table and
+    the page.
 
     Args:
         out: the page's file; nothing else is written then, and nothing into the folder.
@@ -66,11 +69,14 @@ def comparison_page(folder: Path, file: Path) -> str:
     found = read_comparison_folder(folder)
     runs = [run for row in found.rows for run in row.runs]
     waiting = sum(not run.done for run in runs)
-    warnings = [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
+    warnings = (
+        [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
+    )
     warnings += [run.changes for run in runs if run.changes]
     return _render(
         title=found.name,
-        subtitle=found.title or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
+        subtitle=found.title
+        or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
         warning=" ".join(warnings),
         figures=[],
         sections=comparison_sections(found, file),
@@ -99,6 +105,12 @@ def _render(**content: Any) -> str:
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("fedensemble.report.html", "templates")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
     return made

@@ -45,9 +45,14 @@ def _calibration(found: Any) -> list[Chart]:
     over = [tag("path", d=path([(across(0), up(0)), (across(1), up(1))]), class_="line ideal")]
     legend = [("perfectly calibrated", "line ideal")]
     if found["modes"] > 1:
-        places = [(c, a) for c, a, n in zip(apart["confidence"], apart["accuracy"], apart["count"], strict=True)
-                 if n >= FEW]  # fmt: skip
-        over.append(tag("path", d=path((across(c), up(a)) for c, a in places), class_="line c1 thin"))
+        places = [
+            (c, a)
+            for c, a, n in zip(apart["confidence"], apart["accuracy"], apart["count"], strict=True)
+            if n >= FEW
+        ]
+        over.append(
+            tag("path", d=path((across(c), up(a)) for c, a in places), class_="line c1 thin")
+        )
         over += [tag("circle", cx=across(c), cy=up(a), r=2.5, class_="dot c1") for c, a in places]
         legend.append(("single modes, together", "line c1"))
     told = [
@@ -58,17 +63,33 @@ def _calibration(found: Any) -> list[Chart]:
     bars = [Bars("ensemble", [a if n >= FEW else 0.0 for a, n in pairs], "c0")]
     if any(0 < n < FEW for _, n in pairs):
         bars.append(
-            Bars(f"ensemble, fewer than {FEW} examples", [a if 0 < n < FEW else 0.0 for a, n in pairs], "c0 l2")
+            Bars(
+                f"ensemble, fewer than {FEW} examples",
+                [a if 0 < n < FEW else 0.0 for a, n in pairs],
+                "c0 l2",
+            )
         )
     chart = bar_chart(
-        "calibration", "Calibration diagram", edges, bars, xlabel="confidence",
-        ylabel="share that is right", over=over, up=up, told=told, header=("examples", "right", "mean confidence"),
+        "calibration",
+        "Calibration diagram",
+        edges,
+        bars,
+        xlabel="confidence",
+        ylabel="share that is right",
+        over=over,
+        up=up,
+        told=told,
+        header=("examples", "right", "mean confidence"),
         legend=legend,
-    )  # fmt: skip
+    )
     counts = bar_chart(
-        "confidence", "How confident the ensemble is", edges, [Bars("test examples", held["count"], "c0")],
-        xlabel="confidence", ylabel="test examples",
-    )  # fmt: skip
+        "confidence",
+        "How confident the ensemble is",
+        edges,
+        [Bars("test examples", held["count"], "c0")],
+        xlabel="confidence",
+        ylabel="test examples",
+    )
     return [chart, counts]
 
 
@@ -77,14 +98,24 @@ def _entropy(found: Any) -> Chart:
     bars = len(held["right"])
     edges = [held["most"] * at / bars if held["most"] else at / bars for at in range(bars + 1)]
     rights, wrongs = sum(held["right"]), sum(held["wrong"])
-    shares = {name: [value / (sum(held[name]) or 1) * 100 for value in held[name]] for name in ("right", "wrong")}
+    shares = {
+        name: [value / (sum(held[name]) or 1) * 100 for value in held[name]]
+        for name in ("right", "wrong")
+    }
     told = [[f"{r:,}", f"{w:,}"] for r, w in zip(held["right"], held["wrong"], strict=True)]
     return bar_chart(
-        "entropy", "Entropy of right and wrong predictions", edges,
-        [Bars(f"right ({rights:,})", shares["right"], "c0 half"),
-         Bars(f"wrong ({wrongs:,})", shares["wrong"], "c1 half")],
-        xlabel="entropy, nats", ylabel="share of each group, %", told=told, header=("right", "wrong"),
-    )  # fmt: skip
+        "entropy",
+        "Entropy of right and wrong predictions",
+        edges,
+        [
+            Bars(f"right ({rights:,})", shares["right"], "c0 half"),
+            Bars(f"wrong ({wrongs:,})", shares["wrong"], "c1 half"),
+        ],
+        xlabel="entropy, nats",
+        ylabel="share of each group, %",
+        told=told,
+        header=("right", "wrong"),
+    )
 
 
 def _confusion(found: Any) -> Section:
@@ -96,13 +127,29 @@ def _confusion(found: Any) -> Section:
         wrong = [(count, labels[c]) for c, count in enumerate(line) if c != at and count]
         most = max(wrong, default=(0, ""), key=lambda pair: pair[0])
         rows.append(
-            (label, f"{sum(line):,}", f"{100 * line[at] / totals[at]:.1f}", f"{most[1]} ({most[0]})" if wrong else "–")
+            (
+                label,
+                f"{sum(line):,}",
+                f"{100 * line[at] / totals[at]:.1f}",
+                f"{most[1]} ({most[0]})" if wrong else "–",
+            )
         )
     chart = grid_chart(
-        "confusion", "Confusion matrix", counts, rows=labels, columns=labels, row="true class", column="predicted",
-        shade=shade, style="c1", diagonal="c0", header=("class", "test examples", "right, %", "most often taken for"),
-        table=rows, legend=[("right", "bar c0"), ("wrong", "bar c1")], note="Shade: share of the true class.",
-    )  # fmt: skip
+        "confusion",
+        "Confusion matrix",
+        counts,
+        rows=labels,
+        columns=labels,
+        row="true class",
+        column="predicted",
+        shade=shade,
+        style="c1",
+        diagonal="c0",
+        header=("class", "test examples", "right, %", "most often taken for"),
+        table=rows,
+        legend=[("right", "bar c0"), ("wrong", "bar c1")],
+        note="Shade: share of the true class.",
+    )
     return Section("confusion", "Confusion matrix", "", [chart])
 
 
@@ -110,13 +157,20 @@ def _residuals(found: Any) -> Section:
     held = found["residuals"]
     charts = [_targets(found)] if "points" in found else []
     charts.append(
-        bar_chart("residuals", "Residuals: prediction less target",
-                  _edges(-held["reach"], held["reach"], held["count"]),
-                  [Bars("test examples", held["count"], "c0")], xlabel="residual", ylabel="test examples")
-    )  # fmt: skip
+        bar_chart(
+            "residuals",
+            "Residuals: prediction less target",
+            _edges(-held["reach"], held["reach"], held["count"]),
+            [Bars("test examples", held["count"], "c0")],
+            xlabel="residual",
+            ylabel="test examples",
+        )
+    )
     if "spreads" in found:
         charts.append(_spreads(found["spreads"]))
-    text = "" if "spreads" in found else "One mode has no spread, so there is no uncertainty to show."
+    text = (
+        "" if "spreads" in found else "One mode has no spread, so there is no uncertainty to show."
+    )
     if "points" not in found:
         text = f"Single targets are not published. {text}".strip()
     return Section("calibration", "Residuals and uncertainty", text, charts)
@@ -126,8 +180,15 @@ def _targets(found: Any) -> Chart:
     """What was predicted for single targets."""
     points = found["points"]
     both = [*points["target"], *points["mean"]]
-    reach = [m + sign * s for m, s in zip(points["mean"], points["spread"], strict=True) for sign in (-1, 1)]
-    across, up = scale(points["target"], LEFT, WIDTH - RIGHT), scale([*both, *reach], HEIGHT - BOTTOM, TOP)
+    reach = [
+        m + sign * s
+        for m, s in zip(points["mean"], points["spread"], strict=True)
+        for sign in (-1, 1)
+    ]
+    across, up = (
+        scale(points["target"], LEFT, WIDTH - RIGHT),
+        scale([*both, *reach], HEIGHT - BOTTOM, TOP),
+    )
     ends = [max(across.low, up.low), min(across.high, up.high)]
     diagonal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
     dots = [
@@ -135,15 +196,28 @@ def _targets(found: Any) -> Chart:
         for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
     ]
     some = (
-        f"{len(dots):,} of {found['examples']:,} test examples, evenly chosen." if len(dots) < found["examples"] else ""
+        f"{len(dots):,} of {found['examples']:,} test examples, evenly chosen."
+        if len(dots) < found["examples"]
+        else ""
     )
     return point_chart(
-        "predictions", "Predictions and targets", dots, xlabel="target", ylabel="prediction", across=across, up=up,
-        over=[diagonal], radius=2.5, legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
-        note=some, header=("target", "prediction", "spread"),
-        rows=[(f"{t:.4g}", f"{m:.4g}", f"{s:.3g}") for t, m, s in zip(points["target"], points["mean"],
-              points["spread"], strict=True)][:100],
-    )  # fmt: skip
+        "predictions",
+        "Predictions and targets",
+        dots,
+        xlabel="target",
+        ylabel="prediction",
+        across=across,
+        up=up,
+        over=[diagonal],
+        radius=2.5,
+        legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
+        note=some,
+        header=("target", "prediction", "spread"),
+        rows=[
+            (f"{t:.4g}", f"{m:.4g}", f"{s:.3g}")
+            for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
+        ][:100],
+    )
 
 
 def _spreads(held: Any) -> Chart:
@@ -153,45 +227,78 @@ def _spreads(held: Any) -> Chart:
     ends = [max(across.low, up.low), min(across.high, up.high)]
     ideal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
     rows = [
-        (plain(n), f"{s:.3g}", f"{e:.3g}") for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+        (plain(n), f"{s:.3g}", f"{e:.3g}")
+        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
     ]
-    dots = [Point(s, e, f"{n:,} examples\nspread {s:.3g}\nerror {e:.3g}")
-            for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)]  # fmt: skip
-    return point_chart("spreads", "Error against spread of the modes", dots, xlabel="spread (root mean square)",
-                       ylabel="error (root mean square)", across=across, up=up, over=[ideal], radius=4.0,
-                       header=("examples", "spread", "error"), rows=rows, legend=[("a tenth of the test set", "dot c0"),
-                       ("error = spread", "line ideal")])  # fmt: skip
+    dots = [
+        Point(s, e, f"{n:,} examples\nspread {s:.3g}\nerror {e:.3g}")
+        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+    ]
+    return point_chart(
+        "spreads",
+        "Error against spread of the modes",
+        dots,
+        xlabel="spread (root mean square)",
+        ylabel="error (root mean square)",
+        across=across,
+        up=up,
+        over=[ideal],
+        radius=4.0,
+        header=("examples", "spread", "error"),
+        rows=rows,
+        legend=[("a tenth of the test set", "dot c0"), ("error = spread", "line ideal")],
+    )
 
 
 def clients(run: RunData) -> Section:
     """Who holds what."""
     found, title = run.clients, "Clients and classes"
     if not found:
-        return Section("clients", title, "This run was made without clients.json; run it anew into another folder.")
+        return Section(
+            "clients",
+            title,
+            "This run was made without clients.json; run it anew into another folder.",
+        )
     if found.get("published") is False:
         text = f"{found['clients']:,} clients hold {found['examples']:,} examples. Single clients are not published."
         return Section("clients", "Clients", text)
     shown = len(found["size"])
     names = found["names"] or [str(client) for client in range(shown)]
-    text = (
-        f"{found['clients']:,} clients hold {found['examples']:,} examples ({found['source']}, {found['partition']})."
-    )
+    text = f"{found['clients']:,} clients hold {found['examples']:,} examples ({found['source']}, {found['partition']})."
     note = f"The first {shown} of {found['clients']:,} clients." if shown < found["clients"] else ""
     if "counts" not in found:
         edges = [float(at) for at in range(shown + 1)]
-        chart = bar_chart("clients", "Examples of each client", edges, [Bars("examples", found["size"], "c0")],
-                          xlabel="client", ylabel="examples", note=note)  # fmt: skip
+        chart = bar_chart(
+            "clients",
+            "Examples of each client",
+            edges,
+            [Bars("examples", found["size"], "c0")],
+            xlabel="client",
+            ylabel="examples",
+            note=note,
+        )
         return Section("clients", "Clients", text, [chart])
-    counts: Sequence[Sequence[int]] = list(zip(*found["counts"], strict=True))  # classes down, clients along
+    # classes down, clients along
+    counts: Sequence[Sequence[int]] = list(zip(*found["counts"], strict=True))
     most = max(max(line) for line in counts) or 1
     short = [name if len(name) <= 8 else str(at) for at, name in enumerate(names)]
     chart = grid_chart(
-        "clients", "Examples of each class at each client", counts, rows=found["labels"], columns=short, row="class",
-        column="client", shade=[[count / most for count in line] for line in counts], wide=True, note=note,
+        "clients",
+        "Examples of each class at each client",
+        counts,
+        rows=found["labels"],
+        columns=short,
+        row="class",
+        column="client",
+        shade=[[count / most for count in line] for line in counts],
+        wide=True,
+        note=note,
         header=("client", "examples", "classes"),
-        table=[(name, f"{size:,}", f"{sum(1 for count in held if count)}")
-               for name, size, held in zip(names, found["size"], found["counts"], strict=True)],
-    )  # fmt: skip
+        table=[
+            (name, f"{size:,}", f"{sum(1 for count in held if count)}")
+            for name, size, held in zip(names, found["size"], found["counts"], strict=True)
+        ],
+    )
     return Section("clients", title, text, [chart])
 
 

@@ -1,4 +1,6 @@
-"""Reads what a report shows from a run's folder; nothing else is needed, no data set and no model."""
+"""Reads what a report shows from a run's folder; nothing else is needed, no data set and no
+model.
+"""
 
 from __future__ import annotations
 
@@ -45,22 +47,41 @@ def read_run(folder: Path) -> RunData:
     store = RunFolder(folder)
     settings, records = store.read_config(), read_records(store)
     return RunData(
-        path=folder, settings=settings, config=read_bytes(store.config_file).decode("utf-8"), records=records,
-        summary=store.summary() if store.done else unfinished(settings, records), done=store.done,
-        clients=optional(store.clients_file), predictions=optional(store.predictions_file) if store.done else {},
-        environment=optional(folder / "env.json"), changes=store.changes(),
-    )  # fmt: skip
+        path=folder,
+        settings=settings,
+        config=read_bytes(store.config_file).decode("utf-8"),
+        records=records,
+        summary=store.summary() if store.done else unfinished(settings, records),
+        done=store.done,
+        clients=optional(store.clients_file),
+        predictions=optional(store.predictions_file) if store.done else {},
+        environment=optional(folder / "env.json"),
+        changes=store.changes(),
+    )
 
 
 @contextmanager
 def expecting_whole_files(folder: Path) -> Iterator[None]:
-    """Turns what goes wrong with files that can be read, but do not hold what they should, into a StoreError."""
+    """Turns what goes wrong with files that can be read, but do not hold what they should, into a
+    StoreError.
+    """
     try:
         yield
     except FedEnsembleError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        said = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {first_line(error)}"
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        said = (
+            f"lacks {error}"
+            if isinstance(error, KeyError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
         raise StoreError(
             f"The files in {folder} cannot be shown: one of them is damaged, incomplete or of another version ({said})."
         ) from error
@@ -74,7 +95,9 @@ def is_run(folder: Path) -> bool:
         return False
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}; give that of a run or of a comparison.")
-    raise InputError(f"{folder} is neither a run (it has no config.toml) nor a comparison (no table.csv).")
+    raise InputError(
+        f"{folder} is neither a run (it has no config.toml) nor a comparison (no table.csv)."
+    )
 
 
 def optional(file: Path) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Section:
     code: str = ""
     notes: Sequence[str] = ()
     pictures: Sequence[tuple[str, str]] = ()  # names and data addresses
-    links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()  # of rows: names and addresses
+    # of rows: names and addresses
+    links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()
 
 
 def scaled(metric: str, value: float) -> float:
@@ -40,7 +41,9 @@ def reader(metric: str) -> Format:
 def figures(run: RunData) -> list[tuple[str, str]]:
     """The numbers to know first, with their names."""
     tested, summary = run.summary.get("test", {}), run.summary
-    shown = [(TITLES[m], show(m, tested[m])) for m in ("accuracy", "mse", "nll", "ece") if m in tested]
+    shown = [
+        (TITLES[m], show(m, tested[m])) for m in ("accuracy", "mse", "nll", "ece") if m in tested
+    ]
     low, high = (f"mode_{run.metric}_{end}" for end in ("min", "max"))
     if low in tested and int(summary["modes"]) > 1:
         text = f"{show(run.metric, tested[low])} – {show(run.metric, tested[high])}"
@@ -72,25 +75,55 @@ def ledger(run: RunData) -> Section:
         down.append(total_down)
     places = thin(len(run.records))
     unit, size = next(
-        (u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if max(up[-1], down[-1]) >= s or s < 1e4
+        (u, s)
+        for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+        if max(up[-1], down[-1]) >= s or s < 1e4
     )
     x = [float(run.records[at]["round"]) for at in places]
-    lines = [Line("up, to the server", [up[at] / size for at in places], "c1"),
-             Line("down, to clients", [down[at] / size for at in places], "c0 d1")]  # fmt: skip
-    chart = line_chart("ledger", "Sent since the first round", x, lines, xlabel="round", ylabel=f"sent, {unit}",
-                       from_zero=True, shown=lambda v: f"{v:,.4g}")  # fmt: skip
+    lines = [
+        Line("up, to the server", [up[at] / size for at in places], "c1"),
+        Line("down, to clients", [down[at] / size for at in places], "c0 d1"),
+    ]
+    chart = line_chart(
+        "ledger",
+        "Sent since the first round",
+        x,
+        lines,
+        xlabel="round",
+        ylabel=f"sent, {unit}",
+        from_zero=True,
+        shown=lambda v: f"{v:,.4g}",
+    )
     visits = sum(record["visits"] for record in run.records)
-    pieces = [run.records[at : at + math.ceil(len(run.records) / 10)]
-              for at in range(0, len(run.records), math.ceil(len(run.records) / 10))]  # fmt: skip
-    rows = [(_from_to(piece[0]["round"], piece[-1]["round"]), f"{sum(r['visits'] for r in piece):,}",
-             megabytes(sum(r["bytes_up"] for r in piece)), megabytes(sum(r["bytes_down"] for r in piece)))
-            for piece in pieces]  # fmt: skip
+    pieces = [
+        run.records[at : at + math.ceil(len(run.records) / 10)]
+        for at in range(0, len(run.records), math.ceil(len(run.records) / 10))
+    ]
+    rows = [
+        (
+            _from_to(piece[0]["round"], piece[-1]["round"]),
+            f"{sum(r['visits'] for r in piece):,}",
+            megabytes(sum(r["bytes_up"] for r in piece)),
+            megabytes(sum(r["bytes_down"] for r in piece)),
+        )
+        for piece in pieces
+    ]
     rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
     if visits:
-        rows.append(("a visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits)))
-    table = TextTable("Communication ledger", ("rounds", "visits", "sent up", "sent down"), tuple(rows))
-    return Section("communication", "Communication", "A visit is one client training one mode; what it sends and "
-                   "receives does not depend on the number of modes.", [chart], [table])  # fmt: skip
+        rows.append(
+            ("a visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
+        )
+    table = TextTable(
+        "Communication ledger", ("rounds", "visits", "sent up", "sent down"), tuple(rows)
+    )
+    return Section(
+        "communication",
+        "Communication",
+        "A visit is one client training one mode; what it sends and "
+        "receives does not depend on the number of modes.",
+        [chart],
+        [table],
+    )
 
 
 def _from_to(first: int, last: int) -> str:
@@ -105,7 +138,16 @@ def results(run: RunData) -> Section:
 
 def settings(run: RunData) -> Section:
     """The resolved config, and what the run was carried out with."""
-    rows = tuple((str(key), " ".join(map(str, value)) if isinstance(value, list) else plain(value)
-                  if isinstance(value, float) else str(value)) for key, value in run.environment.items())  # fmt: skip
+    rows = tuple(
+        (
+            str(key),
+            " ".join(map(str, value))
+            if isinstance(value, list)
+            else plain(value)
+            if isinstance(value, float)
+            else str(value),
+        )
+        for key, value in run.environment.items()
+    )
     tables = [TextTable("Environment", ("what", "value"), rows)] if rows else []
     return Section("config", "Resolved config", "", tables=tables, code=run.config)

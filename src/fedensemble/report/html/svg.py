@@ -23,9 +23,15 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
     >>> tag("text", "1 < 2", x=0.5, class_="a")
     Markup('<text x="0.5" class="a">1 &lt; 2</text>')
     """
-    shown = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    shown = (
+        (key.rstrip("_").replace("_", "-"), value)
+        for key, value in attributes.items()
+        if value is not None
+    )
     written = Markup("").join(Markup(' {}="{}"').format(key, number(value)) for key, value in shown)
-    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(escape(part) for part in inside))
+    return Markup("<{0}{1}>{2}</{0}>").format(
+        name, written, Markup("").join(escape(part) for part in inside)
+    )
 
 
 def number(value: object) -> object:
@@ -75,7 +81,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """
     span = high - low
     size = 10.0 ** math.floor(math.log10(span / most))
-    step = next((size * m for m in (1, 2, 2.5, 5, 10) if span / (size * m) <= most - 1 + 1e-9), size * 10)
+    step = next(
+        (size * m for m in (1, 2, 2.5, 5, 10) if span / (size * m) <= most - 1 + 1e-9), size * 10
+    )
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
 
@@ -111,8 +119,12 @@ def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) 
         parts.append(tag("text", tick(value), x=x.start - 6, y=at + 4, text_anchor="end"))
     for value in ticks(x.low, x.high, 12 if 3 < x.high - x.low <= 12 else 6):
         if xformat(value):
-            parts.append(tag("text", xformat(value), x=x(value), y=y.start + 16, text_anchor="middle"))
-            parts.append(tag("line", x1=x(value), x2=x(value), y1=y.start, y2=y.start + 4, class_="axis"))
+            parts.append(
+                tag("text", xformat(value), x=x(value), y=y.start + 16, text_anchor="middle")
+            )
+            parts.append(
+                tag("line", x1=x(value), x2=x(value), y1=y.start, y2=y.start + 4, class_="axis")
+            )
     parts.append(tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     return Markup("").join([*parts, axis_labels(x, y, xlabel, ylabel)])
 
@@ -120,19 +132,42 @@ def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) 
 def axis_labels(x: Scale, y: Scale, xlabel: str, ylabel: str) -> Markup:
     """What the axes show."""
     middle = (y.start + y.end) / 2
-    return tag("text", xlabel, x=(x.start + x.end) / 2, y=y.start + 36, text_anchor="middle", class_="label") + tag(
-        "text", ylabel, x=13.0, y=middle, text_anchor="middle", class_="label",
+    return tag(
+        "text",
+        xlabel,
+        x=(x.start + x.end) / 2,
+        y=y.start + 36,
+        text_anchor="middle",
+        class_="label",
+    ) + tag(
+        "text",
+        ylabel,
+        x=13.0,
+        y=middle,
+        text_anchor="middle",
+        class_="label",
         transform=f"rotate(-90 13 {number(middle)})",
-    )  # fmt: skip
+    )
 
 
 def drawing(
-    ident: str, title: str, parts: Sequence[object], hover: Any, size: tuple[float, float] = (WIDTH, HEIGHT),
+    ident: str,
+    title: str,
+    parts: Sequence[object],
+    hover: Any,
+    size: tuple[float, float] = (WIDTH, HEIGHT),
     wide: bool = False,
-) -> Markup:  # fmt: skip
+) -> Markup:
     """A whole drawing; `hover` is what the page's script shows under the pointer."""
     return tag(
-        "svg", tag("title", title), *parts, id=f"plot-{ident}", class_="chart wide" if wide else "chart",
-        viewBox=f"0 0 {number(size[0])} {number(size[1])}", role="img", aria_label=title, tabindex="0",
+        "svg",
+        tag("title", title),
+        *parts,
+        id=f"plot-{ident}",
+        class_="chart wide" if wide else "chart",
+        viewBox=f"0 0 {number(size[0])} {number(size[1])}",
+        role="img",
+        aria_label=title,
+        tabindex="0",
         data_hover=json.dumps(hover, separators=(",", ":"), allow_nan=False),
-    )  # fmt: skip
+    )

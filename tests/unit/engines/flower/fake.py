@@ -19,7 +19,8 @@ from fedensemble.engines.flower.engine import FlowerEngine
 from fedensemble.engines.flower.exchange import Clock
 from fedensemble.engines.flower.roster import Roster
 
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # a real ServerApp is told at its start
+# a real ServerApp is told at its start
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 FIRST_NODE = 100  # node numbers are not client numbers
 
@@ -45,15 +46,19 @@ class Node:
     name: str = ""
     delay: float = 0.5
     online: bool = True
-    bend: Callable[[Message, Message], list[Message]] = lambda message, answer: [answer]  # what it makes of its answer
+    # what it makes of its answer
+    bend: Callable[[Message, Message], list[Message]] = lambda message, answer: [answer]
     state: RecordDict = field(default_factory=RecordDict)
     config: dict[str, Any] = field(default_factory=dict)
 
     def answer(self, message: Message) -> list[Message]:
         context = Context(
-            run_id=1, node_id=1, node_config={"partition-id": self.partition, **self.config}, state=self.state,
+            run_id=1,
+            node_id=1,
+            node_config={"partition-id": self.partition, **self.config},
+            state=self.state,
             run_config={},
-        )  # fmt: skip
+        )
         query = message.metadata.message_type == "query"
         answer = (self.client.answer_query if query else self.client.train)(message, context)
         return [answer] if query else self.bend(message, answer)
@@ -81,7 +86,12 @@ class FakeGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node_id=n, name=self.nodes[n].name, public_key=n.to_bytes(4, "big"), registered_at=f"{n:09d}")
+            NodeInfo(
+                node_id=n,
+                name=self.nodes[n].name,
+                public_key=n.to_bytes(4, "big"),
+                registered_at=f"{n:09d}",
+            )
             for n in self.get_node_ids()
         ]
 
@@ -100,10 +110,14 @@ class FakeGrid(Grid):
         """Like Flower's, but a stray message, whose id nobody asked for, gets through."""
         asked, sent = set(message_ids), {message.metadata.message_id for message in self.sent}
         due = [
-            (at, reply) for at, reply in self.ready
+            (at, reply)
+            for at, reply in self.ready
             if at <= self.time.time
-            and (reply.metadata.reply_to_message_id in asked or reply.metadata.reply_to_message_id not in sent)
-        ]  # fmt: skip
+            and (
+                reply.metadata.reply_to_message_id in asked
+                or reply.metadata.reply_to_message_id not in sent
+            )
+        ]
         self.ready = [entry for entry in self.ready if entry not in due]
         return [reply for _, reply in due]
 
@@ -133,9 +147,15 @@ class FakeFleet:
     def client(self, index: int) -> LocalClient:
         data = self.federation.data
         x, y = data.client(index)
-        own = replace(data, x=x, y=y, start=torch.tensor([0]), size=torch.tensor([len(x)]), names=None)
+        own = replace(
+            data, x=x, y=y, start=torch.tensor([0]), size=torch.tensor([len(x)]), names=None
+        )
         return LocalClient(
-            self.federation.learner, self.federation.algorithm, own, self.federation.work, self.federation.seed
+            self.federation.learner,
+            self.federation.algorithm,
+            own,
+            self.federation.work,
+            self.federation.seed,
         )
 
     def node(self, client: int) -> Node:
@@ -146,7 +166,12 @@ class FakeFleet:
         if not len(self.roster):
             self.roster.enrol(len(self.federation.data), 60.0)
         self.engine = FlowerEngine(
-            self.roster, self.federation.seed, self.schedule.modes, "t", clock=self.time, **self.engine_options
+            self.roster,
+            self.federation.seed,
+            self.schedule.modes,
+            "t",
+            clock=self.time,
+            **self.engine_options,
         )
         return self.engine
 
@@ -155,8 +180,11 @@ class FakeFleet:
         logs = []
         for _ in range(count):
             self.state, report = run_round(
-                self.state, algorithm=self.algorithm, schedule=self.schedule, engine=engine,
+                self.state,
+                algorithm=self.algorithm,
+                schedule=self.schedule,
+                engine=engine,
                 aggregator=self.federation.aggregator,
-            )  # fmt: skip
+            )
             logs.append((report, engine.log))
         return logs

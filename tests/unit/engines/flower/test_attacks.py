@@ -1,4 +1,6 @@
-"""What one client can do to a fleet: attacks that would stop or steer it, and what is left of them."""
+"""What one client can do to a fleet: attacks that would stop or steer it, and what is left of
+them.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,9 @@ SAFE = Limits(clip_factor=3.0, refuse_factor=15.0, least_loss=0.0, max_weight=3.
 
 
 def make_fleet(limits=SAFE, modes=1, algorithm=None, **options):
-    federation = small_federation(algorithm or fe.FedAvg(), "loop", modes=modes, strata=1, **options)
+    federation = small_federation(
+        algorithm or fe.FedAvg(), "loop", modes=modes, strata=1, **options
+    )
     federation.schedule = fe.Stratified(modes=modes, strata=1, clients_per_round=6)
     return FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0), "limits": limits})
 
@@ -35,7 +39,9 @@ def poison(make):
 
     def bend(message, answer):
         sent, learned = unpack(message.content, MODEL), unpack(answer.content, UPLOAD)
-        answer.content[UPLOAD] = pack({name: make(sent.get(name, 0.0), value) for name, value in learned.items()})
+        answer.content[UPLOAD] = pack(
+            {name: make(sent.get(name, 0.0), value) for name, value in learned.items()}
+        )
         return [answer]
 
     return bend
@@ -43,15 +49,27 @@ def poison(make):
 
 @pytest.mark.parametrize("loss", [1e39, 3.3e38, 1e31, -5.0])
 def test_a_loss_that_is_none_is_refused_in_the_runs_own_precision(loss):
-    """1e39 is finite as a Python float and infinite in float32; it ended the run, at every start."""
+    """1e39 is finite as a Python float and infinite in float32; it ended the run, at every
+    start.
+    """
     federation = fe.Federation(
-        lambda: nn.Linear(4, 3), classification(), "fedavg", modes=1, clients_per_round=6, engine="loop", batch_size=3,
-    )  # fmt: skip
+        lambda: nn.Linear(4, 3),
+        classification(),
+        "fedavg",
+        modes=1,
+        clients_per_round=6,
+        engine="loop",
+        batch_size=3,
+    )
     assert federation.state.modes["theta"].dtype == torch.float32
     fleet = FakeFleet(federation, {"limits": SAFE})
     fleet.node(BAD).bend = change(RESULT, loss=loss)
     [(report, log)] = fleet.rounds(1)
-    assert "loss is" in log.refused[NAME] and len(report.plan.client) == 5 and torch.isfinite(torch.tensor(report.loss))
+    assert (
+        "loss is" in log.refused[NAME]
+        and len(report.plan.client) == 5
+        and torch.isfinite(torch.tensor(report.loss))
+    )
 
 
 def test_a_round_in_which_all_are_refused_changes_nothing():
@@ -67,7 +85,9 @@ def test_a_round_in_which_all_are_refused_changes_nothing():
 ATTACKS = {
     "twenty times the other way": poison(lambda sent, learned: sent - 20 * (learned - sent)),
     "large values": poison(lambda sent, learned: torch.full_like(learned, 9.9e5)),
-    "noise": poison(lambda sent, learned: learned + torch.linspace(-50, 50, len(learned)).to(learned)),
+    "noise": poison(
+        lambda sent, learned: learned + torch.linspace(-50, 50, len(learned)).to(learned)
+    ),
 }
 
 
@@ -77,7 +97,14 @@ def test_updates_out_of_proportion_are_refused_and_their_sender_suspended(attack
     fleet.node(BAD).bend = ATTACKS[attack]
     logs = fleet.rounds(6)
     assert all("times as much" in log.refused[NAME] for _, log in logs[:3])
-    assert [list(log.suspended.items()) for _, log in logs] == [[], [], [(NAME, 2)], [], [], [(NAME, 4)]]
+    assert [list(log.suspended.items()) for _, log in logs] == [
+        [],
+        [],
+        [(NAME, 2)],
+        [],
+        [],
+        [(NAME, 4)],
+    ]
     assert [log.skipped for _, log in logs] == [[], [], [], [NAME], [NAME], []]
     assert [log.asked for _, log in logs] == [6, 6, 6, 5, 5, 6]
     assert all(set(log.refused) <= {NAME} for _, log in logs), "honest clients are not refused"
@@ -96,7 +123,9 @@ def test_a_long_update_counts_as_three_medians():
 
     def collect(*args):
         found = plain(*args)
-        uploads.update({visit.client: answer.uploads["theta"] for visit, answer in found.answers.items()})
+        uploads.update(
+            {visit.client: answer.uploads["theta"] for visit, answer in found.answers.items()}
+        )
         return found
 
     fleet.engine.collector.collect = collect
@@ -112,10 +141,16 @@ def test_a_long_update_counts_as_three_medians():
 
 def test_limits_that_do_not_engage_leave_every_bit_as_it_is():
     for algorithm in (fe.FedAvg(), fe.Scaffold(), fe.Diana()):
-        fleets = [make_fleet(limits, 2, algorithm) for limits in (Limits(), Limits(clip_factor=50, refuse_factor=90))]
+        fleets = [
+            make_fleet(limits, 2, algorithm)
+            for limits in (Limits(), Limits(clip_factor=50, refuse_factor=90))
+        ]
         for fleet in fleets:
             assert not any(log.clipped or log.refused for _, log in fleet.rounds(4))
-        assert all(torch.equal(fleets[0].state.modes[n], fleets[1].state.modes[n]) for n in fleets[0].state.modes)
+        assert all(
+            torch.equal(fleets[0].state.modes[n], fleets[1].state.modes[n])
+            for n in fleets[0].state.modes
+        )
 
 
 def test_honest_clients_are_not_refused_because_the_model_is_large():
@@ -142,7 +177,9 @@ def test_small_rounds_go_by_the_lengths_of_the_rounds_before_also_after_a_restar
     fleet.serve().load_memory(saved)
     fleet.rounds(1)
     assert torch.equal(fleet.state.modes["theta"], first.modes["theta"])
-    assert torch.equal(fleet.engine.recent, torch.as_tensor(fleet.engine.memory_tensors()["recent"]))
+    assert torch.equal(
+        fleet.engine.recent, torch.as_tensor(fleet.engine.memory_tensors()["recent"])
+    )
 
 
 def norm_fleet(limits, frozen=False):
@@ -152,7 +189,9 @@ def norm_fleet(limits, frozen=False):
         return layers
 
     data = fe.FederatedData.from_clients([classification().client(i) for i in (0, 2, 4, 5)])
-    federation = fe.Federation(model, data, "fedavg", modes=1, engine="loop", batch_size=3, dtype=torch.float64)
+    federation = fe.Federation(
+        model, data, "fedavg", modes=1, engine="loop", batch_size=3, dtype=torch.float64
+    )
     learner = federation.learner
     options = {"statistics": Statistics.of(learner), "soundness": Soundness(learner, (4,))}
     return FakeFleet(federation, {"limits": limits, **options})
@@ -177,7 +216,9 @@ def test_statistics_that_make_a_variance_negative_are_refused(limits):
     assert "variance negative" in log.refused[NAME] and len(report.plan.client) == 3
     x = classification().x
     assert bool(
-        fleet.federation.learner.outputs(fleet.state.modes["theta"][0], fleet.state.buffers[0], x).isfinite().all()
+        fleet.federation.learner.outputs(fleet.state.modes["theta"][0], fleet.state.buffers[0], x)
+        .isfinite()
+        .all()
     )
 
 
@@ -214,8 +255,12 @@ def test_a_mode_that_breaks_keeps_its_last_good_state(modes, monkeypatch):
     fleet = make_fleet(modes=modes)
     fleet.schedule = fe.Stratified(modes=modes, strata=3 if modes > 1 else 1, clients_per_round=6)
     fleet.state = replace(fleet.state, schedule=fleet.schedule.init(6, fleet.federation.seed))
-    planned = [set(fleet.schedule.plan(fleet.state.schedule, round).mode.tolist()) for round in range(20)]
-    burst = next(round for round, found in enumerate(planned) if round and found == set(range(modes)))
+    planned = [
+        set(fleet.schedule.plan(fleet.state.schedule, round).mode.tolist()) for round in range(20)
+    ]
+    burst = next(
+        round for round, found in enumerate(planned) if round and found == set(range(modes))
+    )
     fleet.rounds(burst)
     before, counted = fleet.state.modes["theta"].clone(), fleet.engine.counted.clone()
     plain = fe.FedAvg.server_update
@@ -227,9 +272,15 @@ def test_a_mode_that_breaks_keeps_its_last_good_state(modes, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(fe.FedAvg, "server_update", update)
         [(report, log)] = fleet.rounds(1)
-    assert log.broken == [0] and report.trained == tuple(range(1, modes)) and 0 not in report.plan.mode.tolist()
+    assert (
+        log.broken == [0]
+        and report.trained == tuple(range(1, modes))
+        and 0 not in report.plan.mode.tolist()
+    )
     assert torch.equal(fleet.state.modes["theta"][0], before[0])
-    assert torch.equal(fleet.engine.counted[:, 0], counted[:, 0]), "an answer that does not count leaves no trace"
+    assert torch.equal(fleet.engine.counted[:, 0], counted[:, 0]), (
+        "an answer that does not count leaves no trace"
+    )
     if modes > 1:
         assert not torch.equal(fleet.state.modes["theta"][1], before[1])
         assert int(fleet.engine.counted[:, 1].max()) == burst
@@ -241,7 +292,9 @@ def test_finite_weights_with_predictions_that_are_not_are_found():
     fleet = norm_fleet(Limits())
     fleet.serve()
     assert fleet.engine.soundness.broken(fleet.state, [0]) == []
-    assert fleet.engine.soundness.broken(replace(fleet.state, buffers=fleet.state.buffers - 5), [0]) == [0]
+    assert fleet.engine.soundness.broken(
+        replace(fleet.state, buffers=fleet.state.buffers - 5), [0]
+    ) == [0]
 
 
 def test_error_texts_are_cut_and_cannot_forge_lines(caplog):
@@ -249,8 +302,14 @@ def test_error_texts_are_cut_and_cannot_forge_lines(caplog):
     words = "no disk\nround 9: all is well\x1b[2J" + "x" * 3_000_000
     fleet.node(BAD).bend = lambda message, answer: [Message(Error(0, words), reply_to=message)]
     [(_, log)] = fleet.rounds(1)
-    assert len(json.dumps(log.record())) < 1000 and r"no disk\nround 9: all is well\x1b[2J" in log.lost[NAME]
-    assert all("\n" not in record.getMessage() and len(record.getMessage()) < 400 for record in caplog.records)
+    assert (
+        len(json.dumps(log.record())) < 1000
+        and r"no disk\nround 9: all is well\x1b[2J" in log.lost[NAME]
+    )
+    assert all(
+        "\n" not in record.getMessage() and len(record.getMessage()) < 400
+        for record in caplog.records
+    )
 
 
 def test_a_flood_of_strays_is_counted_and_not_listed():

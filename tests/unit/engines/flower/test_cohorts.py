@@ -1,4 +1,6 @@
-"""A mode that too few clients trained is not updated: its mean would hand one client's upload to the next."""
+"""A mode that too few clients trained is not updated: its mean would hand one client's upload to
+the next.
+"""
 
 import pytest
 import torch
@@ -23,25 +25,38 @@ def make_fleet(algorithm, least, modes=3):
     federation = small_federation(algorithm, "loop", modes=modes, strata=1)
     federation.schedule = fe.Stratified(modes=modes, strata=3, clients_per_round=3)
     federation.state = federation.state.__class__(
-        0, federation.state.modes, federation.state.buffers, federation.schedule.init(6, federation.seed)
+        0,
+        federation.state.modes,
+        federation.state.buffers,
+        federation.schedule.init(6, federation.seed),
     )
-    return FakeFleet(federation, {"patience": RoundTimeout(timeout=5.0), "limits": Limits(min_cohort=least)})
+    return FakeFleet(
+        federation, {"patience": RoundTimeout(timeout=5.0), "limits": Limits(min_cohort=least)}
+    )
 
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_nobody_receives_another_clients_upload(least):
     fleet, uploads = make_fleet(fe.FedAvg(), least), []
     for node in fleet.nodes.values():
-        node.bend = lambda message, answer: uploads.append(unpack(answer.content, UPLOAD)["theta"]) or [answer]
+        node.bend = lambda message, answer: (
+            uploads.append(unpack(answer.content, UPLOAD)["theta"]) or [answer]
+        )
     fleet.rounds(9)
-    models = [unpack(m.content, MODEL)["theta"] for m in fleet.grid.sent if m.metadata.message_type == "train"]
+    models = [
+        unpack(m.content, MODEL)["theta"]
+        for m in fleet.grid.sent
+        if m.metadata.message_type == "train"
+    ]
     leaked = any(torch.equal(model, upload) for model in models for upload in uploads)
     assert leaked == (least == 1)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_small_cohorts_leave_no_trace(name):
-    """The fleet equals the loop engine with plans without those visits, also where answers fail after all."""
+    """The fleet equals the loop engine with plans without those visits, also where answers fail
+    after all.
+    """
     fleet = make_fleet(fe.algorithms[name](), 2, modes=2)
     federation, plans = small_federation(fe.algorithms[name](), "loop", modes=2, strata=1), []
     federation.schedule, seen = fleet.schedule, set()
@@ -55,18 +70,23 @@ def test_small_cohorts_leave_no_trace(name):
         sent = sum(m.metadata.message_type == "train" for m in fleet.grid.sent[asked:])
         assert sent == log.asked == sum(mode not in small for mode in wanted.mode.tolist())
         pairs = [
-            (client, mode) for client, mode in zip(wanted.client.tolist(), wanted.mode.tolist(), strict=True)
+            (client, mode)
+            for client, mode in zip(wanted.client.tolist(), wanted.mode.tolist(), strict=True)
             if client != round % 6 and mode not in small
-        ]  # fmt: skip
+        ]
         late = too_small([mode for _, mode in pairs], 2)
         assert set(log.small_cohorts) == small | late
         assert log.unused == sorted(f"partition-{client}" for client, mode in pairs if mode in late)
         seen |= {("small", bool(small)), ("late", bool(late))}
-        assert list(zip(*(t.tolist() for t in report.plan), strict=True)) == [p for p in pairs if p[1] not in late]
+        assert list(zip(*(t.tolist() for t in report.plan), strict=True)) == [
+            p for p in pairs if p[1] not in late
+        ]
         plans.append(report.plan)
     assert {("small", True), ("late", True)} <= seen
     for plan in plans:
-        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
+        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(
+            plan=plan
+        )
         returned = federation.engine.visit(*request)
         federation.state, _ = finish_round(federation.state, request, returned, federation.schedule)
         federation.engine.commit()
@@ -80,7 +100,9 @@ def test_small_cohorts_are_those_with_some_clients_and_too_few(modes, least):
     assert too_small(modes, least) == {mode for mode in modes if modes.count(mode) < least}
 
 
-@given(st.lists(st.sampled_from(["passes", "fails", "planned not"]), max_size=60), st.integers(1, 4))
+@given(
+    st.lists(st.sampled_from(["passes", "fails", "planned not"]), max_size=60), st.integers(1, 4)
+)
 @settings(deadline=None, max_examples=50)
 def test_suspensions_grow_and_end(history, after):
     """Client 0 against a count by hand; client 1 always passes."""
@@ -108,11 +130,23 @@ GOOD = Visit("abc", 3, 2, 1, -1, 9)
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"client": 10**9}, {"client": -1}, {"mode": -1}, {"mode": 2**40}, {"round": -1}, {"round": 2**62},
-        {"largest": 0}, {"largest": -5}, {"largest": 2**60}, {"counted": 3}, {"counted": -2},
-        {"training": "../../etc"}, {"training": ""}, {"training": "x" * 65}, {"training": "a\n"},
+        {"client": 10**9},
+        {"client": -1},
+        {"mode": -1},
+        {"mode": 2**40},
+        {"round": -1},
+        {"round": 2**62},
+        {"largest": 0},
+        {"largest": -5},
+        {"largest": 2**60},
+        {"counted": 3},
+        {"counted": -2},
+        {"training": "../../etc"},
+        {"training": ""},
+        {"training": "x" * 65},
+        {"training": "a\n"},
     ],
-)  # fmt: skip
+)
 def test_a_client_refuses_numbers_that_no_fleet_has(wrong):
     check_visit(GOOD)
     with pytest.raises(fe.InputError, match="The server") as caught:
@@ -123,5 +157,7 @@ def test_a_client_refuses_numbers_that_no_fleet_has(wrong):
 def test_a_client_with_a_large_number_trains_at_once():
     fleet = make_fleet(fe.FedAvg(), 1)
     sent = {"theta": fleet.state.modes["theta"][0]}
-    _, trained = fleet.client(0).visit(GOOD._replace(client=9_999_999), sent, fleet.state.buffers[0], None)
+    _, trained = fleet.client(0).visit(
+        GOOD._replace(client=9_999_999), sent, fleet.state.buffers[0], None
+    )
     assert bool(trained.uploads["theta"].isfinite().all())

@@ -62,7 +62,9 @@ def grid_of(app):
     folder = app / "fleet"
     nodes = {}
     for number in range(3):
-        client = local_client(folder, lambda node: example_client(folder, node), Here(**{"partition-id": number}))
+        client = local_client(
+            folder, lambda node: example_client(folder, node), Here(**{"partition-id": number})
+        )
         nodes[number + 10] = Node(client, number, delay=0.0)
     return FakeGrid(nodes, Time())
 
@@ -70,23 +72,40 @@ def grid_of(app):
 def settings(tmp_path, **more):
     """Settings of a small fleet that computes what the simulator computes, whatever the plan."""
     exact = {"min-cohort": 1, "clip-factor": 0.0, "refuse-factor": 0.0}
-    return {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, "identity": "partition",
-            **exact, **more}  # fmt: skip
+    return {
+        "run-dir": str(tmp_path / "run"),
+        "clients": 3,
+        "poll": 0.01,
+        "timeout": 5.0,
+        "identity": "partition",
+        **exact,
+        **more,
+    }
 
 
 def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
     from flwr.cli.config_utils import load_and_validate
 
-    monkeypatch.delitem(sys.modules, "fleet", raising=False)  # the example's, if another test has loaded it
+    # the example's, if another test has loaded it
+    monkeypatch.delitem(sys.modules, "fleet", raising=False)
     table = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert table["components"] == {"serverapp": "fleet.server_app:app", "clientapp": "fleet.client_app:app"}
-    assert set(table["config"]) == {name.replace("_", "-") for name in Settings.__dataclass_fields__}
+    assert table["components"] == {
+        "serverapp": "fleet.server_app:app",
+        "clientapp": "fleet.client_app:app",
+    }
+    assert set(table["config"]) == {
+        name.replace("_", "-") for name in Settings.__dataclass_fields__
+    }
     assert Settings.read(table["config"]) == Settings(clients=3)
     load_and_validate(app / "pyproject.toml")
     assert read_description(app / "fleet").config == config
     compile((app / "fleet" / "data.py").read_text(), "data.py", "exec")
     text = (app / "README.md").read_text()
-    assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in text and "seq 0 2" in text and "$$" not in text
+    assert (
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in text
+        and "seq 0 2" in text
+        and "$$" not in text
+    )
 
 
 def test_an_app_is_never_overwritten(app, config):
@@ -101,12 +120,18 @@ def test_both_halves_are_made_without_reading_anything(tmp_path):
 
 
 def test_a_fleet_aggregates_as_its_config_says(tmp_path):
-    config = resolve({
-        **VALUES, "algorithm": {"name": "fedavg"}, "aggregator": {"name": "median"},
-        "ensemble": {"modes": 1, "strata": 1, "clients_per_round": 3},
-    })  # fmt: skip
+    config = resolve(
+        {
+            **VALUES,
+            "algorithm": {"name": "fedavg"},
+            "aggregator": {"name": "median"},
+            "ensemble": {"modes": 1, "strata": 1, "clients_per_round": 3},
+        }
+    )
     write_app(config, tmp_path / "app")
-    run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
+    run_fleet(
+        grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path)
+    )
     federation = build_federation(config, build_data(config))
     list(federation.rounds(4))
     ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
@@ -122,12 +147,15 @@ def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     x = build_data(config).x_test[:20]
     torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
     assert "2 modes, 4 rounds" in write_report(tmp_path / "run").title
-    run_fleet(FakeGrid({}, Time()), read_description(app / "fleet"), settings(tmp_path))  # finished: asks nobody
+    # finished: asks nobody
+    run_fleet(FakeGrid({}, Time()), read_description(app / "fleet"), settings(tmp_path))
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, at, monkeypatch):
-    """It dies while it waits for answers, or before the round is on disk; clients have trained in either case."""
+    """It dies while it waits for answers, or before the round is on disk; clients have trained in
+    either case.
+    """
     from fedensemble.experiment.run_folder import RunFolder
 
     grid, plain = grid_of(app), RunFolder.save
@@ -142,8 +170,12 @@ def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
     run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 2, 3, 4] and not any("forgot" in line["fleet"] for line in lines)
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4] and not any(
+        "forgot" in line["fleet"] for line in lines
+    )
     federation = build_federation(config, build_data(config))
     list(federation.rounds(4))
     ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
@@ -154,24 +186,40 @@ def test_methods_whose_server_needs_data_say_so(tmp_path):
     config = resolve({**VALUES, "algorithm": {"name": "fedbe"}})
     write_app(config, tmp_path / "app")
     with pytest.raises(InputError, match="server"):
-        run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
+        run_fleet(
+            grid_of(tmp_path / "app"),
+            read_description(tmp_path / "app" / "fleet"),
+            settings(tmp_path),
+        )
 
 
 def test_clients_know_the_models_layers(tmp_path):
-    """A client of FedMA must know which weights are frozen, which follows from the model's structure."""
+    """A client of FedMA must know which weights are frozen, which follows from the model's
+    structure.
+    """
     values = {"data": {"source": "digits", "clients": 4}, "algorithm": {"name": "fedma"}}
-    write_app(resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app")
+    write_app(
+        resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app"
+    )
     folder = tmp_path / "app" / "fleet"
-    client = local_client(folder, lambda node: example_client(folder, node), Here(**{"partition-id": 0}))
+    client = local_client(
+        folder, lambda node: example_client(folder, node), Here(**{"partition-id": 0})
+    )
     assert client.algorithm.structure is not None
 
 
 def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
     ensemble = {"modes": 2, "strata": 2, "clients_per_round": 2}
-    config = resolve({**VALUES, "ensemble": ensemble, "participation": {"name": "devices", "ask": 3}})
+    config = resolve(
+        {**VALUES, "ensemble": ensemble, "participation": {"name": "devices", "ask": 3}}
+    )
     write_app(config, tmp_path / "app")
-    run_fleet(grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    run_fleet(
+        grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path)
+    )
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [(line["visits"], line["fleet"]["asked"]) for line in lines] == [(2, 3)] * 4
 
 
@@ -209,12 +257,21 @@ def test_tokens_that_the_model_does_not_have_are_refused_by_the_client(tmp_path)
     tokens = np.arange(30).reshape(6, 5) % 7
     np.savez(tmp_path / "texts.npz", x=tokens, y=tokens)
     data = {"source": "npz", "path": str(tmp_path / "texts.npz"), "clients": 2}
-    values = {**VALUES, "data": data, "model": {"name": "lstm", "hidden": 4}, "algorithm": {"name": "fedavg"}}
-    write_app(resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app")
+    values = {
+        **VALUES,
+        "data": data,
+        "model": {"name": "lstm", "hidden": 4},
+        "algorithm": {"name": "fedavg"},
+    }
+    write_app(
+        resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app"
+    )
     local_client(tmp_path / "app" / "fleet", lambda node: (tokens, tokens), Here())
     other = tokens.copy()
     other[3, 1] = 9
-    with pytest.raises(InputError, match="embeds 7 tokens, 0 to 6, but row 3 of the clients' data holds 9"):
+    with pytest.raises(
+        InputError, match="embeds 7 tokens, 0 to 6, but row 3 of the clients' data holds 9"
+    ):
         local_client(tmp_path / "app" / "fleet", lambda node: (other, tokens), Here())
 
 
@@ -232,7 +289,11 @@ def test_an_app_can_be_written_without_flower(tmp_path):
     source = str(Path(fedensemble.__file__).parents[1])
     for expected in (0, BAD_INPUT):  # the second time the folder is there
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": source}, capture_output=True, text=True
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={"PYTHONPATH": source},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == expected, done.stderr
     assert "data.py" in done.stderr and (tmp_path / "app" / "fleet" / "data.py").exists()
@@ -240,7 +301,9 @@ def test_an_app_can_be_written_without_flower(tmp_path):
 
 def test_a_run_goes_on_with_the_identities_it_began_with_and_says_so(tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(fleet_module.logger, "warning", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(
+        fleet_module.logger, "warning", lambda text, *values: lines.append(text % values)
+    )
     roster = {"training": "t", "identity": "name", "members": [["clinic-1", 5]]}
     file = tmp_path / "roster.json"
     file.write_text(json.dumps(roster))

@@ -39,7 +39,11 @@ def test_two_ages_equal_the_loop_engine(name):
     assert not any(log.lost or log.refused or log.forgot for _, log in logs)
 
 
-EXACT = [fe.FedSplit(average="all"), fe.FedPD(average="all", weighting="examples"), fe.FedAdam(server_lr_decay=0.5)]
+EXACT = [
+    fe.FedSplit(average="all"),
+    fe.FedPD(average="all", weighting="examples"),
+    fe.FedAdam(server_lr_decay=0.5),
+]
 
 
 @pytest.mark.parametrize("algorithm", EXACT, ids=lambda a: type(a).__name__)
@@ -58,7 +62,9 @@ def test_running_statistics_travel_too():
 
     def make():
         data = fe.FederatedData.from_clients([classification().client(i) for i in range(3)])
-        return fe.Federation(model, data, "fedavg", modes=2, engine="loop", batch_size=3, dtype=torch.float64)
+        return fe.Federation(
+            model, data, "fedavg", modes=2, engine="loop", batch_size=3, dtype=torch.float64
+        )
 
     federation = make()
     fleet = FakeFleet(federation)
@@ -73,16 +79,25 @@ def test_every_aggregator_equals_the_loop_engine(name):
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
     federation = fe.Federation(
-        model, classification(), "fedavg", modes=2, strata=2, engine="loop", batch_size=3, dtype=torch.float64,
+        model,
+        classification(),
+        "fedavg",
+        modes=2,
+        strata=2,
+        engine="loop",
+        batch_size=3,
+        dtype=torch.float64,
         aggregator=name,
-    )  # fmt: skip
+    )
     fleet = FakeFleet(federation)
     fleet.rounds(3)
     close(fleet, train(federation, 3))
 
 
 def test_a_median_outvotes_a_client_that_sends_something_else():
-    """One of three clients of a mode sends 1e5 times its update; the mode stays where honest ones would bring it."""
+    """One of three clients of a mode sends 1e5 times its update; the mode stays where honest ones
+    would bring it.
+    """
 
     def bend(message, answer):
         for record in answer.content.array_records.values():
@@ -93,9 +108,16 @@ def test_a_median_outvotes_a_client_that_sends_something_else():
     reached = {}
     for rule in ("mean", "median"):
         federation = fe.Federation(
-            small_model, classification(), "fedavg", modes=2, strata=2, engine="loop", batch_size=3,
-            dtype=torch.float64, aggregator=rule,
-        )  # fmt: skip
+            small_model,
+            classification(),
+            "fedavg",
+            modes=2,
+            strata=2,
+            engine="loop",
+            batch_size=3,
+            dtype=torch.float64,
+            aggregator=rule,
+        )
         fleet = FakeFleet(federation)
         fleet.node(0).bend = bend
         fleet.rounds(1)
@@ -105,7 +127,9 @@ def test_a_median_outvotes_a_client_that_sends_something_else():
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "diana"])
 def test_whoever_is_not_heard_leaves_no_trace(name):
-    """A fleet that loses answers is the loop engine with plans without those visits: memory does not run ahead."""
+    """A fleet that loses answers is the loop engine with plans without those visits: memory does
+    not run ahead.
+    """
     federation = small_federation(fe.algorithms[name](), "loop", modes=2, strata=2)
     fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=5.0)})
     plans = []
@@ -115,11 +139,15 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
             fleet.node(client).delay = 50.0 if client == slow else 0.5
         [(report, log)] = fleet.rounds(1)
         planned = fleet.schedule.plan(fleet.state.schedule, round).client.tolist()
-        assert set(log.lost) == {f"partition-{slow}"} & {f"partition-{client}" for client in planned}
+        assert set(log.lost) == {f"partition-{slow}"} & {
+            f"partition-{client}" for client in planned
+        }
         assert report.plan.client.tolist() == [client for client in planned if client != slow]
         plans.append(report.plan)
     for plan in plans:
-        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(plan=plan)
+        request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(
+            plan=plan
+        )
         federation.state, _ = finish_round(
             federation.state, request, federation.engine.visit(*request), federation.schedule
         )
@@ -139,16 +167,29 @@ def test_the_first_four_of_six_count_and_the_others_do_not_leak():
     for report in (first, second):
         assert report.plan.client.tolist() == [1, 2, 3, 5]
     assert fleet.time.time - before < 8, "a round must not wait for those it does not need"
-    assert log.surplus == later.surplus == ["partition-0", "partition-4"] and not log.lost and not later.late
+    assert (
+        log.surplus == later.surplus == ["partition-0", "partition-4"]
+        and not log.lost
+        and not later.late
+    )
     fleet.time.sleep(20.0)  # now the first two rounds' last answers are in
     [(third, last)] = fleet.rounds(1)
-    assert last.late == ["partition-0", "partition-4"] * 2 and third.plan.client.tolist() == [1, 2, 3, 5]
+    assert last.late == ["partition-0", "partition-4"] * 2 and third.plan.client.tolist() == [
+        1,
+        2,
+        3,
+        5,
+    ]
 
     plain = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     plain.schedule, plain.state = federation.schedule, copy.copy(federation.state)
     for report in (first, second, third):
-        request = start_round(plain.state, plain.algorithm, plain.schedule)._replace(plan=report.plan)
-        plain.state, _ = finish_round(plain.state, request, plain.engine.visit(*request), plain.schedule)
+        request = start_round(plain.state, plain.algorithm, plain.schedule)._replace(
+            plan=report.plan
+        )
+        plain.state, _ = finish_round(
+            plain.state, request, plain.engine.visit(*request), plain.schedule
+        )
     close(fleet, plain)
 
 
@@ -171,7 +212,9 @@ def test_offline_clients_are_named_and_welcome_back():
     fleet.serve()
     fleet.node(2).online = False
     [(report, log)] = fleet.rounds(1)
-    assert log.lost == {"partition-2": "its node is offline"} and 2 not in report.plan.client.tolist()
+    assert (
+        log.lost == {"partition-2": "its node is offline"} and 2 not in report.plan.client.tolist()
+    )
     fleet.nodes[999] = fleet.nodes.pop(FIRST_NODE + 2)  # it comes back under a new number
     fleet.nodes[999].online = True
     fleet.rounds(1)  # a stranger is asked who it is; nobody waits for it
@@ -211,7 +254,9 @@ def test_messages_are_as_long_for_twenty_modes_as_for_one():
 
     lengths = {}
     for modes in (1, 20):
-        federation = small_federation(fe.FedAvg(), "loop", modes=modes, strata=4 if modes > 1 else 1)
+        federation = small_federation(
+            fe.FedAvg(), "loop", modes=modes, strata=4 if modes > 1 else 1
+        )
         fleet = FakeFleet(federation)
         fleet.serve()
         asked = len(fleet.grid.sent)
@@ -221,7 +266,8 @@ def test_messages_are_as_long_for_twenty_modes_as_for_one():
         [(report, _)] = fleet.rounds(1)
         for way, messages in (("down", fleet.grid.sent[asked:]), ("up", answers)):
             sizes = {
-                sum(len(part.deflate()) for part in get_all_nested_objects(message).values()) for message in messages
+                sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+                for message in messages
             }
             assert len(sizes) == 1
             lengths.setdefault(way, set()).update(sizes)
@@ -239,7 +285,9 @@ def test_answered_plans_are_what_schedules_observe():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     fleet = FakeFleet(federation)
     [(report, _)] = fleet.rounds(1)
-    assert isinstance(report.plan, Plan) and report.plan.client.tolist() == sorted(report.plan.client.tolist())
+    assert isinstance(report.plan, Plan) and report.plan.client.tolist() == sorted(
+        report.plan.client.tolist()
+    )
 
 
 def test_of_answers_that_come_together_no_more_than_wanted_count():
@@ -247,13 +295,18 @@ def test_of_answers_that_come_together_no_more_than_wanted_count():
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
     fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
     [(report, log)] = fleet.rounds(1)
-    assert report.plan.client.tolist() == [0, 1, 3, 4] and log.surplus == ["partition-2", "partition-5"]
+    assert report.plan.client.tolist() == [0, 1, 3, 4] and log.surplus == [
+        "partition-2",
+        "partition-5",
+    ]
     assert report.plan.mode.tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_places_go_to_whom_they_go_to_in_a_simulation_with_the_same_delays(seed):
-    """Each mode has its own, even where all of its clients are slow; what dead ones leave goes to the others."""
+    """Each mode has its own, even where all of its clients are slow; what dead ones leave goes to
+    the others.
+    """
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
     fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
@@ -267,6 +320,9 @@ def test_places_go_to_whom_they_go_to_in_a_simulation_with_the_same_delays(seed)
         fleet.node(client).delay = 999.0 if dead[client] else float(delay[client])
     before = fleet.time.time
     [(report, log)] = fleet.rounds(1)
-    assert report.plan.client.tolist() == plan.client[expected].tolist() and len(expected.nonzero()) == 4
+    assert (
+        report.plan.client.tolist() == plan.client[expected].tolist()
+        and len(expected.nonzero()) == 4
+    )
     assert fleet.time.time - before < 12 or dead.any()
     assert len(log.surplus) + len(log.lost) == 2

@@ -29,7 +29,10 @@ def test_clients_keep_the_order_of_their_names_and_their_proof(identity):
     fleet.roster.enrol(6, 10.0)
     assert [member.name for member in fleet.roster.members] == [f"clinic-{n}" for n in range(7, 13)]
     proofs = [member.identity for member in fleet.roster.members]
-    keys = [sha256((FIRST_NODE + client).to_bytes(4, "big")).hexdigest() for client in reversed(range(6))]
+    keys = [
+        sha256((FIRST_NODE + client).to_bytes(4, "big")).hexdigest()
+        for client in reversed(range(6))
+    ]
     assert proofs == ([f"clinic-{n}" for n in range(7, 13)] if identity == "name" else keys)
 
 
@@ -38,7 +41,9 @@ def test_one_node_without_a_name_does_not_make_auto_believe_partitions():
     fleet.node(3).name = ""
     fleet.roster.enrol(6, 10.0)
     assert fleet.roster.identity == "key" and "by their public keys" in " ".join(fleet.said)
-    nameless = fleet.roster.members[-1] if fleet.roster.members[-1].name.startswith("key-") else None
+    nameless = (
+        fleet.roster.members[-1] if fleet.roster.members[-1].name.startswith("key-") else None
+    )
     assert nameless is not None and nameless.identity.startswith(nameless.name.removeprefix("key-"))
 
 
@@ -59,14 +64,19 @@ def test_a_second_node_of_a_client_is_refused_while_the_first_is_there(identity,
         fleet.nodes[number] = twin
     fleet.roster.enrol(6, 10.0)
     fleet.nodes[number] = twin
-    client = next(i for i, member in enumerate(fleet.roster.members) if member.name.endswith(("clinic-10", "-2")))
+    client = next(
+        i
+        for i, member in enumerate(fleet.roster.members)
+        if member.name.endswith(("clinic-10", "-2"))
+    )
     for _ in range(3):
         fleet.time.sleep(1.0)
         assert fleet.roster.nodes(10.0)[client] == FIRST_NODE + 2
         assert number not in fleet.roster.nodes(10.0).values()
     refusals = [line for line in fleet.said if f"Node {number} is refused" in line]
     assert len(refusals) == 1 and "already" in refusals[0], fleet.said
-    # A node that was started again, without registration, has a new number: it is taken once the old one is gone.
+    # A node that was started again, without registration, has a new number: it is taken once the
+    # old one is gone.
     fleet.node(2).online = False
     assert fleet.roster.nodes(10.0)[client] == number
     fleet.node(2).online = True
@@ -86,7 +96,9 @@ def test_a_key_registered_under_the_name_of_another_client_is_refused(before):
     fleet.roster.nodes(10.0)
     fleet.time.sleep(1.0)
     assert len(fleet.roster) == 6 and number not in fleet.roster.nodes(10.0).values()
-    assert [line for line in fleet.said if f"Node {number} is refused" in line and "clinic-10" in line], fleet.said
+    assert [
+        line for line in fleet.said if f"Node {number} is refused" in line and "clinic-10" in line
+    ], fleet.said
 
 
 def test_rosters_of_version_0_1_are_read():
@@ -106,11 +118,15 @@ def test_whoever_comes_and_goes_a_client_has_one_node_which_keeps_its_place(iden
     """Nodes 0 to 5 are the clients', 6 to 11 claim to be the same."""
     fleet = named_fleet(identity)
     fleet.roster.enrol(6, 10.0)
-    twins = {FIRST_NODE + 6 + i: Node(fleet.client(i), i, name=fleet.node(i).name) for i in range(6)}
+    twins = {
+        FIRST_NODE + 6 + i: Node(fleet.client(i), i, name=fleet.node(i).name) for i in range(6)
+    }
     fleet.nodes.update(twins)
     members = [member.name for member in fleet.roster.members]
-    owner = {node: members.index(f"partition-{n.partition}" if identity == "partition" else n.name)
-             for node, n in fleet.nodes.items()}  # fmt: skip
+    owner = {
+        node: members.index(f"partition-{n.partition}" if identity == "partition" else n.name)
+        for node, n in fleet.nodes.items()
+    }
     before = fleet.roster.nodes(10.0)
     for online in present:
         for number, node in fleet.nodes.items():
@@ -119,9 +135,18 @@ def test_whoever_comes_and_goes_a_client_has_one_node_which_keeps_its_place(iden
         fleet.roster.nodes(10.0)  # whoever is new is asked,
         fleet.time.sleep(1.0)
         now = fleet.roster.nodes(10.0)  # and has answered
-        assert len(set(now.values())) == len(now) and all(owner[node] == client for client, node in now.items())
-        assert all(now[client] == node for client, node in before.items() if node - FIRST_NODE in online)
-        known = {number for number in fleet.nodes if number - FIRST_NODE in online and not (
-            identity == "key" and number in twins)}  # fmt: skip
-        assert set(now) == {owner[number] for number in known}, "nobody is left out for whom there is a node"
+        assert len(set(now.values())) == len(now) and all(
+            owner[node] == client for client, node in now.items()
+        )
+        assert all(
+            now[client] == node for client, node in before.items() if node - FIRST_NODE in online
+        )
+        known = {
+            number
+            for number in fleet.nodes
+            if number - FIRST_NODE in online and not (identity == "key" and number in twins)
+        }
+        assert set(now) == {owner[number] for number in known}, (
+            "nobody is left out for whom there is a node"
+        )
         before = now

@@ -1,4 +1,6 @@
-"""What reaches a SuperLink from outside: the calls of SuperNodes that show a certificate, through gateway and nginx."""
+"""What reaches a SuperLink from outside: the calls of SuperNodes that show a certificate, through
+gateway and nginx.
+"""
 
 import base64
 import contextlib
@@ -108,9 +110,20 @@ class StandIn:
         while more:
             event = await receive()
             body, more = body + event.get("body", b""), event.get("more_body", False)
-        self.seen.append((scope["method"], scope["raw_path"].decode(), dict(scope["headers"]), body))
-        headers = [(b"content-type", b"application/protobuf"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-secret", b"1")]})
+        self.seen.append(
+            (scope["method"], scope["raw_path"].decode(), dict(scope["headers"]), body)
+        )
+        headers = [
+            (b"content-type", b"application/protobuf"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*headers, (b"x-secret", b"1")],
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
 
@@ -128,13 +141,26 @@ class Scene:
         (folder / "signatures" / f"{APP}.json").write_text("{}")
         own = folder / "keys"
         self.options = GatewayOptions(
-            f"{HOST}:{free_port()}", f"{HOST}:{self.port}", own / "ca.crt", own / "server.crt", own / "server.key",
-            folder / "signatures", LIMIT,
-        )  # fmt: skip
-        self.upstream = uvicorn.Server(uvicorn.Config(
-            self.stand_in, host=HOST, port=self.port, ws="none", lifespan="off", log_level="error",
-            ssl_certfile=str(own / "superlink.crt"), ssl_keyfile=str(own / "superlink.key"),
-        ))  # fmt: skip
+            f"{HOST}:{free_port()}",
+            f"{HOST}:{self.port}",
+            own / "ca.crt",
+            own / "server.crt",
+            own / "server.key",
+            folder / "signatures",
+            LIMIT,
+        )
+        self.upstream = uvicorn.Server(
+            uvicorn.Config(
+                self.stand_in,
+                host=HOST,
+                port=self.port,
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                ssl_certfile=str(own / "superlink.crt"),
+                ssl_keyfile=str(own / "superlink.key"),
+            )
+        )
 
     def make_node(self, keys, authority):
         key = self.folder / authority / "node"
@@ -143,13 +169,17 @@ class Scene:
         private = serialization.load_ssh_private_key(key.read_bytes(), None)
         key.with_suffix(".pem").write_bytes(
             private.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
             )
         )
 
     def public_key(self, authority="keys"):
         key = serialization.load_ssh_public_key((self.folder / authority / "node.pub").read_bytes())
-        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        pem = key.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
         return base64.b64encode(pem).decode()
 
     def ask(self, port, method, path, body=b"", shown=("keys", "node.crt", "node.pem"), **headers):
@@ -157,10 +187,14 @@ class Scene:
         context = ssl.create_default_context(cafile=self.folder / "keys" / "ca.crt")
         if shown:
             authority, certificate, key = shown
-            context.load_cert_chain(self.folder / authority / certificate, self.folder / authority / key)
+            context.load_cert_chain(
+                self.folder / authority / certificate, self.folder / authority / key
+            )
         connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=60)
         with contextlib.closing(connection):
-            names = {"flwr-public-key": self.public_key()} | {k.replace("_", "-"): v for k, v in headers.items()}
+            names = {"flwr-public-key": self.public_key()} | {
+                k.replace("_", "-"): v for k, v in headers.items()
+            }
             connection.request(method, path, body=body, headers=names)
             answer = connection.getresponse()
             self.headers = dict(answer.getheaders())
@@ -182,14 +216,17 @@ def nginx(scene, options):
     folder = scene.folder / f"nginx-{options.listen.rpartition(':')[2]}"
     folder.mkdir()
     scratch = "".join(
-        f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{name}_temp_path {folder}/{name};"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     user = "user root;" if scene.folder.owner() == "root" else ""
     (folder / "nginx.conf").write_text(
         f"{user} daemon off; pid {folder}/pid; error_log stderr; events {{}}\n"
         f"http {{ access_log off; {scratch}\n{render_nginx(options)}}}\n"
     )
-    process = subprocess.Popen([binary, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [binary, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(int(options.listen.rpartition(":")[2]))
         yield
@@ -219,20 +256,30 @@ def test_the_list_is_what_flowers_supernode_calls_and_nothing_else_of_the_superl
     served = {context.path for context in iter_route_contexts(create_app().routes)}
     assert served >= FLEET_ROUTES and {"/v1/control/start-run", "/v1/runtime/get-nodes"} <= served
     assert {path for path in served if is_fleet_call("POST", path)} == FLEET_ROUTES
-    assert not [path for path in served for method in ("GET", "POST") if signature_name(method, path)]
+    assert not [
+        path for path in served for method in ("GET", "POST") if signature_name(method, path)
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(FLEET_ROUTES))
 def test_a_client_with_its_certificate_reaches_the_calls_of_a_supernode(scene, front, path):
     body = bytes(range(256)) * 100
     scene.stand_in.seen.clear()
-    kind = {"content_type": "application/protobuf", "flwr_timestamp": "now", "flwr_task_token": "secret"}
+    kind = {
+        "content_type": "application/protobuf",
+        "flwr_timestamp": "now",
+        "flwr_task_token": "secret",
+    }
     assert scene.ask(front, "POST", path, body, cookie="a=b", **kind) == (200, body)
     [(method, seen, headers, received)] = scene.stand_in.seen
     assert (method, seen, received) == ("POST", path, body)
-    assert headers[b"flwr-timestamp"] == b"now" and headers[b"content-type"] == b"application/protobuf"
+    assert (
+        headers[b"flwr-timestamp"] == b"now" and headers[b"content-type"] == b"application/protobuf"
+    )
     assert headers[b"flwr-public-key"].decode() == scene.public_key()
-    assert not {b"flwr-task-token", b"cookie", b"authorization"} & set(headers), "meant for other APIs"
+    assert not {b"flwr-task-token", b"cookie", b"authorization"} & set(headers), (
+        "meant for other APIs"
+    )
 
 
 @pytest.mark.parametrize(("method", "path"), REFUSED)
@@ -247,7 +294,9 @@ def test_a_client_with_its_certificate_reaches_nothing_else(scene, front, method
     [None, ("stranger", "node.crt", "node.pem"), ("keys", "server.crt", "server.key")],
     ids=["no certificate", "another authority", "a server's certificate"],
 )
-@pytest.mark.parametrize("path", ["/v1/fleet/get-run", "/v1/control/list-runs", f"{SIGNATURES_PREFIX}{APP}.json"])
+@pytest.mark.parametrize(
+    "path", ["/v1/fleet/get-run", "/v1/control/list-runs", f"{SIGNATURES_PREFIX}{APP}.json"]
+)
 def test_outsiders_with_the_authoritys_certificate_reach_nothing(scene, front, shown, path):
     scene.stand_in.seen.clear()
     method = "GET" if path.startswith(SIGNATURES_PREFIX) else "POST"
@@ -262,7 +311,8 @@ def test_a_request_that_is_too_large_is_not_forwarded(scene, front):
     scene.stand_in.seen.clear()
     try:
         status, _ = scene.ask(front, "POST", "/v1/fleet/push-object", b"x" * (LIMIT + 1))
-    except (BrokenPipeError, ConnectionResetError):  # it was answered and closed while the body was on its way
+    # it was answered and closed while the body was on its way
+    except (BrokenPipeError, ConnectionResetError):
         status = 413
     assert status == 413 and not scene.stand_in.seen
 
@@ -275,7 +325,9 @@ def test_signatures_are_served(scene, front):
 @pytest.mark.parametrize("kind", FRONTS)
 def test_a_superlink_that_is_down_is_a_reason_to_try_again(scene, kind):
     """502 is what a SuperNode waits for; 401 would end it."""
-    options = replace(scene.options, listen=f"{HOST}:{free_port()}", superlink=f"{HOST}:{scene.down}")
+    options = replace(
+        scene.options, listen=f"{HOST}:{free_port()}", superlink=f"{HOST}:{scene.down}"
+    )
     with front_of(scene, kind, options) as port:
         assert scene.ask(port, "POST", "/v1/fleet/send-node-heartbeat", b"x")[0] == 502
 
@@ -290,16 +342,22 @@ def gateway(scene):
 def test_a_key_that_is_not_the_certificates_is_refused(scene, gateway):
     scene.stand_in.seen.clear()
     for claimed in (scene.public_key("stranger"), "", "not base64!"):
-        status, reason = scene.ask(gateway, "POST", "/v1/fleet/activate-node", b"x", flwr_public_key=claimed)
+        status, reason = scene.ask(
+            gateway, "POST", "/v1/fleet/activate-node", b"x", flwr_public_key=claimed
+        )
         assert status == 403 and b"not that of its certificate" in reason
     assert not scene.stand_in.seen
 
 
-def test_a_body_of_unknown_length_is_refused_and_answers_tell_nothing_more_than_they_must(scene, gateway):
+def test_a_body_of_unknown_length_is_refused_and_answers_tell_nothing_more_than_they_must(
+    scene, gateway
+):
     scene.stand_in.seen.clear()
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", iter([b"x"]))[0] == 411
     both = {"content_length": "1", "transfer_encoding": "chunked"}
-    assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"5\r\nabcde\r\n0\r\n\r\n", **both)[0] in (400, 411)
+    assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"5\r\nabcde\r\n0\r\n\r\n", **both)[
+        0
+    ] in (400, 411)
     assert not scene.stand_in.seen
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"x")[0] == 200
     assert not {"x-secret", "server"} & {name.lower() for name in scene.headers}

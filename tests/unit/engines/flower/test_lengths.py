@@ -15,7 +15,9 @@ from fedensemble.engines.flower.reply_validation import Answer
 from fedensemble.engines.flower.weight_limits import dominant, limited
 from fedensemble.text import shorten
 
-LENGTHS = st.lists(st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.2, 2.0, 7.0, 40.0, 1e6]), min_size=1, max_size=40)
+LENGTHS = st.lists(
+    st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.2, 2.0, 7.0, 40.0, 1e6]), min_size=1, max_size=40
+)
 
 
 def answers_of(lengths, still):
@@ -25,7 +27,13 @@ def answers_of(lengths, still):
         change = torch.zeros(still.shape[-1], dtype=torch.float64)
         change[client % len(change)] = length
         visit = Visit("t", 0, client, client % 2, -1, 1)
-        made[visit] = Answer({"theta": still[visit.mode] + change}, torch.zeros(0, dtype=torch.float64), 1.0, 8, False)
+        made[visit] = Answer(
+            {"theta": still[visit.mode] + change},
+            torch.zeros(0, dtype=torch.float64),
+            1.0,
+            8,
+            False,
+        )
     return made
 
 
@@ -43,7 +51,9 @@ def test_lengths_are_limited_by_the_median_and_nothing_else_changes(lengths, ear
             assert visit in found.refused and visit not in found.answers
         elif length < refuse * median * (1 - 1e-9):
             change = found.answers[visit].uploads["theta"] - still[visit.mode]
-            assert float(change.norm()) == pytest.approx(min(length, clip * median), rel=1e-6, abs=1e-9)
+            assert float(change.norm()) == pytest.approx(
+                min(length, clip * median), rel=1e-6, abs=1e-9
+            )
             if length < clip * median * (1 - 1e-6):
                 assert found.answers[visit] is answer
     assert set(found.answers) | set(found.refused) == set(answers) and len(found.recent) <= WINDOW
@@ -52,11 +62,18 @@ def test_lengths_are_limited_by_the_median_and_nothing_else_changes(lengths, ear
 
 def test_single_numbers_are_refused_or_taken_but_never_shortened():
     """A flag of 0.3 would mean something else than one of 1."""
-    still = {"theta": torch.zeros(1, 3, dtype=torch.float64), "flag": torch.zeros(1, 1, dtype=torch.float64)}
+    still = {
+        "theta": torch.zeros(1, 3, dtype=torch.float64),
+        "flag": torch.zeros(1, 1, dtype=torch.float64),
+    }
     flags = [1.0, 1.0, 1.0, 0.0, 5.0, 1e5]
     answers = {
         Visit("t", 0, client, 0, -1, 1): Answer(
-            {"theta": torch.ones(3).double(), "flag": torch.tensor([flag]).double()}, torch.zeros(0), 1.0, 8, False
+            {"theta": torch.ones(3).double(), "flag": torch.tensor([flag]).double()},
+            torch.zeros(0),
+            1.0,
+            8,
+            False,
         )
         for client, flag in enumerate(flags)
     }

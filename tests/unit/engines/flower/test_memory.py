@@ -44,7 +44,9 @@ def test_files_are_for_their_user_alone_also_where_older_folders_were_open(tmp_p
         os.umask(before)
     for name in ("new", "old"):
         top = tmp_path / name / "memory"
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (top, top / "a", top / "a" / "0")] == [0o700] * 3
+        assert [
+            stat.S_IMODE(path.stat().st_mode) for path in (top, top / "a", top / "a" / "0")
+        ] == [0o700] * 3
         assert stat.S_IMODE((top / "a" / "0" / "1.safetensors").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
@@ -71,7 +73,9 @@ def test_what_is_not_ours_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "memory" / "link").symlink_to(tmp_path / "elsewhere")
     age(tmp_path / "memory", 999)
     keep(tmp_path, "now")
-    assert (tmp_path / "memory" / "photos" / "cat.png").exists() and (tmp_path / "elsewhere").is_dir()
+    assert (tmp_path / "memory" / "photos" / "cat.png").exists() and (
+        tmp_path / "elsewhere"
+    ).is_dir()
 
 
 def test_half_written_files_of_a_dead_process_are_deleted(tmp_path: Path) -> None:

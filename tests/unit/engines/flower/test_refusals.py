@@ -1,4 +1,6 @@
-"""Answers that must not count: each is refused and named, and the round is what it is without that client."""
+"""Answers that must not count: each is refused and named, and the round is what it is without that
+client.
+"""
 
 import pytest
 import torch
@@ -86,7 +88,9 @@ def another_kind(message, answer):
 def oversized(tree):
     """The right values, and twenty megabytes behind them."""
     array = Array(tree["theta"].numpy())
-    return ArrayRecord({"theta": Array(array.dtype, array.shape, array.stype, array.data + bytes(20_000_000))})
+    return ArrayRecord(
+        {"theta": Array(array.dtype, array.shape, array.stype, array.data + bytes(20_000_000))}
+    )
 
 
 def with_record(message, answer):
@@ -133,13 +137,16 @@ CASES = {
     "one number too many": (change(RESULT, note=1.0), "such as 'note'"),
     "one word too many": (change(VISIT, note="x" * 5_000_000), "such as 'note'"),
     "a long word": (change(VISIT, training="x" * 5_000_000), "training xxx"),
-    "a forged line of the log": (change(VISIT, training="t\nround 3: fine\x1b[2J"), r"t\nround 3: fine\x1b[2J"),
+    "a forged line of the log": (
+        change(VISIT, training="t\nround 3: fine\x1b[2J"),
+        r"t\nround 3: fine\x1b[2J",
+    ),
     "no upload": (without(UPLOAD), "no record 'upload'"),
     "no result": (without(RESULT), "'examples' is None"),
     "no visit": (without(VISIT), "no record 'visit'"),
     "an upload of another kind": (another_kind, "no record"),
     "nothing at all": (lambda m, a: [Message(RecordDict(), reply_to=m)], "no record"),
-}  # fmt: skip
+}
 
 
 def make_fleet(limits=None):
@@ -195,7 +202,10 @@ def test_a_second_answer_to_one_message_does_not_count_twice():
     plain = make_fleet()
     plain.rounds(2)
     fleet = make_fleet()
-    fleet.node(BAD).bend = lambda message, answer: [answer, Message(answer.content, reply_to=message)]
+    fleet.node(BAD).bend = lambda message, answer: [
+        answer,
+        Message(answer.content, reply_to=message),
+    ]
     logs = fleet.rounds(2)
     assert torch.equal(fleet.state.modes["theta"], plain.state.modes["theta"])
     assert all(len(log.stray) == 1 for _, log in logs)
@@ -207,7 +217,9 @@ def test_an_answer_in_somebody_elses_name_does_not_count():
     fleet = make_fleet()
 
     def impersonate(message, answer):
-        """Besides its own answer, one to the message that was sent to client 0, if that is known."""
+        """Besides its own answer, one to the message that was sent to client 0, if that is
+        known.
+        """
         stranger = Message(answer.content, reply_to=message)
         mine = [m for m in fleet.grid.sent if m.metadata.dst_node_id == FIRST_NODE][-1]
         stranger.metadata.__dict__["_reply_to_message_id"] = mine.metadata.message_id
@@ -234,13 +246,20 @@ def test_answers_to_nothing_are_counted_as_strays():
 
 
 def test_an_encoding_that_cannot_be_read_is_refused():
-    federation = small_federation(fe.QSGD(compressor="rand-k", share=0.03), "loop", modes=1, strata=1)
+    federation = small_federation(
+        fe.QSGD(compressor="rand-k", share=0.03), "loop", modes=1, strata=1
+    )
     fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0)})
     fleet.serve()
     client = int(federation.schedule.plan(federation.state.schedule, 0).client[0])
-    fleet.node(client).bend = upload(lambda tree: pack({"change": torch.full_like(tree["change"], 255)}))
+    fleet.node(client).bend = upload(
+        lambda tree: pack({"change": torch.full_like(tree["change"], 255)})
+    )
     [(report, log)] = fleet.rounds(1)
-    assert "cannot be read" in log.refused[f"partition-{client}"] or "not finite" in log.refused[f"partition-{client}"]
+    assert (
+        "cannot be read" in log.refused[f"partition-{client}"]
+        or "not finite" in log.refused[f"partition-{client}"]
+    )
     assert len(report.plan.client) == 3
 
 

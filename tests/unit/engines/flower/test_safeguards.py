@@ -1,4 +1,6 @@
-"""The settings a fleet starts with: what they refuse, what the operator is told, and what is left in the folder."""
+"""The settings a fleet starts with: what they refuse, what the operator is told, and what is left
+in the folder.
+"""
 
 import json
 
@@ -31,10 +33,17 @@ def start(tmp_path, bend=None, grid=None, values=VALUES, **given):
         grid.nodes[11].bend = bend
     told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, **given}
     run_fleet(grid, read_description(app / "fleet"), told)
-    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()], grid
+    return [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ], grid
 
 
-FLOAT32 = {**VALUES, "rounds": 6, "algorithm": {"name": "fedavg"}, "engine": {"name": "loop", "device": "cpu"}}
+FLOAT32 = {
+    **VALUES,
+    "rounds": 6,
+    "algorithm": {"name": "fedavg"},
+    "engine": {"name": "loop", "device": "cpu"},
+}
 
 
 @pytest.mark.parametrize("loss", [1e39, -0.5, float("nan")])
@@ -42,7 +51,9 @@ def test_no_loss_ends_a_run(tmp_path, loss):
     records, _ = start(tmp_path, change(RESULT, loss=loss), values=FLOAT32)
     assert [record["round"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert all(record["loss"] is not None and 0 < record["loss"] < 10 for record in records)
-    assert records[2]["fleet"]["suspended"] == {"partition-1": 2} and records[3]["fleet"]["skipped"] == ["partition-1"]
+    assert records[2]["fleet"]["suspended"] == {"partition-1": 2} and records[3]["fleet"][
+        "skipped"
+    ] == ["partition-1"]
     assert (tmp_path / "run" / "summary.json").exists()
 
 
@@ -72,7 +83,9 @@ def test_poison_is_refused_by_default(tmp_path):
         return [answer]
 
     records, _ = start(tmp_path, flip, values=FLOAT32)
-    assert all("times as much" in record["fleet"]["refused"]["partition-1"] for record in records[:3])
+    assert all(
+        "times as much" in record["fleet"]["refused"]["partition-1"] for record in records[:3]
+    )
     assert records[-1]["loss"] < records[0]["loss"]
 
 
@@ -106,11 +119,21 @@ def test_claims_of_examples_are_told_at_the_start():
     assert "d (10000000, counts as 30)" in words and "max-weight" in words
     [words] = weight_remarks(names, sizes, sizes.double())
     assert "d has 100% of the fleet's weight" in words and "uniform" in words
-    assert weight_remarks(names, torch.tensor([10, 12, 9, 14]), torch.tensor([10.0, 12.0, 9.0, 14.0])) == []
+    assert (
+        weight_remarks(names, torch.tensor([10, 12, 9, 14]), torch.tensor([10.0, 12.0, 9.0, 14.0]))
+        == []
+    )
 
 
 def test_zero_turns_a_limit_off():
-    settings = Settings.read({"clip-factor": 0, "refuse-factor": 0, "max-weight": 0, "suspend-after": 0})
+    settings = Settings.read(
+        {"clip-factor": 0, "refuse-factor": 0, "max-weight": 0, "suspend-after": 0}
+    )
     limits = find_limits(settings, "mse")
-    assert (limits.clip_factor, limits.refuse_factor, limits.max_weight, limits.suspend_after) == (None,) * 4
-    assert limits.least_loss == 0 and find_limits(settings, lambda outputs, targets: outputs).least_loss < 0
+    assert (limits.clip_factor, limits.refuse_factor, limits.max_weight, limits.suspend_after) == (
+        None,
+    ) * 4
+    assert (
+        limits.least_loss == 0
+        and find_limits(settings, lambda outputs, targets: outputs).least_loss < 0
+    )

@@ -19,7 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from flwr.proto.fab_pb2 import Fab as FabProto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
-from flwr.supernode.cli.flower_supernode import _try_obtain_trusted_entities, _validate_public_keys_ed25519
+from flwr.supernode.cli.flower_supernode import (
+    _try_obtain_trusted_entities,
+    _validate_public_keys_ed25519,
+)
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.start_client_internal import _verify_fab
 
@@ -34,9 +37,15 @@ from fedensemble.errors import InputError
 def make_key(path, kind=ed25519.Ed25519PrivateKey.generate):
     key = kind()
     path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     Path(f"{path}.pub").write_bytes(public)
     return path
 
@@ -45,7 +54,10 @@ def make_key(path, kind=ed25519.Ed25519PrivateKey.generate):
 def signed(tmp_path_factory):
     """An app, its signature, and the file of trust in its operator."""
     folder = tmp_path_factory.mktemp("signed")
-    write_app(resolve({"name": "signed", "data": {"clients": 2}, "engine": {"device": "cpu"}}), folder / "app")
+    write_app(
+        resolve({"name": "signed", "data": {"clients": 2}, "engine": {"device": "cpu"}}),
+        folder / "app",
+    )
     key = make_key(folder / "operator")
     (folder / "trusted.yaml").write_text(describe_trust([Path(f"{key}.pub")]))
     return folder, sign_app(folder / "app", key, folder / "signatures")
@@ -58,13 +70,19 @@ def trust(file):
 
 
 def served(monkeypatch, bundle, folder, said=None):
-    """The app as a SuperNode gets it from a SuperLink that has it, through a gateway with a folder of signatures."""
+    """The app as a SuperNode gets it from a SuperLink that has it, through a gateway with a folder
+    of signatures.
+    """
     answer = GetFabResponse(fab=FabProto(hash_str="?", content=bundle, verifications=said or {}))
     monkeypatch.setattr(FleetHttpClient, "GetFab", lambda self, request: answer)
 
     def get(url):
         file = folder / url.partition(SIGNATURES_PREFIX)[2]
-        return httpx.Response(200, content=file.read_bytes()) if file.is_file() else httpx.Response(404)
+        return (
+            httpx.Response(200, content=file.read_bytes())
+            if file.is_file()
+            else httpx.Response(404)
+        )
 
     client = client_class(True)("https://server:1")
     monkeypatch.setattr(client._client, "get", get)
@@ -82,12 +100,16 @@ def test_a_signed_app_is_run_and_a_changed_one_is_not(signed, monkeypatch):
     folder, file = signed
     bundle, entities = build_bundle(folder / "app"), trust(folder / "trusted.yaml")
     assert is_run(served(monkeypatch, bundle, file.parent), entities)
-    assert not is_run(served(monkeypatch, bundle + b"x", file.parent), entities), "no signature has its hash"
+    assert not is_run(served(monkeypatch, bundle + b"x", file.parent), entities), (
+        "no signature has its hash"
+    )
     other = file.with_name(f"{'0' * 64}.json")
     assert not is_run(served(monkeypatch, bundle, other.parent / "none"), entities), "unsigned"
 
 
-def test_a_signature_of_another_app_or_of_somebody_else_does_not_help(signed, monkeypatch, tmp_path):
+def test_a_signature_of_another_app_or_of_somebody_else_does_not_help(
+    signed, monkeypatch, tmp_path
+):
     folder, file = signed
     bundle, entities = build_bundle(folder / "app"), trust(folder / "trusted.yaml")
     (tmp_path / f"{sha256(bundle + b'evil').hexdigest()}.json").write_bytes(file.read_bytes())
@@ -103,7 +125,11 @@ def test_a_signature_of_another_app_or_of_somebody_else_does_not_help(signed, mo
 def test_what_the_superlink_says_of_signatures_is_not_used(signed, monkeypatch, tmp_path):
     """Flower's SuperNode would stop at an entry that it cannot read."""
     folder, _ = signed
-    said = {"valid_license": "Valid", "a": "no JSON", next(iter(trust(folder / "trusted.yaml"))): "{}"}
+    said = {
+        "valid_license": "Valid",
+        "a": "no JSON",
+        next(iter(trust(folder / "trusted.yaml"))): "{}",
+    }
     assert served(monkeypatch, build_bundle(folder / "app"), tmp_path, said).verifications == {}
 
 
@@ -123,7 +149,9 @@ ENTRY = st.fixed_dictionaries(
         | st.binary(min_size=63, max_size=65).map(b64encode).map(bytes.decode),
     },
 )
-FILE = st.dictionaries(st.text(max_size=3), ENTRY | st.none() | st.integers(), max_size=3) | st.lists(st.integers())
+FILE = st.dictionaries(
+    st.text(max_size=3), ENTRY | st.none() | st.integers(), max_size=3
+) | st.lists(st.integers())
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,8 +162,18 @@ def test_no_file_of_signatures_stops_a_supernode(content):
 
 
 def safe_arguments(folder):
-    return ["--superlink", "s:1", "--root-certificates", "ca.crt", "--auth-supernode-private-key", "node",
-            "--trusted-entities", str(folder / "trusted.yaml"), "--node-config", "x=1"]  # fmt: skip
+    return [
+        "--superlink",
+        "s:1",
+        "--root-certificates",
+        "ca.crt",
+        "--auth-supernode-private-key",
+        "node",
+        "--trusted-entities",
+        str(folder / "trusted.yaml"),
+        "--node-config",
+        "x=1",
+    ]
 
 
 def test_a_supernode_that_would_trust_everybody_is_not_started(signed, tmp_path):
@@ -173,5 +211,11 @@ def test_bad_keys_and_apps_are_refused_in_words(signed, tmp_path):
 
 def test_the_command_line_ends_with_a_message():
     words = ["fleet", "supernode", "--certificate", "x.crt", "--superlink", "a:1"]
-    done = subprocess.run([sys.executable, "-m", "fedensemble", *words], capture_output=True, text=True)
-    assert done.returncode == 2 and "needs --root-certificates" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "fedensemble", *words], capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 2
+        and "needs --root-certificates" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -1,4 +1,6 @@
-"""Convolutions with J sets of filters: all ways agree, and a CPU takes the one that the documentation says."""
+"""Convolutions with J sets of filters: all ways agree, and a CPU takes the one that the
+documentation says.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedensemble.engines.kernels import cpu_fft_conv
-from fedensemble.engines.kernels.cpu_conv import choose_algorithm, grouped, on_cpu, per_client_conv, product
+from fedensemble.engines.kernels.cpu_conv import (
+    choose_algorithm,
+    grouped,
+    on_cpu,
+    per_client_conv,
+    product,
+)
 from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
 from fedensemble.engines.stacked import dispatch
 from fedensemble.runtime.num_threads import num_threads
@@ -20,7 +28,9 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 def numbers(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).requires_grad_()
 
 
 def outputs_and_slopes(way, tensors):
@@ -38,9 +48,14 @@ def agree(ways, tensors):
 
 @given(
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
-    groups=st.integers(1, 3), image=st.tuples(st.integers(1, 9), st.integers(1, 9)), size=pairs, stride=pairs,
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)), dilation=pairs, biased=st.booleans(),
-)  # fmt: skip
+    groups=st.integers(1, 3),
+    image=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    size=pairs,
+    stride=pairs,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=pairs,
+    biased=st.booleans(),
+)
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_all_ways_agree(sizes, groups, image, size, stride, padding, dilation, biased):
     visits, batch, channels, outputs = sizes
@@ -63,24 +78,47 @@ def test_all_ways_agree(sizes, groups, image, size, stride, padding, dilation, b
 
 @given(
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)),
-    image=st.tuples(st.integers(1, 12), st.integers(1, 12)), stride=pairs, biased=st.booleans(),
-)  # fmt: skip
+    image=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    stride=pairs,
+    biased=st.booleans(),
+)
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 def test_a_product_is_a_convolution_of_single_pixels(sizes, image, stride, biased):
     visits, batch, channels, outputs = sizes
     bias = numbers(visits, outputs, seed=2) if biased else None
-    tensors = (numbers(visits * batch, channels, *image), numbers(visits, outputs, channels, 1, 1, seed=1), bias)
+    tensors = (
+        numbers(visits * batch, channels, *image),
+        numbers(visits, outputs, channels, 1, 1, seed=1),
+        bias,
+    )
     how = (stride, (0, 0), (1, 1), 1)
-    agree([lambda x, w, b: per_client_conv(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)], tensors)
+    agree(
+        [lambda x, w, b: per_client_conv(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)],
+        tensors,
+    )
 
 
 def way(
-    visits, batch, channels, outputs, image, size, groups=1, padding=None, dtype=torch.float32, stride=1, dilation=1
+    visits,
+    batch,
+    channels,
+    outputs,
+    image,
+    size,
+    groups=1,
+    padding=None,
+    dtype=torch.float32,
+    stride=1,
+    dilation=1,
 ):
     x = torch.empty(visits * batch, channels, image, image, dtype=dtype, device="meta")
-    weight = torch.empty(visits, outputs, channels // groups, size, size, dtype=dtype, device="meta")
+    weight = torch.empty(
+        visits, outputs, channels // groups, size, size, dtype=dtype, device="meta"
+    )
     beside = size // 2 if padding is None else padding
-    return choose_algorithm(x, weight, (stride, stride), (beside, beside), (dilation, dilation), groups)
+    return choose_algorithm(
+        x, weight, (stride, stride), (beside, beside), (dilation, dilation), groups
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,10 +169,16 @@ def test_transforms_are_used_where_torch_has_them():
 def test_slopes_along_filters_are_transformed_for_small_outputs(monkeypatch):
     seen = []
     usual = cpu_fft_conv._convolved
-    monkeypatch.setattr(cpu_fft_conv, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1])
-    for image, expected in ((12, 3), (32, 2)):  # forth, back along images and, if outputs are small, along filters
+    monkeypatch.setattr(
+        cpu_fft_conv, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1]
+    )
+    # forth, back along images and, if outputs are small, along filters
+    for image, expected in ((12, 3), (32, 2)):
         seen.clear()
-        x, weight = (t.detach().float().requires_grad_() for t in (numbers(4, 5, image, image), numbers(1, 6, 5, 5, 5)))
+        x, weight = (
+            t.detach().float().requires_grad_()
+            for t in (numbers(4, 5, image, image), numbers(1, 6, 5, 5, 5))
+        )
         FFTConv.apply(x, weight, None, (0, 0)).sum().backward()
         assert len(seen) == expected
 
@@ -148,22 +192,33 @@ def test_transforms_have_one_core():
 @pytest.mark.parametrize("visits", [1, 3])
 def test_outputs_may_be_written_into(channels, visits):
     """As by nn.ReLU(inplace=True)."""
-    tensors, how = (numbers(visits * 2, channels, 5, 5), numbers(visits, 4, channels, 3, 3, seed=1)), PLAIN
+    tensors, how = (
+        (numbers(visits * 2, channels, 5, 5), numbers(visits, 4, channels, 3, 3, seed=1)),
+        PLAIN,
+    )
     agree(
-        [lambda x, w: per_client_conv(x, w, None, *how).relu(), lambda x, w: on_cpu(x, w, None, *how).relu_()], tensors
+        [
+            lambda x, w: per_client_conv(x, w, None, *how).relu(),
+            lambda x, w: on_cpu(x, w, None, *how).relu_(),
+        ],
+        tensors,
     )
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
-    image=st.tuples(st.integers(1, 20), st.integers(1, 20)), size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
-    padding=st.tuples(st.integers(0, 10), st.integers(0, 10)), biased=st.booleans(),
-)  # fmt: skip
+    image=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    padding=st.tuples(st.integers(0, 10), st.integers(0, 10)),
+    biased=st.booleans(),
+)
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, biased):
     visits, batch, channels, outputs = sizes
-    assume(size != (3, 3) and all(padding[n] < size[n] <= image[n] + 2 * padding[n] for n in (0, 1)))
+    assume(
+        size != (3, 3) and all(padding[n] < size[n] <= image[n] + 2 * padding[n] for n in (0, 1))
+    )
     exact = [
         numbers(visits * batch, channels, *image),
         numbers(visits, outputs, channels, *size, seed=1),
@@ -174,29 +229,40 @@ def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, b
     expected = outputs_and_slopes(lambda x, w, b: per_client_conv(x, w, b, *how), exact)
     found = outputs_and_slopes(lambda x, w, b: FFTConv.apply(x, w, b, padding), single)
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5 * (1 + float(b.detach().abs().max())))
+        torch.testing.assert_close(
+            a.double(), b, rtol=0, atol=1e-5 * (1 + float(b.detach().abs().max()))
+        )
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
 def test_transforms_in_two_threads_do_not_disturb_each_other():
-    given = [t.detach().float().requires_grad_() for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))]
+    given = [
+        t.detach().float().requires_grad_()
+        for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))
+    ]
 
     def often(number):
         with num_threads(1):
             return [
-                outputs_and_slopes(lambda x, w: FFTConv.apply(x, w * number, None, (0, 0)), given) for _ in range(20)
+                outputs_and_slopes(lambda x, w: FFTConv.apply(x, w * number, None, (0, 0)), given)
+                for _ in range(20)
             ]
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(often, (1, 2)))
     for number, repeats in zip((1, 2), found, strict=True):
         alone = often(number)[0]
-        assert all(torch.equal(a, b) for repeat in repeats for a, b in zip(repeat, alone, strict=True))
+        assert all(
+            torch.equal(a, b) for repeat in repeats for a, b in zip(repeat, alone, strict=True)
+        )
 
 
 @pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
 def test_one_visit_that_diverged_is_its_own_affair():
-    x, weight = numbers(6, 4, 9, 9).detach().float(), numbers(3, 5, 4, 5, 5, seed=1).detach().float()
+    x, weight = (
+        numbers(6, 4, 9, 9).detach().float(),
+        numbers(3, 5, 4, 5, 5, seed=1).detach().float(),
+    )
     expected = FFTConv.apply(x, weight, None, (0, 0))
     weight[1] = torch.nan
     found = FFTConv.apply(x, weight, None, (0, 0)).reshape(3, -1)
@@ -205,7 +271,9 @@ def test_one_visit_that_diverged_is_its_own_affair():
 
 
 def test_repeated_filters_never_need_more_memory_than_the_images():
-    """32 images a visit with 512 x 512 filters: repeated for each, they would be 16 times the images."""
+    """32 images a visit with 512 x 512 filters: repeated for each, they would be 16 times the
+    images.
+    """
     x, weight = numbers(64, 512, 4, 4), numbers(2, 512, 512, 1, 1, seed=1)
     saved = 0
 

@@ -36,7 +36,10 @@ def test_nan_is_passed_on():
 
 def test_may_be_written_into():
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64).requires_grad_()
-    slopes = [torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0] for pool in (MaxPool2d.apply, F.max_pool2d)]
+    slopes = [
+        torch.autograd.grad(pool(x, 2).relu_().sum(), x)[0]
+        for pool in (MaxPool2d.apply, F.max_pool2d)
+    ]
     assert torch.equal(*slopes)
 
 
@@ -66,7 +69,9 @@ def given(layer, dtype=torch.float32):
         (visits, outputs),
     )
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes], how
+    return [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
+    ], how
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,7 +87,8 @@ def test_convolved_and_pooled(layer, size, dtype, one_core):
         assert torch.equal(got, expected)
         both = (torch.autograd.grad(out, leaves, slope) for out in (got, expected))
         assert all(
-            torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for a, b in zip(*both, strict=True)
+            torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))
+            for a, b in zip(*both, strict=True)
         )
 
 
@@ -122,13 +128,21 @@ def test_nan_and_infinity_are_not_passed_over(place):
 def test_settings_of_torch(setting, close):
     """Through a whole round, in a model with a layer that is large enough."""
     generator = torch.Generator().manual_seed(0)
-    data = [(torch.randn(32, 1, 28, 28, generator=generator), torch.arange(32) % 3) for _ in range(3)]
+    data = [
+        (torch.randn(32, 1, 28, 28, generator=generator), torch.arange(32) % 3) for _ in range(3)
+    ]
     runs = []
     for engine in ("loop", "vector"):
         run = Federation(
-            lambda: nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1440, 3)),
-            FederatedData.from_clients(data), FedAvg(lr=0.1), modes=1, batch_size=32, engine=engine,
-        )  # fmt: skip
+            lambda: nn.Sequential(
+                nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1440, 3)
+            ),
+            FederatedData.from_clients(data),
+            FedAvg(lr=0.1),
+            modes=1,
+            batch_size=32,
+            engine=engine,
+        )
         with setting():
             list(run.rounds(1))
         runs.append(run.state.modes["theta"].float())
@@ -137,11 +151,19 @@ def test_settings_of_torch(setting, close):
 
 
 def test_the_memory_budget_counts_what_is_pooled():
-    """Which oneDNN keeps in a layout of its own; at least what goes out of the convolution, by images."""
+    """Which oneDNN keeps in a layout of its own; at least what goes out of the convolution, by
+    images.
+    """
     data = FederatedData.from_clients([(torch.randn(200, 1, 28, 28), torch.arange(200) % 3)])
     run = Federation(
-        lambda: nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6272, 3)),
-        data, FedAvg(lr=0.1), modes=1, batch_size=64, engine="vector",
-    )  # fmt: skip
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6272, 3)
+        ),
+        data,
+        FedAvg(lr=0.1),
+        modes=1,
+        batch_size=64,
+        engine="vector",
+    )
     assert run.engine.fates == ("pool",)
     assert activations(run.engine) >= 64 * 32 * 28 * 28 * 4

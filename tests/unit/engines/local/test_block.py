@@ -20,7 +20,9 @@ def test_each_step_has_its_own_examples_and_key(visits):
     def gradient(at, buffers, x, y, weight, key):
         seen.append((x, key))
 
-    given = SimpleNamespace(place=place, weight=torch.ones_like(place, dtype=torch.bool), noise=noise)
+    given = SimpleNamespace(
+        place=place, weight=torch.ones_like(place, dtype=torch.bool), noise=noise
+    )
     steps = Minibatches(data, torch.float32, gradient, given, ragged=False)
     for step in (0, 3, 1):
         steps.gradient(step, torch.zeros(1), torch.zeros(0))

@@ -22,18 +22,23 @@ TOTAL = 80 * GIB
 
 
 class FakeGPU:
-    """What torch tells of a GPU on which this process holds `own` bytes and other programs `others`."""
+    """What torch tells of a GPU on which this process holds `own` bytes and other programs
+    `others`.
+    """
 
     def __init__(self, monkeypatch, own=GIB, others=0, cached=0):
         told = {
-            "mem_get_info": (TOTAL - own - cached - others, TOTAL), "memory_allocated": own,
+            "mem_get_info": (TOTAL - own - cached - others, TOTAL),
+            "memory_allocated": own,
             "memory_reserved": own + cached,
-        }  # fmt: skip
+        }
         for name, value in told.items():
             monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
         monkeypatch.setattr(block_size, "activations", lambda engine: GIB - 10 * 400)
         layout = SimpleNamespace(total=100)
-        learner = SimpleNamespace(device=torch.device("cuda"), theta_layout=layout, dtype=torch.float32)
+        learner = SimpleNamespace(
+            device=torch.device("cuda"), theta_layout=layout, dtype=torch.float32
+        )
         self.engine = SimpleNamespace(learner=learner, notes=[])
 
     def block(self, budget=None):
@@ -60,14 +65,18 @@ def test_a_little_more_or_less_per_visit_changes_no_block(monkeypatch):
     gpu = FakeGPU(monkeypatch)
     found = set()
     for percent in (99, 100, 102, 104):
-        monkeypatch.setattr(block_size, "activations", lambda engine, percent=percent: GIB * percent // 100)
+        monkeypatch.setattr(
+            block_size, "activations", lambda engine, percent=percent: GIB * percent // 100
+        )
         found.add(gpu.block())
     assert found == {40}
 
 
 def sized(monkeypatch, visits):
     """From here on memory is enough for so many visits."""
-    monkeypatch.setattr("fedensemble.engines.local.vector.visits_that_fit", lambda engine, memory: visits)
+    monkeypatch.setattr(
+        "fedensemble.engines.local.vector.visits_that_fit", lambda engine, memory: visits
+    )
 
 
 def model():
@@ -75,7 +84,9 @@ def model():
 
 
 def made(**options):
-    return Federation(model, classification(), FedAvg(lr=0.1), modes=2, strata=2, clients_per_round=4, **options)
+    return Federation(
+        model, classification(), FedAvg(lr=0.1), modes=2, strata=2, clients_per_round=4, **options
+    )
 
 
 def test_a_loaded_federation_keeps_its_block(monkeypatch, tmp_path):
@@ -87,7 +98,9 @@ def test_a_loaded_federation_keeps_its_block(monkeypatch, tmp_path):
     assert (loaded.engine.block, loaded.engine.blocks) == (3, [(0, 3)])
     train(federation, 3)
     train(loaded, 3)
-    assert all(torch.equal(value, loaded.tensors()[name]) for name, value in federation.tensors().items())
+    assert all(
+        torch.equal(value, loaded.tensors()[name]) for name, value in federation.tensors().items()
+    )
 
 
 def test_a_block_or_an_engine_of_the_users_choice_wins(monkeypatch, tmp_path):
@@ -95,7 +108,10 @@ def test_a_block_or_an_engine_of_the_users_choice_wins(monkeypatch, tmp_path):
     made().save(tmp_path)
     sized(monkeypatch, 2)
     data = classification()
-    assert Federation.load(tmp_path, model=model, data=data, engine_options={"block": 4}).engine.block == 4
+    assert (
+        Federation.load(tmp_path, model=model, data=data, engine_options={"block": 4}).engine.block
+        == 4
+    )
     assert Federation.load(tmp_path, model=model, data=data, engine_options={}).engine.block == 2
     assert Federation.load(tmp_path, model=model, data=data, engine="loop").engine.block == 1
 
@@ -105,7 +121,10 @@ def test_old_files_and_other_devices_have_no_say(monkeypatch):
     federation = made()
     federation.restore(federation.tensors(), 0)  # as older versions saved it
     assert federation.engine.block == 3
-    for rows in ({"blocks.cuda": torch.tensor([[0, 0, 9]])}, {"blocks.cpu": torch.tensor([[0, 0, 9], [1, 0, 9]])}):
+    for rows in (
+        {"blocks.cuda": torch.tensor([[0, 0, 9]])},
+        {"blocks.cpu": torch.tensor([[0, 0, 9], [1, 0, 9]])},
+    ):
         federation.engine.keep_numerics(rows)
         assert federation.engine.block == 3
 
@@ -135,9 +154,12 @@ def test_a_smaller_block_is_kept_too(monkeypatch, tmp_path):
 
 
 CONFIG = {
-    "name": "blocks", "rounds": 4, "data": {"clients": 12}, "ensemble": {"modes": 2, "clients_per_round": 6},
+    "name": "blocks",
+    "rounds": 4,
+    "data": {"clients": 12},
+    "ensemble": {"modes": 2, "clients_per_round": 6},
     "engine": {"device": "cpu"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")

@@ -1,4 +1,6 @@
-"""A block of visits stays within its budget, on a CPU too, and the trial that tells changes nothing."""
+"""A block of visits stays within its budget, on a CPU too, and the trial that tells changes
+nothing.
+"""
 
 import os
 import subprocess
@@ -48,12 +50,20 @@ class Apart(Wide):
 
 def data(clients=4, batch=BATCH):
     x = torch.randn(clients * batch, INPUTS, generator=torch.Generator().manual_seed(0))
-    return FederatedData.from_arrays(x, torch.arange(len(x)) % CLASSES, [batch] * clients, classes=CLASSES)
+    return FederatedData.from_arrays(
+        x, torch.arange(len(x)) % CLASSES, [batch] * clients, classes=CLASSES
+    )
 
 
 def made(model=Wide, batch=BATCH, clients=4, **options):
     return Federation(
-        model, data(clients), FedAvg(lr=0.1), modes=1, batch_size=batch, dtype=torch.float64, engine_options=options
+        model,
+        data(clients),
+        FedAvg(lr=0.1),
+        modes=1,
+        batch_size=batch,
+        dtype=torch.float64,
+        engine_options=options,
     )
 
 
@@ -63,7 +73,8 @@ def test_what_is_saved_is_counted_once(model):
     federation = made(model)
     assert federation.engine.folded == (model is Wide)
     needed = block_size.activations(federation.engine)
-    # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted already
+    # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted
+    # already
     assert 20 * ONE <= needed <= (20 + block_size._SLOPES + 1.5) * ONE
 
 
@@ -146,7 +157,9 @@ def test_no_trial_where_it_cannot_matter(monkeypatch):
 
 
 def test_a_budget_for_less_than_a_visit_is_mentioned():
-    one = block_size._COPIES * made().learner.theta_layout.total * 8 + block_size.activations(made().engine)
+    one = block_size._COPIES * made().learner.theta_layout.total * 8 + block_size.activations(
+        made().engine
+    )
     said = rf"One visit needs about {format_gib(one)}, more than the memory budget of {format_gib(0.9 * one)}: visits are trained one"
     with pytest.warns(EngineWarning, match=said):
         assert made(memory=0.9 * one / GIB).engine.block == 1
@@ -160,9 +173,7 @@ def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
     monkeypatch.setattr(block_size, "_saved", full)
-    message = (
-        r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
-    )
+    message = r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
     with pytest.raises(InputError, match=message):
         small_federation(FedAvg(), "vector", 2, 2)
 
@@ -195,13 +206,23 @@ class Forces(nn.Module):
         self.inside, self.out = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, CLASSES)
 
     def forward(self, x):
-        return self.out(torch.func.vmap(torch.func.grad(lambda one: self.inside(one).tanh().sum()))(x))
+        return self.out(
+            torch.func.vmap(torch.func.grad(lambda one: self.inside(one).tanh().sum()))(x)
+        )
 
 
 @UNFOLDABLE
 def test_a_model_that_derives_itself():
     got, expected = (
-        Federation(Forces, data(), FedAvg(lr=0.1), modes=2, batch_size=BATCH, engine=engine, dtype=torch.float64)
+        Federation(
+            Forces,
+            data(),
+            FedAvg(lr=0.1),
+            modes=2,
+            batch_size=BATCH,
+            engine=engine,
+            dtype=torch.float64,
+        )
         for engine in ("vector", "loop")
     )
     list(got.rounds(2))

@@ -1,4 +1,6 @@
-"""What is recorded of local training is what it does step by step; a recorder that records nothing shows it."""
+"""What is recorded of local training is what it does step by step; a recorder that records nothing
+shows it.
+"""
 
 from dataclasses import dataclass
 
@@ -30,10 +32,16 @@ class LooksBack(FedAvg):
     def local_training(self, sent, memory, problem):
         def step(state, gradient):
             theta = state["theta"]
-            return {"theta": theta - problem.lr * gradient(theta), "before": theta, "part": theta[..., :1]}
+            return {
+                "theta": theta - problem.lr * gradient(theta),
+                "before": theta,
+                "part": theta[..., :1],
+            }
 
         start = sent["theta"]
-        last = problem.iterate({"theta": start, "before": start + 1, "part": start[..., :1] + 1}, step)
+        last = problem.iterate(
+            {"theta": start, "before": start + 1, "part": start[..., :1] + 1}, step
+        )
         return {"theta": last["theta"] + 10 * last["before"] + 100 * last["part"]}, memory
 
 
@@ -56,7 +64,9 @@ class Directions(FedAvg):
         return {"theta": problem.descend(sent["theta"], direction)}, memory
 
 
-@pytest.mark.parametrize("method", [FedAvg(), Directions(), FedAvg(optimizer=SGD(weight_decay=0.1))])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), Directions(), FedAvg(optimizer=SGD(weight_decay=0.1))]
+)
 def test_whoever_is_done_stands_still(monkeypatch, method):
     monkeypatch.setattr(captured_training, "Recorder", Silent)
     engine, given = block(method)
@@ -66,7 +76,9 @@ def test_whoever_is_done_stands_still(monkeypatch, method):
     recorded = captured_training.CapturedTraining(
         method, second, 1, lambda one: engine._minibatches(one, True), engine._copied, None
     )
-    torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
+    )
     assert torch.equal(recorded.uploads["theta"][0], given.sent["theta"][0])
     assert not torch.equal(recorded.uploads["theta"][1], given.sent["theta"][0])
 
@@ -74,12 +86,21 @@ def test_whoever_is_done_stands_still(monkeypatch, method):
 def block(method, **work):
     """An engine, and a block of three clients of different sizes."""
     generator = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(n, 3, generator=generator).tolist(), [0, 1] * (n // 2)) for n in (4, 6, 8)]
+    clients = [
+        (torch.randn(n, 3, generator=generator).tolist(), [0, 1] * (n // 2)) for n in (4, 6, 8)
+    ]
     federation = Federation(
-        lambda: nn.Linear(3, 2), FederatedData.from_clients(clients), method, modes=1, batch_size=4,
-        dtype=torch.float64, **work,
-    )  # fmt: skip
-    return federation.engine, Share(federation.engine, federation.ask()).prepare(torch.arange(3)).given
+        lambda: nn.Linear(3, 2),
+        FederatedData.from_clients(clients),
+        method,
+        modes=1,
+        batch_size=4,
+        dtype=torch.float64,
+        **work,
+    )
+    return federation.engine, Share(federation.engine, federation.ask()).prepare(
+        torch.arange(3)
+    ).given
 
 
 @pytest.mark.parametrize(
@@ -100,5 +121,7 @@ def test_one_recorded_step_is_one_step(monkeypatch, method):
     recorded = captured_training.CapturedTraining(
         method, given, 1, lambda one: engine._minibatches(one, False), engine._copied, None
     )
-    torch.testing.assert_close(recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
+    )
     assert not torch.allclose(expected.uploads["theta"], given.sent["theta"])

@@ -29,7 +29,10 @@ def plan_of(visits):
 @settings(max_examples=60, deadline=None)
 @given(
     rounds=st.lists(
-        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12, unique=True), max_size=8
+        st.lists(
+            st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12, unique=True
+        ),
+        max_size=8,
     ),
     place=st.sampled_from(PLACES),
 )
@@ -40,24 +43,38 @@ def test_remembers_what_a_dictionary_would(rounds, place):
         count += 2 * len(visits)
         half = len(visits) // 2  # two blocks
         parts = [part for part in (slice(0, half), slice(half, None)) if visits[part]]
-        memory.write_all([(plan_of(visits[part]), {"h": new[part], "n": new[part, :1].double()}) for part in parts])
+        memory.write_all(
+            [
+                (plan_of(visits[part]), {"h": new[part], "n": new[part, :1].double()})
+                for part in parts
+            ]
+        )
         expected |= {visit: row.tolist() for visit, row in zip(visits, new, strict=True)}
         every = [(client, mode) for client in range(10) for mode in range(4)]
-        fresh = {"h": torch.full((40, 2), -1.0), "n": torch.full((40, 1), -1.0, dtype=torch.float64)}
+        fresh = {
+            "h": torch.full((40, 2), -1.0),
+            "n": torch.full((40, 1), -1.0, dtype=torch.float64),
+        }
         got = memory.read(plan_of(every), fresh)
         assert got["h"].tolist() == [expected.get(visit, [-1.0, -1.0]) for visit in every]
         assert got["n"].tolist() == [expected.get(visit, [-1.0])[:1] for visit in every]
     other = ClientMemory(placement="host")
     other.load(memory.tensors())
     assert len(other) == len(memory) == len(expected)
-    assert {tuple(visit) for visit in memory.tensors().get("visits", torch.empty(0, 2)).tolist()} == set(expected)
-    assert all(torch.equal(other.tensors()[name], tensor) for name, tensor in memory.tensors().items())
+    assert {
+        tuple(visit) for visit in memory.tensors().get("visits", torch.empty(0, 2)).tolist()
+    } == set(expected)
+    assert all(
+        torch.equal(other.tensors()[name], tensor) for name, tensor in memory.tensors().items()
+    )
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_every_placement_gives_the_same_bits(engine):
     def trained(place):
-        federation = small_federation(Scaffold(lr=0.1), engine, 3, 2, engine_options={"client_memory": place})
+        federation = small_federation(
+            Scaffold(lr=0.1), engine, 3, 2, engine_options={"client_memory": place}
+        )
         return train(federation, 6)
 
     first = trained("auto").tensors()
@@ -78,14 +95,24 @@ def test_contract_with_memory_on_disk(engine):
 def test_resumes_in_any_place(tmp_path):
     from fedensemble import Federation
 
-    first = train(small_federation(Scaffold(lr=0.1), "vector", 2, 2, engine_options={"client_memory": "disk"}), 3)
+    first = train(
+        small_federation(
+            Scaffold(lr=0.1), "vector", 2, 2, engine_options={"client_memory": "disk"}
+        ),
+        3,
+    )
     first.save(tmp_path)
     options = [{"client_memory": place} for place in PLACES]
-    others = [Federation.load(tmp_path, model=small_model, data=classification(), engine_options=o) for o in options]
+    others = [
+        Federation.load(tmp_path, model=small_model, data=classification(), engine_options=o)
+        for o in options
+    ]
     train(first, 3)
     for other in others:
         train(other, 3)
-        assert all(torch.equal(other.tensors()[name], value) for name, value in first.tensors().items())
+        assert all(
+            torch.equal(other.tensors()[name], value) for name, value in first.tensors().items()
+        )
 
 
 def test_auto_goes_to_disk_when_the_host_is_full(monkeypatch):
@@ -97,7 +124,9 @@ def test_auto_goes_to_disk_when_the_host_is_full(monkeypatch):
         places.append(memory.where)
     assert places[0] == "host"
     assert places[-1] == "disk"
-    read = memory.read(plan_of([(client, 0) for client in range(9)]), {"h": torch.full((9, 100), -1.0)})
+    read = memory.read(
+        plan_of([(client, 0) for client in range(9)]), {"h": torch.full((9, 100), -1.0)}
+    )
     assert read["h"][:, 0].tolist() == [*map(float, range(8)), -1.0]
 
 
@@ -123,7 +152,9 @@ def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch):
 
 
 def test_unknown_place():
-    with pytest.raises(InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 'moon'"):
+    with pytest.raises(
+        InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 'moon'"
+    ):
         small_federation(Scaffold(lr=0.1), "loop", 2, 2, engine_options={"client_memory": "moon"})
 
 

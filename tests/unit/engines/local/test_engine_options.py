@@ -1,4 +1,6 @@
-"""Options of engines are checked before anything is done; what an engine has to say is said once."""
+"""Options of engines are checked before anything is done; what an engine has to say is said
+once.
+"""
 
 import warnings
 from typing import ClassVar
@@ -10,12 +12,22 @@ from torch import nn
 from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
 from fedensemble.engines.local import vector
 from fedensemble.engines.stacked.equivalence import Finding
-from fedensemble.testing.toy_problems import CLASSES, FEATURES, classification, small_federation, small_model, train
+from fedensemble.testing.toy_problems import (
+    CLASSES,
+    FEATURES,
+    classification,
+    small_federation,
+    small_model,
+    train,
+)
 
 NAN = float("nan")
 BAD = [
     *[("block", value, "a whole number >= 1") for value in (0, -3, 1.5, "2", "x", True, NAN)],
-    *[("memory", value, "a finite number above 0") for value in (0, -1, "1", True, NAN, float("inf"))],
+    *[
+        ("memory", value, "a finite number above 0")
+        for value in (0, -1, "1", True, NAN, float("inf"))
+    ],
     *[("deterministic", value, "true or false") for value in ("maybe", 1, None)],
     *[("graphs", value, "true or false") for value in ("maybe", 0)],
 ]
@@ -33,12 +45,21 @@ def test_bad_values_are_refused_before_data_are_moved(monkeypatch, name, value, 
     monkeypatch.setattr(FederatedData, "to", moved)
     with pytest.raises(InputError) as refused:
         made(**{name: value})
-    assert str(refused.value) == f"Engine 'vector' needs {name} to be {allowed}; got {name}={value!r}."
+    assert (
+        str(refused.value) == f"Engine 'vector' needs {name} to be {allowed}; got {name}={value!r}."
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"block": 2}, {"block": None}, {"memory": 1}, {"memory": 0.5}, {"graphs": False}, {"deterministic": True}],
+    [
+        {"block": 2},
+        {"block": None},
+        {"memory": 1},
+        {"memory": 0.5},
+        {"graphs": False},
+        {"deterministic": True},
+    ],
 )
 def test_good_values(options):
     assert train(made(**options), 1).round == 1
@@ -46,7 +67,9 @@ def test_good_values(options):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_where_clients_remember(engine):
-    with pytest.raises(InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 3"):
+    with pytest.raises(
+        InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 3"
+    ):
         made(engine, client_memory=3)
 
 
@@ -60,18 +83,25 @@ def test_the_loop_takes_none_of_them(name):
 def test_precisions_of_a_gpu_on_a_cpu(precision):
     with pytest.raises(InputError) as refused:
         made(precision=precision)
-    assert str(refused.value) == (f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'.")
+    assert str(refused.value) == (
+        f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'."
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp16", None, 32])
 def test_unknown_precisions(precision):
     with pytest.raises(InputError) as refused:
         made(precision=precision)
-    assert str(refused.value) == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
+    assert (
+        str(refused.value)
+        == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
+    )
 
 
 def of_type(dtype, engine, **options):
-    return Federation(small_model, classification(), engine=engine, engine_options=options, dtype=dtype)
+    return Federation(
+        small_model, classification(), engine=engine, engine_options=options, dtype=dtype
+    )
 
 
 @pytest.mark.parametrize("precision", ["auto", "float32"])
@@ -105,7 +135,9 @@ def test_the_loop_on_a_gpu_does_as_torchs_switches_say(monkeypatch, products, co
 
 
 def test_graphs_without_a_gpu_are_mentioned():
-    with pytest.warns(EngineWarning, match=r"^CUDA graphs need a GPU; on cpu graphs=true does nothing\.$"):
+    with pytest.warns(
+        EngineWarning, match=r"^CUDA graphs need a GPU; on cpu graphs=true does nothing\.$"
+    ):
         assert train(made(graphs=True), 1).round == 1
 
 
@@ -134,7 +166,9 @@ class Counting(nn.Linear):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_a_small_model_is_tried_on_one_thread(engine):
-    """Several would wait for each other on a busy machine; afterwards there are as many as the user wants."""
+    """Several would wait for each other on a busy machine; afterwards there are as many as the user
+    wants.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

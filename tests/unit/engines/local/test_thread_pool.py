@@ -25,7 +25,9 @@ SIZES = (7, 3, 12, 5, 9, 1, 8)
 
 
 class Net(nn.Module):
-    """Everything that could get mixed up between threads: dropout, running statistics, attention."""
+    """Everything that could get mixed up between threads: dropout, running statistics,
+    attention.
+    """
 
     def __init__(self):
         super().__init__()
@@ -47,12 +49,21 @@ def several_cores(monkeypatch):
 def images(sizes=SIZES):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(sum(sizes), 1, 6, 6, generator=generator, dtype=torch.float64)
-    return FederatedData.from_arrays(x, torch.randint(0, 3, (len(x),), generator=generator), sizes, classes=3)
+    return FederatedData.from_arrays(
+        x, torch.randint(0, 3, (len(x),), generator=generator), sizes, classes=3
+    )
 
 
 def federation(algorithm=None, **options):
     return Federation(
-        Net, images(), algorithm or FedAvg(lr=0.1), modes=2, strata=2, batch_size=4, dtype=torch.float64, **options
+        Net,
+        images(),
+        algorithm or FedAvg(lr=0.1),
+        modes=2,
+        strata=2,
+        batch_size=4,
+        dtype=torch.float64,
+        **options,
     )
 
 
@@ -73,7 +84,9 @@ def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm, monkeypat
 
 
 def test_as_its_shares_one_after_another(monkeypatch):
-    """Threads only change who computes a share, so that the order in which they end cannot matter."""
+    """Threads only change who computes a share, so that the order in which they end cannot
+    matter.
+    """
 
     class InOrder:
         def __init__(self, *args, **options):
@@ -126,7 +139,9 @@ def test_small_models_stay_in_one_thread(monkeypatch):
 
 
 def test_operations_of_a_forward_pass():
-    data = FederatedData.from_arrays(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), [2, 2], classes=3)
+    data = FederatedData.from_arrays(
+        torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), [2, 2], classes=3
+    )
     made = Federation(lambda: nn.Linear(5, 3), data, modes=1)
     assert operations(made.engine) == 2 * 5 * 3
 
@@ -136,7 +151,9 @@ def test_shares_are_whole(count):
     made = federation()
     request = made.ask()
     plan = request.plan
-    given = made.engine.prepare(made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0)
+    given = made.engine.prepare(
+        made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0
+    )
     parts = thread_pool.shares(given, count)
     assert torch.equal(torch.cat([part.noise for part in parts]), given.noise)
     sent = torch.cat([received(part)["theta"] for part in parts])
@@ -157,7 +174,9 @@ def test_threads_inside_operations_only_where_there_is_work(enough, expected, mo
                 seen.add(torch.get_num_threads())
             return super().forward(x)
 
-    data = FederatedData.from_arrays(torch.randn(20, 4), torch.randint(0, 3, (20,)), (10, 10), classes=3)
+    data = FederatedData.from_arrays(
+        torch.randn(20, 4), torch.randint(0, 3, (20,)), (10, 10), classes=3
+    )
     made = Federation(lambda: Spy(4, 3), data, FedAvg(), batch_size=4)
     before = torch.get_num_threads()
     seen.clear()
@@ -191,7 +210,9 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
 
 def test_models_made_in_threads_start_as_alone():
     """Factories draw from torch's generator, of which there is one."""
-    maker = SeededFactory(lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32)
+    maker = SeededFactory(
+        lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32
+    )
 
     def start(seed):
         return torch.cat([p.detach().flatten() for p in maker(seed).parameters()])

@@ -1,4 +1,6 @@
-"""A module that mixes the examples of a batch is never folded, whatever the first examples and the batch size are."""
+"""A module that mixes the examples of a batch is never folded, whatever the first examples and the
+batch size are.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,8 @@ def attended(net, x):
 
 
 def unpacked(net, x):
-    first, second = net.inside.weight[:2].T.reshape(2, -1).unbind(0)  # a stack has other numbers of rows
+    # a stack has other numbers of rows
+    first, second = net.inside.weight[:2].T.reshape(2, -1).unbind(0)
     return net.inside(x) + first.sum() + second.sum()
 
 
@@ -50,11 +53,21 @@ def hardly(net, x):
 
 
 MIXING = {
-    "centred": centred, "if many": centred_if_many, "clipped": clipped, "attended": attended, "hardly": hardly
-}  # fmt: skip
+    "centred": centred,
+    "if many": centred_if_many,
+    "clipped": clipped,
+    "attended": attended,
+    "hardly": hardly,
+}
 OTHERS = {
-    "by name": (lambda net, x: F.linear(input=x, weight=net.inside.weight, bias=net.inside.bias), True),
-    "norm by name": (lambda net, x: F.layer_norm(input=net.inside(x), normalized_shape=(WIDTH,)), True),
+    "by name": (
+        lambda net, x: F.linear(input=x, weight=net.inside.weight, bias=net.inside.bias),
+        True,
+    ),
+    "norm by name": (
+        lambda net, x: F.layer_norm(input=net.inside(x), normalized_shape=(WIDTH,)),
+        True,
+    ),
     "wrong for a stack": (unpacked, False),
 }
 
@@ -70,7 +83,13 @@ def data(equal):
 
 def trained(mix, equal, engine, batch):
     made = Federation(
-        lambda: Net(mix), data(equal), FedAvg(lr=0.1), modes=2, batch_size=batch, engine=engine, dtype=torch.float64
+        lambda: Net(mix),
+        data(equal),
+        FedAvg(lr=0.1),
+        modes=2,
+        batch_size=batch,
+        engine=engine,
+        dtype=torch.float64,
     )
     list(made.rounds(2))
     return made
@@ -110,14 +129,21 @@ def of_tokens(mix, engine, batch):
     x = torch.arange(24 * 8).reshape(24, 8) % 3
     data = FederatedData.from_arrays(x, torch.arange(24) % 3, [8, 4, 12], classes=3)
     made = Federation(
-        lambda: Tokens(mix), data, FedAvg(lr=0.1), modes=2, batch_size=batch, engine=engine, dtype=torch.float64
+        lambda: Tokens(mix),
+        data,
+        FedAvg(lr=0.1),
+        modes=2,
+        batch_size=batch,
+        engine=engine,
+        dtype=torch.float64,
     )
     list(made.rounds(2))
     return made
 
 
 def test_mixing_of_tokens_is_found_where_the_given_do_not_show_it():
-    x = torch.arange(12).reshape(6, 2, 1).repeat(1, 1, 8) % 2  # each visit has a 0 and a 1 at every place
+    # each visit has a 0 and a 1 at every place
+    x = torch.arange(12).reshape(6, 2, 1).repeat(1, 1, 8) % 2
     y = torch.arange(12).reshape(6, 2) % 3
 
     def reason(mix):
@@ -164,7 +190,8 @@ def test_rounding_that_grows_is_no_mixing():
             FunctionalModel(lambda: Net(normed), "cross_entropy", y[0], dtype=torch.float64), x, y
         ).reason
 
-    # Of examples that are nearly the same the last digits become the first ones: slopes differ by 1e-8.
+    # Of examples that are nearly the same the last digits become the first ones: slopes differ by
+    # 1e-8.
     assert reason(lambda x: x, 1 + 1e-4 * x) is None
     assert "mixes the examples" in reason(lambda x: x * (1 + 1e-6 * x.mean(0)), x)
 
@@ -172,7 +199,10 @@ def test_rounding_that_grows_is_no_mixing():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_a_compiled_script_is_counted_as_nothing():
     made = Federation(
-        lambda: nn.Sequential(nn.Linear(WIDTH, 3), torch.jit.script(nn.ReLU())), data(False), FedAvg(), modes=1
+        lambda: nn.Sequential(nn.Linear(WIDTH, 3), torch.jit.script(nn.ReLU())),
+        data(False),
+        FedAvg(),
+        modes=1,
     )
     assert made.engine.folded
     assert next(made.rounds(1)).losses.isfinite().all()

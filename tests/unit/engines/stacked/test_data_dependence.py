@@ -1,4 +1,6 @@
-"""A model whose forward pass decides by its data is refused by `vector`, whatever the first examples are."""
+"""A model whose forward pass decides by its data is refused by `vector`, whatever the first
+examples are.
+"""
 
 import numpy as np
 import pytest
@@ -49,8 +51,12 @@ DECISIONS = {
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_decisions_are_refused(decision):
     with pytest.raises(InputError, match="engine 'loop'"):
-        Federation(lambda: Deciding(DECISIONS[decision]), classification(), FedAvg(), engine="vector")
-    looped = Federation(lambda: Deciding(DECISIONS[decision]), classification(), FedAvg(), engine="loop")
+        Federation(
+            lambda: Deciding(DECISIONS[decision]), classification(), FedAvg(), engine="vector"
+        )
+    looped = Federation(
+        lambda: Deciding(DECISIONS[decision]), classification(), FedAvg(), engine="loop"
+    )
     assert next(looped.rounds(1)).losses.isfinite().all()
 
 
@@ -58,14 +64,20 @@ def test_shapes_may_be_looked_at():
     def by_shape(x):
         return x.shape[0] > 0 and len(x) > 0 and x.dim() == 2 and x.size(1) == FEATURES
 
-    made = Federation(lambda: Deciding(by_shape), classification(), FedAvg(), engine="vector", dtype=torch.float64)
+    made = Federation(
+        lambda: Deciding(by_shape), classification(), FedAvg(), engine="vector", dtype=torch.float64
+    )
     assert made.engine.folded
 
 
 class Between(nn.Module):
     def __init__(self, between):
         super().__init__()
-        self.first, self.last, self.between = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES), between
+        self.first, self.last, self.between = (
+            nn.Linear(FEATURES, FEATURES),
+            nn.Linear(FEATURES, CLASSES),
+            between,
+        )
         self.register_buffer("some", torch.arange(FEATURES) % 2 == 0)
         self.register_buffer("few", torch.tensor(FEATURES - 1))
 
@@ -94,7 +106,10 @@ def by_constants(net, x):
     return torch.cat([outer[:, : net.few], x[:, net.some][:, :1]], 1)
 
 
-MIXED = {"a layer on some rows": layer_on_some, "a sum of some": lambda net, x: x + x[x > 1e9].sum()}
+MIXED = {
+    "a layer on some rows": layer_on_some,
+    "a sum of some": lambda net, x: x + x[x > 1e9].sum(),
+}
 HARMLESS = {
     "numbers put back": roots_of_some,
     "scattered back": lambda net, x: x.masked_scatter(x > 0, x.masked_select(x > 0).log1p()),
@@ -107,7 +122,9 @@ HARMLESS = {
 
 
 def between(case, engine):
-    return Federation(lambda: Between(case), classification(), FedAvg(), engine=engine, dtype=torch.float64)
+    return Federation(
+        lambda: Between(case), classification(), FedAvg(), engine=engine, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("case", MIXED)
@@ -126,7 +143,9 @@ def test_what_decides_nothing_is_folded(case):
 
 
 def looking(outputs, targets):
-    return (outputs - targets) ** 2 * (2 if max(outputs.tolist())[0] > 1e9 or float(targets.max()) > 1e9 else 1)
+    return (outputs - targets) ** 2 * (
+        2 if max(outputs.tolist())[0] > 1e9 or float(targets.max()) > 1e9 else 1
+    )
 
 
 def likely(outputs, targets):
@@ -137,7 +156,9 @@ def likely(outputs, targets):
 
 def regression(loss, engine):
     data = FederatedData.from_clients([(torch.randn(6, 4), torch.rand(6, 2)) for _ in range(3)])
-    return Federation(lambda: nn.Linear(4, 2), data, FedAvg(), engine=engine, loss=loss, batch_size=2)
+    return Federation(
+        lambda: nn.Linear(4, 2), data, FedAvg(), engine=engine, loss=loss, batch_size=2
+    )
 
 
 def test_a_loss_may_not_decide_either():

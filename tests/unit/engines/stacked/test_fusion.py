@@ -132,7 +132,9 @@ def grouped(channels):
 def test_which_are_found(case, norm):
     between, expected = CASES[case]
     data = classification()
-    learner = FunctionalModel(lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(
+        lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
     found = check_stackable(learner, *pairs(data))
     fates = {True: ("relu", ""), False: (), "sum": ("sum", ""), "two": ("sum", "", "")}
     assert found == (None, fates[expected])
@@ -141,18 +143,35 @@ def test_which_are_found(case, norm):
 @pytest.mark.parametrize(
     ("case", "norm"),
     [(case, nn.BatchNorm1d) for case in CASES]
-    + [(case, grouped) for case in ("F.relu", "in place", "after a sum", "all in place", "two norms in a sum", "both")],
+    + [
+        (case, grouped)
+        for case in (
+            "F.relu",
+            "in place",
+            "after a sum",
+            "all in place",
+            "two norms in a sum",
+            "both",
+        )
+    ],
 )
 def test_engines_agree(case, norm):
     runs = {}
     for engine in ("loop", "vector"):
         runs[engine] = Federation(
-            lambda: Net(CASES[case][0], norm), classification(), FedAvg(lr=0.1), modes=2, batch_size=4, engine=engine,
+            lambda: Net(CASES[case][0], norm),
+            classification(),
+            FedAvg(lr=0.1),
+            modes=2,
+            batch_size=4,
+            engine=engine,
             dtype=torch.float64,
-        )  # fmt: skip
+        )
         list(runs[engine].rounds(2))
     assert not runs["vector"].engine.notes
-    got, expected = ({**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"]))
+    got, expected = (
+        {**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"])
+    )
     require_close(got, expected, f"Engines disagree on {case}")
 
 
@@ -231,7 +250,9 @@ def images():
 def test_which_convolutions_are_found(case):
     between, expected = POOLED[case]
     data = images()
-    learner = FunctionalModel(lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(
+        lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
     x, y = data.x[:6].double().reshape(3, 2, 1, 8, 8), data.y[:6].reshape(3, 2)
     assert check_stackable(learner, x, y) == (None, expected)
 
@@ -241,16 +262,25 @@ def test_engines_agree_on_pooled_convolutions(case):
     runs = {}
     for engine in ("loop", "vector"):
         runs[engine] = Federation(
-            lambda: Images(POOLED[case][0]), images(), FedAvg(lr=0.1), modes=2, batch_size=3, engine=engine,
+            lambda: Images(POOLED[case][0]),
+            images(),
+            FedAvg(lr=0.1),
+            modes=2,
+            batch_size=3,
+            engine=engine,
             dtype=torch.float64,
-        )  # fmt: skip
+        )
         list(runs[engine].rounds(2))
     assert not runs["vector"].engine.notes
-    require_close(runs["vector"].state.modes, runs["loop"].state.modes, f"Engines disagree on {case}")
+    require_close(
+        runs["vector"].state.modes, runs["loop"].state.modes, f"Engines disagree on {case}"
+    )
 
 
 def test_images_that_are_written_over_before_they_are_pooled():
-    """With a frozen convolution nothing else would notice; here the change is one that no trial sees."""
+    """With a frozen convolution nothing else would notice; here the change is one that no trial
+    sees.
+    """
 
     class Clipped(Images):
         def __init__(self):
@@ -264,11 +294,19 @@ def test_images_that_are_written_over_before_they_are_pooled():
 
 @pytest.mark.parametrize(
     "other",
-    [torch.tanh, lambda h: F.avg_pool2d(h, 2), lambda h: F.max_pool2d(h, 2, 1), F.relu, lambda h: torch.zeros(4, 27)],
+    [
+        torch.tanh,
+        lambda h: F.avg_pool2d(h, 2),
+        lambda h: F.max_pool2d(h, 2, 1),
+        F.relu,
+        lambda h: torch.zeros(4, 27),
+    ],
 )
 def test_a_pooling_that_does_not_come_is_noticed(other):
     data = images()
-    learner = FunctionalModel(lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64)
+    learner = FunctionalModel(
+        lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
     given = (*learner.initial(0, 1), data.x[:4].double()[None], data.y[:4][None])
     rest = (torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(InputError, match="use engine 'loop'"):
@@ -276,7 +314,9 @@ def test_a_pooling_that_does_not_come_is_noticed(other):
 
 
 def test_an_output_is_not_rectified():
-    """The last BatchNorm's output goes to a ReLU whose result is thrown away, and is the module's output."""
+    """The last BatchNorm's output goes to a ReLU whose result is thrown away, and is the module's
+    output.
+    """
 
     class Last(Net):
         def forward(self, x):
@@ -299,7 +339,9 @@ class Fickle(Net):
 
 
 class Growing(Net):
-    """After three passes there is a BatchNorm more, before the others, so that their numbers change."""
+    """After three passes there is a BatchNorm more, before the others, so that their numbers
+    change.
+    """
 
     def __init__(self, between):
         super().__init__(between)
@@ -320,7 +362,13 @@ def test_other_ways_than_on_trial_are_noticed(model):
     learner = FunctionalModel(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
     gradient = folded_gradient(learner, fates=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
-    given = (*learner.initial(0, 1), x, y, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    given = (
+        *learner.initial(0, 1),
+        x,
+        y,
+        torch.ones(1, 4, dtype=torch.bool),
+        torch.zeros(1, dtype=torch.int64),
+    )
     for _ in range(3):
         gradient(*given)
     with pytest.raises(InputError, match="use engine 'loop'"):
@@ -332,7 +380,12 @@ def test_a_recipe_is_tried_once():
 
     def model(hidden):
         built.append(hidden)
-        return nn.Sequential(nn.Linear(FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+        return nn.Sequential(
+            nn.Linear(FEATURES, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, CLASSES),
+        )
 
     data = classification()
     findings = []
@@ -342,13 +395,20 @@ def test_a_recipe_is_tried_once():
         )
         built.clear()
         findings.append((check_stackable(learner, *pairs(data)), len(built) > 0))
-    assert findings == [((None, ("relu",)), True), ((None, ("relu",)), False), ((None, ("relu",)), True)]
+    assert findings == [
+        ((None, ("relu",)), True),
+        ((None, ("relu",)), False),
+        ((None, ("relu",)), True),
+    ]
 
 
 def test_too_little_memory_is_no_finding(monkeypatch):
     data = classification()
     learner = FunctionalModel(
-        ModelSpec(Net, {"between": CASES["F.relu"][0]}), "cross_entropy", data.y[:1], dtype=torch.float64
+        ModelSpec(Net, {"between": CASES["F.relu"][0]}),
+        "cross_entropy",
+        data.y[:1],
+        dtype=torch.float64,
     )
 
     def crowded(*given, **named):

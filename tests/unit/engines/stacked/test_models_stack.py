@@ -31,10 +31,13 @@ CASES = {
     "lstm": ("lstm", {"hidden": 6, "embedding": 4}),
     "lstm, dropout": ("lstm", {"hidden": 6, "layers": 3, "dropout": 0.3}),
 }
-# BatchNorm over the four numbers of a batch of 1x1 pixels multiplies rounding by up to a million: 'loop' itself then
+# BatchNorm over the four numbers of a batch of 1x1 pixels multiplies rounding by up to a million:
+# 'loop' itself then
 # moves by as much for weights that differ in their last bit. So the last pixels are at least 2x2.
 SIDES = {"mobilenet": 17, "shufflenet, pooled": 33}
-every_case = pytest.mark.parametrize(("case", "name", "options"), [(c, *CASES[c]) for c in CASES], ids=CASES)
+every_case = pytest.mark.parametrize(
+    ("case", "name", "options"), [(c, *CASES[c]) for c in CASES], ids=CASES
+)
 
 
 def problem(case, name, options):
@@ -52,7 +55,12 @@ def problem(case, name, options):
 def test_is_batched_layer_by_layer(case, name, options):
     model, data = problem(case, name, options)
     learner = FunctionalModel(model, "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert check_stackable(learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))).reason is None
+    assert (
+        check_stackable(
+            learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))
+        ).reason
+        is None
+    )
 
 
 @every_case
@@ -61,23 +69,39 @@ def test_engines_agree(case, name, options):
     runs = {}
     for engine in ("loop", "vector"):
         federation = runs[engine] = Federation(
-            model, data, FedAvg(lr=0.02), modes=1, batch_size=BATCH, engine=engine, dtype=torch.float64
+            model,
+            data,
+            FedAvg(lr=0.02),
+            modes=1,
+            batch_size=BATCH,
+            engine=engine,
+            dtype=torch.float64,
         )
         start = federation.state.modes["theta"]
         reports = list(federation.rounds(1))
         assert reports[0].losses.isfinite().all()
         assert not torch.equal(start, federation.state.modes["theta"])
-    got, expected = ({**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"]))
+    got, expected = (
+        {**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"])
+    )
     assert runs["vector"].engine.notes == []
     require_close(got, expected, f"Engines disagree on {case}")
 
 
-@pytest.mark.parametrize("case", [case for case in BATTERY if case.name != "attention"], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in BATTERY if case.name != "attention"], ids=lambda case: case.name
+)
 def test_so_is_every_case_of_the_battery(case):
     made = Federation(
-        case.model, case.data(), FedAvg(), modes=1, batch_size=BATCH, engine="vector", dtype=torch.float64,
+        case.model,
+        case.data(),
+        FedAvg(),
+        modes=1,
+        batch_size=BATCH,
+        engine="vector",
+        dtype=torch.float64,
         loss=case.settings.get("loss", "cross_entropy"),
-    )  # fmt: skip
+    )
     assert made.engine.folded, made.engine.notes
 
 
@@ -89,7 +113,10 @@ def test_padding_that_is_not_the_same_on_both_sides(kernel, dilation):
     x = torch.randn(6, 2, 5, 4, generator=generator, dtype=torch.float64)
     weight = torch.randn(3, 4, 2, *kernel, generator=generator, dtype=torch.float64)
     expected = [
-        F.conv2d(images, w, padding="same", dilation=dilation) for images, w in zip(x.chunk(3), weight, strict=True)
+        F.conv2d(images, w, padding="same", dilation=dilation)
+        for images, w in zip(x.chunk(3), weight, strict=True)
     ]
-    got = Folded(torch.arange(3), {}, torch.float64).conv2d(x, weight, padding="same", dilation=dilation)
+    got = Folded(torch.arange(3), {}, torch.float64).conv2d(
+        x, weight, padding="same", dilation=dilation
+    )
     torch.testing.assert_close(got, torch.cat(expected))

@@ -1,4 +1,6 @@
-"""BatchNorm's numbers by visit and channel, between the passes over its images: one small launch each way."""
+"""BatchNorm's numbers by visit and channel, between the passes over its images: one small launch
+each way.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,27 @@ def _total(sums, SPLIT, C, j, sets, c, real, SHARES: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def statistics(
-    sums, x, mean, variance, weight, bias, out, ROWS, C, SPLIT, MEAN, VARIANCE, WEIGHT, BIAS, EPS, MOMENTUM,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and variance.
+    sums,
+    x,
+    mean,
+    variance,
+    weight,
+    bias,
+    out,
+    ROWS,
+    C,
+    SPLIT,
+    MEAN,
+    VARIANCE,
+    WEIGHT,
+    BIAS,
+    EPS,
+    MOMENTUM,
+    SHARES: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and
+    variance.
 
     Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
     """
@@ -43,19 +62,37 @@ def statistics(
     tl.store(place, centre, mask=real)
     tl.store(place + each, scale, mask=real)
     tl.store(place + 2 * each, factor, mask=real)
-    tl.store(place + 3 * each, tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor, mask=real)
+    tl.store(
+        place + 3 * each,
+        tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor,
+        mask=real,
+    )
     old = tl.load(mean + j * MEAN + c, mask=real, other=0.0)
     spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
     tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * centre, mask=real)
-    tl.store(place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real)
+    tl.store(
+        place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(
-    sums, known, out, along_weight, along_bias, ROWS, C, SPLIT, ALONG_WEIGHT, ALONG_BIAS,
-    SHARES: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Slopes of weight and bias, and out [2, J, C]: b and d of the images' slope, factor slope + b x + d."""
+    sums,
+    known,
+    out,
+    along_weight,
+    along_bias,
+    ROWS,
+    C,
+    SPLIT,
+    ALONG_WEIGHT,
+    ALONG_BIAS,
+    SHARES: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Slopes of weight and bias, and out [2, J, C]: b and d of the images' slope, factor slope + b
+    x + d.
+    """
     j, visits, c, _ = whose(1, C, BLOCK_C, True)
     real = c < C
     total, weighted = _total(sums, SPLIT, C, j, visits, c, real, SHARES)
@@ -88,25 +125,55 @@ class BatchNorm(NamedTuple):
         return visits
 
     def known(self, found: Tensor, flat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Mean, 1 / deviation, factor, shift, and the new running mean and variance, [6, J, C], from sums."""
+        """Mean, 1 / deviation, factor, shift, and the new running mean and variance, [6, J, C],
+        from sums.
+        """
         visits, rows, channels = flat.shape
         grid, tile = _launch(found)
         out = torch.empty(6, visits, channels, dtype=torch.float32, device=flat.device)
         statistics[grid](
-            found, flat, self.mean, self.variance, weight, bias, out, rows, channels, len(found), self.mean.stride(0),
-            self.variance.stride(0), weight.stride(0), bias.stride(0), self.eps, self.momentum, **tile,
-        )  # fmt: skip
+            found,
+            flat,
+            self.mean,
+            self.variance,
+            weight,
+            bias,
+            out,
+            rows,
+            channels,
+            len(found),
+            self.mean.stride(0),
+            self.variance.stride(0),
+            weight.stride(0),
+            bias.stride(0),
+            self.eps,
+            self.momentum,
+            **tile,
+        )
         return out
 
-    def slopes(self, found: Tensor, rows: int, known: Tensor, along_weight: Tensor, along_bias: Tensor) -> Tensor:
-        """What `apply` needs for the images' slope, [2, J, C], from sums; writes the slopes of weight and bias."""
+    def slopes(
+        self, found: Tensor, rows: int, known: Tensor, along_weight: Tensor, along_bias: Tensor
+    ) -> Tensor:
+        """What `apply` needs for the images' slope, [2, J, C], from sums; writes the slopes of
+        weight and bias.
+        """
         _, visits, channels = known.shape
         grid, tile = _launch(found)
         out = torch.empty(2, visits, channels, dtype=torch.float32, device=known.device)
         slopes[grid](
-            found, known, out, along_weight, along_bias, rows, channels, len(found), along_weight.stride(0),
-            along_bias.stride(0), **tile,
-        )  # fmt: skip
+            found,
+            known,
+            out,
+            along_weight,
+            along_bias,
+            rows,
+            channels,
+            len(found),
+            along_weight.stride(0),
+            along_bias.stride(0),
+            **tile,
+        )
         return out
 
 

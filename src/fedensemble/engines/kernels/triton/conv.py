@@ -13,10 +13,11 @@ from .implicit_gemm import Pair, products
 
 
 class TritonConvolution(torch.autograd.Function):
-    """Visit j's images with visit j's filters: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J, O].
+    """Visit j's images with visit j's filters: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J,
+    O].
 
-    Products are in the type of x; the slope of the weights comes in float32, whatever that is, and goes to its piece's
-    place if there is one.
+    Products are in the type of x; the slope of the weights comes in float32, whatever that is, and
+    goes to its piece's place if there is one.
     """
 
     @staticmethod
@@ -34,7 +35,13 @@ class TritonConvolution(torch.autograd.Function):
         matrix = _matrix(piece.weight if piece is not None else weight, x.dtype)
         ctx.save_for_backward(last, matrix)
         ctx.piece = piece
-        ctx.given = (weight.shape, weight.dtype, None if bias is None else bias.dtype, stride, padding)
+        ctx.given = (
+            weight.shape,
+            weight.dtype,
+            None if bias is None else bias.dtype,
+            stride,
+            padding,
+        )
         out_size = (
             (x.shape[2] + 2 * padding[0] - tall) // stride[0] + 1,
             (x.shape[3] + 2 * padding[1] - wide) // stride[1] + 1,
@@ -48,14 +55,27 @@ class TritonConvolution(torch.autograd.Function):
         back = slope.permute(0, 2, 3, 1).contiguous()
         along_x = along_weight = along_bias = None
         if ctx.needs_input_grad[0]:
-            along_x = products(back, matrix, None, tuple(last.shape[1:3]), tuple(size), stride, padding, turned=True)
+            along_x = products(
+                back,
+                matrix,
+                None,
+                tuple(last.shape[1:3]),
+                tuple(size),
+                stride,
+                padding,
+                turned=True,
+            )
         if ctx.needs_input_grad[1]:
             place = None if ctx.piece is None else ctx.piece.place()
             if place is not None:
                 along_weights(last, back, visits, tuple(size), stride, padding, _stored(place))
             else:
                 found = along_weights(last, back, visits, tuple(size), stride, padding)
-                along_weight = found.reshape(visits, *size, channels, outputs).permute(0, 4, 3, 1, 2).to(weight_type)
+                along_weight = (
+                    found.reshape(visits, *size, channels, outputs)
+                    .permute(0, 4, 3, 1, 2)
+                    .to(weight_type)
+                )
         if bias_type is not None and ctx.needs_input_grad[2]:
             along_bias = back.reshape(visits, -1, outputs).sum(1, dtype=bias_type)
         return along_x, along_weight, along_bias, None, None, None

@@ -1,6 +1,8 @@
-"""Slopes of the filters of J visits: patches of images times slopes of outputs, summed over a visit's pixels.
+"""Slopes of the filters of J visits: patches of images times slopes of outputs, summed over a
+visit's pixels.
 
-One program sums a tile of one visit's matrix over a share of the pixels; shares are added up in a fixed order.
+One program sums a tile of one visit's matrix over a share of the pixels; shares are added up in a
+fixed order.
 """
 
 from __future__ import annotations
@@ -20,11 +22,33 @@ _ADDED = 1024  # numbers that a program adds up over shares
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _along_weights(
-    x, slope, out, B, SPLIT, SHARE, J_STRIDE, S_STRIDE, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, PARTS: tl.constexpr, KW: tl.constexpr,
-    BY_TAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    slope,
+    out,
+    B,
+    SPLIT,
+    SHARE,
+    J_STRIDE,
+    S_STRIDE,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    O: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    PARTS: tl.constexpr,
+    KW: tl.constexpr,
+    BY_TAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out[s, j, k, o] = sum over share s of m of patch(x)[j, m, k] slope[j, m, o]."""
     both = tl.program_id(2)
     j, split = (both // SPLIT).to(tl.int64), both % SPLIT
@@ -47,12 +71,24 @@ def _along_weights(
         image, rest = rows // (OH * OW), rows % (OH * OW)
         oy, ox = rest // OW, rest % OW
         if BY_TAP:
-            place, inside = inside_image(oy, ox, tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, False)
+            place, inside = inside_image(
+                oy, ox, tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, False
+            )
             pixel = (x + image * (H * W * C) + place * C)[:, None]
             inside = (inside & (rows < M))[:, None]
         else:
             place, inside = inside_image(
-                oy[:, None], ox[:, None], tap // KW, tap % KW, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, False
+                oy[:, None],
+                ox[:, None],
+                tap // KW,
+                tap % KW,
+                H,
+                W,
+                STRIDE_H,
+                STRIDE_W,
+                PAD_H,
+                PAD_W,
+                False,
             )
             pixel = x + (image * (H * W * C))[:, None] + place * C
             inside = inside & (rows < M)[:, None]
@@ -71,14 +107,23 @@ def _total(parts, out, SPLIT, EACH, J_STRIDE, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(SPLIT):
-        total += tl.load(parts + (s * tl.num_programs(1) + j) * EACH + at, mask=at < EACH, other=0.0)
+        total += tl.load(
+            parts + (s * tl.num_programs(1) + j) * EACH + at, mask=at < EACH, other=0.0
+        )
     tl.store(out + j * J_STRIDE + at, total, mask=at < EACH)
 
 
 def along_weights(
-    x: Tensor, slope: Tensor, visits: int, size: Pair, stride: Pair, padding: Pair, place: Tensor | None = None
+    x: Tensor,
+    slope: Tensor,
+    visits: int,
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    place: Tensor | None = None,
 ) -> Tensor:
-    """Slopes of a matrix [J, K, O] of filters, from images and the slopes of outputs [J * B, OH, OW, O]; float32.
+    """Slopes of a matrix [J, K, O] of filters, from images and the slopes of outputs [J * B, OH,
+    OW, O]; float32.
 
     Args:
         place: where to write them; rows may lie apart.
@@ -89,22 +134,49 @@ def along_weights(
     rows = batch * out_height * out_width
     by_tap = channels >= _MANY
     block_m = 64 if channels <= _MANY and x.dtype != torch.float32 else 32
-    block_k = tile(channels if by_tap else inner, 128 if by_tap and x.dtype != torch.float32 else 64)
+    block_k = tile(
+        channels if by_tap else inner, 128 if by_tap and x.dtype != torch.float32 else 64
+    )
     block_n = tile(outputs, 128)
     parts = triton.cdiv(channels if by_tap else inner, block_k)
     pieces = parts * (size[0] * size[1] if by_tap else 1)
     tiles = pieces * triton.cdiv(outputs, block_n) * visits
-    split = max(1, min(_PROGRAMS // tiles, rows // (4 * block_m)))  # enough programs to fill the card
+    # enough programs to fill the card
+    split = max(1, min(_PROGRAMS // tiles, rows // (4 * block_m)))
     share = triton.cdiv(triton.cdiv(rows, split), block_m) * block_m
     if place is None:
         place = torch.empty(visits, inner, outputs, dtype=torch.float32, device=x.device)
     out = place.unsqueeze(0) if split == 1 else place.new_empty(split, visits, inner, outputs)
     _along_weights[(pieces, triton.cdiv(outputs, block_n), visits * split)](
-        x, slope, out, batch, split, share, out.stride(1), out.stride(0), K=inner, H=height, W=width, C=channels,
-        OH=out_height, OW=out_width, O=outputs, STRIDE_H=stride[0], STRIDE_W=stride[1], PAD_H=padding[0],
-        PAD_W=padding[1], PARTS=parts, KW=size[1], BY_TAP=by_tap, PRECISION=precision(), BLOCK_M=block_m,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=3,
-    )  # fmt: skip
+        x,
+        slope,
+        out,
+        batch,
+        split,
+        share,
+        out.stride(1),
+        out.stride(0),
+        K=inner,
+        H=height,
+        W=width,
+        C=channels,
+        OH=out_height,
+        OW=out_width,
+        O=outputs,
+        STRIDE_H=stride[0],
+        STRIDE_W=stride[1],
+        PAD_H=padding[0],
+        PAD_W=padding[1],
+        PARTS=parts,
+        KW=size[1],
+        BY_TAP=by_tap,
+        PRECISION=precision(),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=4,
+        num_stages=3,
+    )
     if split > 1:
         _total[(triton.cdiv(inner * outputs, _ADDED), visits)](
             out, place, split, inner * outputs, place.stride(0), BLOCK=_ADDED

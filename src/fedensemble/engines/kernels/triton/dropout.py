@@ -40,7 +40,9 @@ def fold(keys: Tensor, word: int | Tensor) -> Tensor:
     """draws.fold of keys [J] and one word, a number or a tensor of one."""
     out, block = torch.empty_like(keys), 128
     at = isinstance(word, Tensor)
-    _fold[(triton.cdiv(len(keys), block),)](keys.contiguous(), word, out, len(keys), AT=at, BLOCK=block)
+    _fold[(triton.cdiv(len(keys), block),)](
+        keys.contiguous(), word, out, len(keys), AT=at, BLOCK=block
+    )
     return out
 
 
@@ -48,5 +50,7 @@ def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
     """Which of `size` numbers at each key [J] reach the threshold, [J, size]."""
     out = torch.empty(len(keys), size, dtype=torch.bool, device=keys.device)
     block = 1024
-    _kept[(triton.cdiv(size, block), len(keys))](keys.contiguous(), out, size, threshold, BLOCK=block)
+    _kept[(triton.cdiv(size, block), len(keys))](
+        keys.contiguous(), out, size, threshold, BLOCK=block
+    )
     return out

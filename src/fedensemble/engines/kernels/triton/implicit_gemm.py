@@ -1,7 +1,8 @@
 """Patches of images times filters of J visits: implicit matrix products, no patches in memory.
 
-Images are channels-last, [J * B, H, W, C]; a visit's filters are a matrix [h * w * C, O]. One program computes a tile
-of one visit's output. Tile sizes follow from the shape alone, so the same run gives the same bits.
+Images are channels-last, [J * B, H, W, C]; a visit's filters are a matrix [h * w * C, O]. One
+program computes a tile of one visit's output. Tile sizes follow from the shape alone, so the same
+run gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,14 +22,32 @@ _PROCESSORS = 132  # of an H200
 
 @triton.jit  # type: ignore[untyped-decorator]
 def inside_image(
-    oy, ox, ky, kx, H: tl.constexpr, W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    """Where output (oy, ox) meets its input under tap (ky, kx), and whether that is inside the image."""
+    oy,
+    ox,
+    ky,
+    kx,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    """Where output (oy, ox) meets its input under tap (ky, kx), and whether that is inside the
+    image.
+    """
     if TURNED:
         ty, tx = oy + PAD_H - ky, ox + PAD_W - kx
         iy, ix = ty // STRIDE_H, tx // STRIDE_W
-        inside = (ty >= 0) & (tx >= 0) & (iy * STRIDE_H == ty) & (ix * STRIDE_W == tx) & (iy < H) & (ix < W)
+        inside = (
+            (ty >= 0)
+            & (tx >= 0)
+            & (iy * STRIDE_H == ty)
+            & (ix * STRIDE_W == tx)
+            & (iy < H)
+            & (ix < W)
+        )
     else:
         iy, ix = oy * STRIDE_H - PAD_H + ky, ox * STRIDE_W - PAD_W + kx
         inside = (iy >= 0) & (ix >= 0) & (iy < H) & (ix < W)
@@ -37,17 +56,43 @@ def inside_image(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _products(
-    x, w, bias, out, B, W_STRIDE, BIAS_STRIDE, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BY_TAP: tl.constexpr,
-    EVERY_H: tl.constexpr, EVERY_W: tl.constexpr, TURNED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of skipping by it.
+    x,
+    w,
+    bias,
+    out,
+    B,
+    W_STRIDE,
+    BIAS_STRIDE,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    O: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    BY_TAP: tl.constexpr,
+    EVERY_H: tl.constexpr,
+    EVERY_W: tl.constexpr,
+    TURNED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of
+    skipping by it.
 
-    BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels; with few channels taps
-    and channels are gone through as one. TURNED, w is the matrix of the forward pass, [taps, O, C] in the names here,
-    and by tap a program has every EVERY_H-th row and EVERY_W-th column of pixels, for which most taps meet nothing.
+    BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels;
+    with few channels taps and channels are gone through as one. TURNED, w is the matrix of the
+    forward pass, [taps, O, C] in the names here, and by tap a program has every EVERY_H-th row and
+    EVERY_W-th column of pixels, for which most taps meet nothing.
     """
     j = tl.program_id(2).to(tl.int64)
     below, beside = tl.program_id(0) % (EVERY_H * EVERY_W) // EVERY_W, tl.program_id(0) % EVERY_W
@@ -68,15 +113,22 @@ def _products(
         across = (KW - first_x + EVERY_W - 1) // EVERY_W
         some = tl.maximum(across, 1)  # there may be none, and loads run ahead of the loop
         for step in range((KH - first_y + EVERY_H - 1) // EVERY_H * across * parts):
-            ky, kx = first_y + step // parts // some * EVERY_H, first_x + step // parts % some * EVERY_W
+            ky, kx = (
+                first_y + step // parts // some * EVERY_H,
+                first_x + step // parts % some * EVERY_W,
+            )
             c = step % parts * BLOCK_K + tl.arange(0, BLOCK_K)
-            place, inside = inside_image(oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED)
+            place, inside = inside_image(
+                oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED
+            )
             there = (inside & real)[:, None] & (c < C)[None, :]
             a = tl.load((x + start + place * C)[:, None] + c[None, :], mask=there, other=0.0)
             tap = ky * KW + kx
             if TURNED:
                 line = w + (tap * O + columns)[:, None] * C + c[None, :]
-                b = tl.trans(tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0))
+                b = tl.trans(
+                    tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0)
+                )
             else:
                 line = w + (tap * C + c)[:, None] * O + columns[None, :]
                 b = tl.load(line, mask=(c < C)[:, None] & (columns < O)[None, :], other=0.0)
@@ -86,9 +138,18 @@ def _products(
             k = first + tl.arange(0, BLOCK_K)
             tap, c = k // C, k % C
             place, inside = inside_image(
-                oy[:, None], ox[:, None], (tap // KW)[None, :], (tap % KW)[None, :], H, W, STRIDE_H, STRIDE_W,
-                PAD_H, PAD_W, TURNED,
-            )  # fmt: skip
+                oy[:, None],
+                ox[:, None],
+                (tap // KW)[None, :],
+                (tap % KW)[None, :],
+                H,
+                W,
+                STRIDE_H,
+                STRIDE_W,
+                PAD_H,
+                PAD_W,
+                TURNED,
+            )
             inside = inside & real[:, None] & (k < K)[None, :]
             a = tl.load(x + start[:, None] + place * C + c[None, :], mask=inside, other=0.0)
             if TURNED:
@@ -98,14 +159,20 @@ def _products(
             b = tl.load(line, mask=(k < K)[:, None] & (columns < O)[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if HAS_BIAS:
-        total += tl.load(bias + j * BIAS_STRIDE + columns, mask=columns < O, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + j * BIAS_STRIDE + columns, mask=columns < O, other=0.0).to(
+            tl.float32
+        )[None, :]
     pixel = (image * OH + oy) * OW + ox
     place = out + j * B * OH * OW * O + pixel[:, None] * O + columns[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=real[:, None] & (columns < O)[None, :])
 
 
-def _tiles(dtype: torch.dtype, rows: int, outputs: int, inner: int, visits: int) -> tuple[int, int, int, int, int]:
-    """Rows, columns and inner numbers of a product's tile, warps and stages: the fastest of a search on an H200."""
+def _tiles(
+    dtype: torch.dtype, rows: int, outputs: int, inner: int, visits: int
+) -> tuple[int, int, int, int, int]:
+    """Rows, columns and inner numbers of a product's tile, warps and stages: the fastest of a
+    search on an H200.
+    """
     block_m, block_n = tile(rows, 128), tile(outputs, 128)
     if dtype == torch.float32:
         return block_m, block_n, tile(inner, 32), 8 if block_n >= 128 else 4, 3
@@ -127,7 +194,8 @@ def products(
     padding: Pair,
     turned: bool,
 ) -> Tensor:
-    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, O, OH, OW], channels last in memory.
+    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, O, OH, OW],
+    channels last in memory.
 
     Turned, it goes the other way with the same matrix: from slopes of outputs to slopes of images.
     """
@@ -140,13 +208,41 @@ def products(
     by_tap = channels >= _MANY
     every = stride if turned and by_tap else (1, 1)
     rows = batch * triton.cdiv(out_size[0], every[0]) * triton.cdiv(out_size[1], every[1])
-    block_m, block_n, block_k, warps, stages = _tiles(x.dtype, rows, outputs, channels if by_tap else inner, visits)
+    block_m, block_n, block_k, warps, stages = _tiles(
+        x.dtype, rows, outputs, channels if by_tap else inner, visits
+    )
     grid = (triton.cdiv(rows, block_m) * every[0] * every[1], triton.cdiv(outputs, block_n), visits)
     _products[grid](
-        x, matrix, x if bias is None else bias, out, batch, matrix.stride(0), 0 if bias is None else bias.stride(0),
-        K=inner, H=height, W=width, C=channels, OH=out_size[0], OW=out_size[1], O=outputs, STRIDE_H=stride[0],
-        STRIDE_W=stride[1], PAD_H=padding[0], PAD_W=padding[1], KH=size[0], KW=size[1], BY_TAP=by_tap,
-        EVERY_H=every[0], EVERY_W=every[1], TURNED=turned, HAS_BIAS=bias is not None, PRECISION=precision(),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        x,
+        matrix,
+        x if bias is None else bias,
+        out,
+        batch,
+        matrix.stride(0),
+        0 if bias is None else bias.stride(0),
+        K=inner,
+        H=height,
+        W=width,
+        C=channels,
+        OH=out_size[0],
+        OW=out_size[1],
+        O=outputs,
+        STRIDE_H=stride[0],
+        STRIDE_W=stride[1],
+        PAD_H=padding[0],
+        PAD_W=padding[1],
+        KH=size[0],
+        KW=size[1],
+        BY_TAP=by_tap,
+        EVERY_H=every[0],
+        EVERY_W=every[1],
+        TURNED=turned,
+        HAS_BIAS=bias is not None,
+        PRECISION=precision(),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return out

@@ -1,4 +1,6 @@
-"""Linear layers with J sets of weights on a GPU: the slope of the weights goes straight to its place, in float32."""
+"""Linear layers with J sets of weights on a GPU: the slope of the weights goes straight to its
+place, in float32.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,18 @@ _MANY = 512  # rows a visit from which torch's own product is the better one
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _outer(
-    slope, x, out, N, O, I, STRIDE, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr,
+    slope,
+    x,
+    out,
+    N,
+    O,
+    I,
+    STRIDE,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):  # fmt: skip
+):
     """out[j, o, i] = sum_n slope[j, n, o] x[j, n, i]; visits of `out` lie STRIDE apart."""
     j = tl.program_id(2).to(tl.int64)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
@@ -29,10 +40,18 @@ def _outer(
     total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
     for first in range(0, N, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
-        a = tl.load(slope + n[:, None] * O + o[None, :], mask=(n < N)[:, None] & (o < O)[None, :], other=0.0)
-        b = tl.load(x + n[:, None] * I + i[None, :], mask=(n < N)[:, None] & (i < I)[None, :], other=0.0)
+        a = tl.load(
+            slope + n[:, None] * O + o[None, :], mask=(n < N)[:, None] & (o < O)[None, :], other=0.0
+        )
+        b = tl.load(
+            x + n[:, None] * I + i[None, :], mask=(n < N)[:, None] & (i < I)[None, :], other=0.0
+        )
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    tl.store(out + j * STRIDE + o[:, None] * I + i[None, :], total, mask=(o < O)[:, None] & (i < I)[None, :])
+    tl.store(
+        out + j * STRIDE + o[:, None] * I + i[None, :],
+        total,
+        mask=(o < O)[:, None] & (i < I)[None, :],
+    )
 
 
 class StackedLinear(torch.autograd.Function):
@@ -43,7 +62,9 @@ class StackedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, piece: StackedParam) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, piece: StackedParam
+    ) -> Tensor:
         read = piece.weight
         ctx.save_for_backward(x, read)
         ctx.piece, ctx.bias_type = piece, None if bias is None else bias.dtype
@@ -77,6 +98,17 @@ def _outer_products(slope: Tensor, x: Tensor, out: Tensor) -> None:
     block_o, block_i = tile(outputs, 64), tile(inputs, 128)
     grid = (triton.cdiv(inputs, block_i), triton.cdiv(outputs, block_o), visits)
     _outer[grid](
-        slope, x, out, rows, outputs, inputs, out.stride(0), PRECISION=precision(), BLOCK_N=tile(rows, 32),
-        BLOCK_O=block_o, BLOCK_I=block_i, num_warps=4, num_stages=2,
-    )  # fmt: skip
+        slope,
+        x,
+        out,
+        rows,
+        outputs,
+        inputs,
+        out.stride(0),
+        PRECISION=precision(),
+        BLOCK_N=tile(rows, 32),
+        BLOCK_O=block_o,
+        BLOCK_I=block_i,
+        num_warps=4,
+        num_stages=2,
+    )

@@ -1,4 +1,6 @@
-"""Max-pooling over squares that do not overlap, channels last: torch's own was slower than a convolution."""
+"""Max-pooling over squares that do not overlap, channels last: torch's own was slower than a
+convolution.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,24 @@ def _larger(corner, step, best, place, real, W: tl.constexpr, C: tl.constexpr, S
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _largest(
-    x, out, which, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, STEP: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    which,
+    TOTAL,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    SIZE: tl.constexpr,
+    STEP: tl.constexpr,
+    LARGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The largest of each square, and its place in the square."""
-    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(
+        0, BLOCK
+    )
     c, rest = at % C, at // C
     ox, rest = rest % OW, rest // OW
     oy, n = rest % OH, rest // OH
@@ -48,11 +63,24 @@ def _largest(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _back(
-    slope, which, out, TOTAL, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SIZE: tl.constexpr, STEP: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    slope,
+    which,
+    out,
+    TOTAL,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    SIZE: tl.constexpr,
+    STEP: tl.constexpr,
+    LARGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Each pixel asks its square, if it is in one, whether it was the largest."""
-    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(
+        0, BLOCK
+    )
     c, rest = at % C, at // C
     ix, rest = rest % W, rest // W
     iy, n = rest % H, rest // H
@@ -70,7 +98,9 @@ class TritonMaxPool2d(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, size: int, step: int) -> Tensor:
         last = x.permute(0, 2, 3, 1).contiguous()
         n, height, width, channels = last.shape
-        out = images_like(last, (n, channels, (height - size) // step + 1, (width - size) // step + 1))
+        out = images_like(
+            last, (n, channels, (height - size) // step + 1, (width - size) // step + 1)
+        )
         place_type = torch.int8 if size * size <= 128 else torch.int32
         which = torch.empty(out.numel(), dtype=place_type, device=x.device)
         ctx.save_for_backward(which)

@@ -1,6 +1,7 @@
 """Norms of J visits, and the sum and the ReLU after them: two passes over the images each way.
 
-Between the passes small launches make all numbers by set and channel: those of BatchNorm or of GroupNorm.
+Between the passes small launches make all numbers by set and channel: those of BatchNorm or of
+GroupNorm.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from .norm_reductions import apply, sums
 from .tiling import images_like
 
 Kind = BatchNorm | GroupNorm
-# By a search on an H200: numbers and at most so many channels that a program takes at once, and its warps.
+# By a search on an H200: numbers and at most so many channels that a program takes at once, and its
+# warps.
 _SUMS, _APPLY = (1024, 32, 4), (4096, 64, 2)
-_SUMS_OF_FEW, _APPLY_TO_FEW = (2048, 128, 1), (2048, 128, 2)  # where an example, a set of GroupNorm, has few rows:
+# where an example, a set of GroupNorm, has few rows:
+_SUMS_OF_FEW, _APPLY_TO_FEW = (2048, 128, 1), (2048, 128, 2)
 _FEW = 256, 64
 _PROGRAMS = 1024  # which fill it
 _SHARES = 128  # which one program can still add up at once
@@ -52,7 +55,13 @@ def _shares(flat: Tensor, tile: dict[str, int]) -> tuple[int, int]:
 
 
 def _first(
-    kind: Kind, flat: Tensor, slope: Tensor, known: Tensor | None, done: Tensor, kept: Tensor, **what: bool
+    kind: Kind,
+    flat: Tensor,
+    slope: Tensor,
+    known: Tensor | None,
+    done: Tensor,
+    kept: Tensor,
+    **what: bool,
 ) -> Tensor:
     """The first pass: two sums by set and channel, in shares, [shares, S, 2, C]; see `sums`."""
     sets, rows, channels = flat.shape
@@ -68,9 +77,16 @@ def _first(
 
 
 def _second(
-    kind: Kind, flat: Tensor, slope: Tensor, known: Tensor, b: Tensor, d: Tensor, more: Tensor, out: Tensor,
+    kind: Kind,
+    flat: Tensor,
+    slope: Tensor,
+    known: Tensor,
+    b: Tensor,
+    d: Tensor,
+    more: Tensor,
+    out: Tensor,
     **what: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The second pass: writes images or their slope to `out`; see `apply`."""
     _, rows, channels = flat.shape
     few = isinstance(kind, GroupNorm) and rows < _FEW[1]
@@ -81,7 +97,8 @@ def _second(
 
 
 class StackedNorm(torch.autograd.Function):
-    """Normalised images, and numbers by set and channel, [4 or more, S, C], as the kind of norm makes them.
+    """Normalised images, and numbers by set and channel, [4 or more, S, C], as the kind of norm
+    makes them.
 
     Args:
         x: [J * B, C, ...].
@@ -94,18 +111,32 @@ class StackedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kind: Kind, relu: bool,
-        pieces: tuple[StackedParam | None, StackedParam | None], more: Tensor | None = None,
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        kind: Kind,
+        relu: bool,
+        pieces: tuple[StackedParam | None, StackedParam | None],
+        more: Tensor | None = None,
+    ) -> Any:
         last = _lasting(x)
         flat = last.reshape(kind.sets(len(weight), len(x)), -1, x.shape[1])
         found = _first(kind, flat, flat, None, flat, flat, BACK=False, RELU=False, ADDED=False)
         known = kind.known(found, flat, weight, bias)
         out, added = images_like(x, x.shape), more is not None
         given = flat if more is None else _lasting(more)
-        _second(kind, flat, flat, known, known, known, given, out, BACK=False, RELU=relu, ADDED=added)
+        _second(
+            kind, flat, flat, known, known, known, given, out, BACK=False, RELU=relu, ADDED=added
+        )
         ctx.save_for_backward(flat, known, out if added else None)
-        ctx.shape, ctx.kind, ctx.relu, ctx.pieces, ctx.visits = last.shape, kind, relu, pieces, len(weight)
+        ctx.shape, ctx.kind, ctx.relu, ctx.pieces, ctx.visits = (
+            last.shape,
+            kind,
+            relu,
+            pieces,
+            len(weight),
+        )
         ctx.mark_non_differentiable(known)
         ctx.set_materialize_grads(False)  # no zeros for a slope that there is not
         return out, known
@@ -123,11 +154,15 @@ class StackedNorm(torch.autograd.Function):
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[1:3], strict=True)
         ]
         room = ctx.visits, flat.shape[2]
-        places = [torch.empty(room, device=flat.device) if place is None else place for place in written]
+        places = [
+            torch.empty(room, device=flat.device) if place is None else place for place in written
+        ]
         b, d = ctx.kind.slopes(found, flat.shape[1], known, *places)
         out = torch.empty_like(flat)
         _second(ctx.kind, flat, kept, known, b, d, flat, out, BACK=True, RELU=relu, ADDED=False)
-        brought = [place if before is None else None for place, before in zip(places, written, strict=True)]
+        brought = [
+            place if before is None else None for place, before in zip(places, written, strict=True)
+        ]
         summand = kept.movedim(-1, 1) if added else None
         return out.reshape(ctx.shape).movedim(-1, 1), *brought, None, None, None, summand
 

@@ -1,7 +1,7 @@
 """The passes of norms over the images of J visits, channels last, as Triton kernels.
 
-y = (x - mean) / sqrt(var + eps) * weight_jc + bias_jc. Rows are cut into sets with numbers of their own by channel:
-BatchNorm has a set a visit, GroupNorm a set an example.
+y = (x - mean) / sqrt(var + eps) * weight_jc + bias_jc. Rows are cut into sets with numbers of their
+own by channel: BatchNorm has a set a visit, GroupNorm a set an example.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def whose(INNER, C, BLOCK_C: tl.constexpr, FLAT: tl.constexpr):
-    """A program's set, the number of sets, its channels, and which of the INNER programs it is that share those.
+    """A program's set, the number of sets, its channels, and which of the INNER programs it is that
+    share those.
 
-    FLAT, all lie on the grid's first axis, in the same order: the others end at 65535, but need no division.
+    FLAT, all lie on the grid's first axis, in the same order: the others end at 65535, but need no
+    division.
     """
     inner, part, j, sets = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     if FLAT:
@@ -26,24 +28,44 @@ def whose(INNER, C, BLOCK_C: tl.constexpr, FLAT: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sums(
-    x, slope, mean, factor, shift, done, kept, out, ROWS, C, SHARE, BACK: tl.constexpr, RELU: tl.constexpr,
-    ADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr,
-):  # fmt: skip
-    """Sums by channel over a share of a set's rows: of x - x_0 and its square, or of slope and slope * (x - mean).
+    x,
+    slope,
+    mean,
+    factor,
+    shift,
+    done,
+    kept,
+    out,
+    ROWS,
+    C,
+    SHARE,
+    BACK: tl.constexpr,
+    RELU: tl.constexpr,
+    ADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    FLAT: tl.constexpr,
+):
+    """Sums by channel over a share of a set's rows: of x - x_0 and its square, or of slope and
+    slope * (x - mean).
 
-    About the set's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the slope counts where
-    factor x + shift, which the ReLU was given, is positive. With ADDED the ReLU was given a sum: the slope counts where
-    what it gave, `done`, is positive, and what counts goes to `kept`.
+    About the set's first row x_0, for squares of numbers far from 0 would cancel. With RELU, the
+    slope counts where factor x + shift, which the ReLU was given, is positive. With ADDED the ReLU
+    was given a sum: the slope counts where what it gave, `done`, is positive, and what counts goes
+    to `kept`.
     """
     j, sets, c, split = whose(tl.cdiv(ROWS, SHARE), C, BLOCK_C, FLAT)
     real = c < C
     x += j * ROWS * C
     slope += j * ROWS * C
-    about = tl.load((mean + j * C + c) if BACK else (x + c), mask=real, other=0.0).to(tl.float32)[None, :]
+    about = tl.load((mean + j * C + c) if BACK else (x + c), mask=real, other=0.0).to(tl.float32)[
+        None, :
+    ]
     if RELU:
         times = tl.load(factor + j * C + c, mask=real, other=0.0)[None, :]
         plus = tl.load(shift + j * C + c, mask=real, other=0.0)[None, :]
-    first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)  # a sum a thread: one exchange between them, at the end
+    # a sum a thread: one exchange between them, at the end
+    first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     for start in range(split * SHARE, min((split + 1) * SHARE, ROWS), BLOCK_R):
         rows = start + tl.arange(0, BLOCK_R)
@@ -71,10 +93,26 @@ def sums(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def apply(
-    x, slope, factor, shift, b, d, more, out, ROWS, C, BACK: tl.constexpr, RELU: tl.constexpr, ADDED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr,
-):  # fmt: skip
-    """Out = factor x + shift, ADDED also + more, or out = factor slope + b x + d, with numbers by set and channel."""
+    x,
+    slope,
+    factor,
+    shift,
+    b,
+    d,
+    more,
+    out,
+    ROWS,
+    C,
+    BACK: tl.constexpr,
+    RELU: tl.constexpr,
+    ADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    FLAT: tl.constexpr,
+):
+    """Out = factor x + shift, ADDED also + more, or out = factor slope + b x + d, with numbers by
+    set and channel.
+    """
     j, _, c, block = whose(tl.cdiv(ROWS, BLOCK_R), C, BLOCK_C, FLAT)
     rows = block * BLOCK_R + tl.arange(0, BLOCK_R)
     real = c < C

@@ -1,4 +1,6 @@
-"""Passes over all weights of J visits, [J, P], as Triton kernels: a step of SGD, copies, and rows by mode."""
+"""Passes over all weights of J visits, [J, P], as Triton kernels: a step of SGD, copies, and rows
+by mode.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,22 @@ def _rates(rate, first, at, WIDE, TOTAL):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _descend(
-    theta, slope, rate, copy, WIDE, TOTAL, DECAY, DECAYS: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """theta[j] -= rate[j] (slope[j] + DECAY theta[j]) unless rate[j] is 0; COPIES, copy[j] = theta[j].
+    theta,
+    slope,
+    rate,
+    copy,
+    WIDE,
+    TOTAL,
+    DECAY,
+    DECAYS: tl.constexpr,
+    COPIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """theta[j] -= rate[j] (slope[j] + DECAY theta[j]) unless rate[j] is 0; COPIES, copy[j] =
+    theta[j].
 
-    Rows of all three are WIDE long, a multiple of 16, and gone through as one line of TOTAL numbers, so that Triton
-    reads and writes 16 bytes at a time.
+    Rows of all three are WIDE long, a multiple of 16, and gone through as one line of TOTAL
+    numbers, so that Triton reads and writes 16 bytes at a time.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -43,7 +55,9 @@ def _descend(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy(source, out, P, WIDE, TOTAL, BLOCK: tl.constexpr):
-    """out[j, :P] = source[j]; rows of `out` lie WIDE apart, those of `source` P, whatever that is."""
+    """out[j, :P] = source[j]; rows of `out` lie WIDE apart, those of `source` P, whatever that
+    is.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     row = first // P
@@ -54,7 +68,9 @@ def _copy(source, out, P, WIDE, TOTAL, BLOCK: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_line(source, out, TOTAL, BLOCK: tl.constexpr):
-    """Out = source, lines of TOTAL numbers, a multiple of 16; within a graph faster than the driver's own copy."""
+    """Out = source, lines of TOTAL numbers, a multiple of 16; within a graph faster than the
+    driver's own copy.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(source + at, mask=at < TOTAL, other=0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
@@ -80,21 +96,37 @@ def chosen(source: Tensor, index: Tensor, out: Tensor) -> None:
 
 
 def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None) -> None:
-    """A step of SGD in place, with rates [J, 1]; the new weights also go to `copy`. Rows are alike, see `_descend`."""
+    """A step of SGD in place, with rates [J, 1]; the new weights also go to `copy`. Rows are alike,
+    see `_descend`.
+    """
     wide = theta.stride(0)
     total = len(theta) * wide
     _descend[(triton.cdiv(total, STREAM),)](
-        theta, slope, rate, theta if copy is None else copy, wide, total, decay, DECAYS=decay > 0,
-        COPIES=copy is not None, BLOCK=STREAM,
-    )  # fmt: skip
+        theta,
+        slope,
+        rate,
+        theta if copy is None else copy,
+        wide,
+        total,
+        decay,
+        DECAYS=decay > 0,
+        COPIES=copy is not None,
+        BLOCK=STREAM,
+    )
 
 
 def copy_rows(theta: Tensor, out: Tensor) -> None:
-    """Weights [J, P], one after another in memory, into the first P columns of `out`, in its type."""
-    _copy[(triton.cdiv(theta.numel(), STREAM),)](theta, out, theta.shape[1], out.stride(0), theta.numel(), BLOCK=STREAM)
+    """Weights [J, P], one after another in memory, into the first P columns of `out`, in its
+    type.
+    """
+    _copy[(triton.cdiv(theta.numel(), STREAM),)](
+        theta, out, theta.shape[1], out.stride(0), theta.numel(), BLOCK=STREAM
+    )
 
 
 def copy_line(theta: Tensor, out: Tensor) -> None:
-    """Weights [J, P] in line into `out`, whose rows are as far apart, in its type, with what lies between rows."""
+    """Weights [J, P] in line into `out`, whose rows are as far apart, in its type, with what lies
+    between rows.
+    """
     total = len(theta) * theta.stride(0)
     _copy_line[(triton.cdiv(total, STREAM),)](theta, out, total, BLOCK=STREAM)

@@ -18,5 +18,9 @@ def precision() -> str:
 
 
 def images_like(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Room for images [N, C, ...], channels last in memory; no view, so that a module may write into them."""
-    return torch.empty_permuted(shape, (0, *range(2, len(shape)), 1), dtype=x.dtype, device=x.device)
+    """Room for images [N, C, ...], channels last in memory; no view, so that a module may write
+    into them.
+    """
+    return torch.empty_permuted(
+        shape, (0, *range(2, len(shape)), 1), dtype=x.dtype, device=x.device
+    )
