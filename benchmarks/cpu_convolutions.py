@@ -1,15 +1,12 @@
-"""Ways to convolve on a CPU, where each visit has filters of its own: which is fastest for which
-shape; one table.
+"""Convolutions on a CPU where each visit has its own filters: which algorithm is fastest per shape.
 
-    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--filters
-    200] [--quick]
+    python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--quick]
 
-Forward and backward pass of one layer, ways taking turns, the fastest call of each. "it / best" is
-the time of the way that the engine chooses by shape (`engines/convolutions.py`) over that of the
-fastest; "one by one / it" what choosing gains. Larger models train shares of the visits on one core
-each, hence one thread. `--random` adds shapes drawn with a fixed seed, `--filters` such with large
-filters for which transforms are chosen. A second table has layers with max-pooling of 2 × 2 pixels
-after them: by torch, by planes, and in one with the convolution (`engines/cpu_pool.py`).
+Measures forward and backward pass of one layer. The algorithms take turns, and the fastest call of
+each counts. "chosen / best" is the time of the algorithm that the engine chooses by shape
+(`engines/kernels/cpu_conv.py`) over that of the fastest; "per client / chosen" is what choosing
+gains. Larger models train on one core per share of the visits, hence one thread. `--random` adds
+shapes drawn with a fixed seed. A second table has layers followed by 2 × 2 max-pooling.
 """
 
 from __future__ import annotations
@@ -28,13 +25,12 @@ from torch import Tensor
 from fedensemble.bench.timing import LiveTable, fastest, machine, say, write
 from fedensemble.engines.kernels.cpu_conv import (
     choose_algorithm,
-    grouped,
-    on_cpu,
+    conv2d_cpu,
+    grouped_conv,
     per_client_conv,
-    product,
+    pointwise_conv,
 )
-from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
-from fedensemble.engines.kernels.cpu_max_pool import MaxPool2d, convolve_and_pool
+from fedensemble.engines.kernels.cpu_max_pool import MaxPool2d
 from fedensemble.engines.stacked.dispatch import Im2ColConv
 from fedensemble.runtime.malloc import keep_freed_memory
 
@@ -124,32 +120,10 @@ def drawn(count: int) -> list[Layer]:
     return layers
 
 
-def with_large_filters(count: int) -> list[Layer]:
-    """Random shapes for which the engine chooses transforms, always the same on a kind of
-    machine.
-    """
-    numbers, layers = random.Random(1), list[Layer]()
-    while available() and len(layers) < count:
-        layer = Layer(
-            "large filters",
-            5,
-            numbers.choice([8, 16, 32]),
-            numbers.choice([4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64]),
-            numbers.choice([6, 8, 10, 12, 16, 20, 24, 30, 32, 40, 50, 64, 96]),
-            numbers.choice([8, 10, 12, 13, 14, 16, 18, 20, 24, 28, 32]),
-            numbers.choice([4, 5, 5, 5, 5, 6, 7, 9]),
-            padded=numbers.random() < 0.5,
-        )
-        work = layer.batch * layer.channels * layer.outputs * (layer.image * layer.size) ** 2
-        if layer.image > layer.size and work < 3e8 and ways(layer)[0] == "transforms":
-            layers.append(layer)
-    return layers
-
-
 def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     """What the engine chooses, and each way's forward and backward pass."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
-    x.requires_grad_(layer.channels > 3)  # images themselves have no slope
+    x.requires_grad_(layer.channels > 3)  # images themselves have no grad_output
     weight = torch.randn(
         layer.visits, layer.outputs, layer.channels // layer.groups, layer.size, layer.size
     )
@@ -158,27 +132,25 @@ def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
     stride, padding, dilation = (layer.stride,) * 2, (beside, beside), (1, 1)
     rest = (stride, padding, dilation, layer.groups)
     along = (x, weight) if x.requires_grad else (weight,)
-    slope = torch.randn_like(per_client_conv(x, weight, None, *rest).detach())
+    grad_output = torch.randn_like(per_client_conv(x, weight, None, *rest).detach())
     known: dict[str, Callable[[], Tensor]] = {
-        "one by one": lambda: per_client_conv(x, weight, None, *rest),
-        "grouped": lambda: grouped(x, weight, *rest),
-        "grouped, channels last": lambda: grouped(x, weight, *rest, channels_last=True),
+        "per client": lambda: per_client_conv(x, weight, None, *rest),
+        "grouped": lambda: grouped_conv(x, weight, *rest),
+        "grouped, channels last": lambda: grouped_conv(x, weight, *rest, channels_last=True),
     }
     if layer.groups == 1:
-        known["patches"] = lambda: Im2ColConv.apply(x, weight, stride, padding).contiguous()
-    if layer.groups == layer.stride == 1 and layer.size not in (1, 3) and available():
-        known["transforms"] = lambda: FFTConv.apply(x, weight, None, padding)
+        known["im2col"] = lambda: Im2ColConv.apply(x, weight, stride, padding).contiguous()
     if layer.groups == layer.size == 1:
-        known["product"] = lambda: product(x, weight, None, stride)
+        known["pointwise"] = lambda: pointwise_conv(x, weight, None, stride)
     calls = {
-        name: (lambda way=way: torch.autograd.grad(way(), along, slope))
+        name: (lambda way=way: torch.autograd.grad(way(), along, grad_output))
         for name, way in known.items()
     }
     return choose_algorithm(x, weight, *rest), calls
 
 
 def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
-    """Ways to convolve and pool, forth and back."""
+    """Ways to convolve and pool, forward and backward."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
     x.requires_grad_(layer.channels > 3)
     weight = torch.randn(
@@ -188,13 +160,12 @@ def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
     given = (x, weight, None, (1, 1), (beside, beside), (1, 1), 1)
     along = (x, weight) if x.requires_grad else (weight,)
     known: dict[str, Callable[[], Tensor]] = {
-        "by torch": lambda: F.max_pool2d(on_cpu(*given), 2),
-        "by planes": lambda: MaxPool2d.apply(on_cpu(*given), 2),
-        "in one": lambda: convolve_and_pool(*given, 2),
+        "torch": lambda: F.max_pool2d(conv2d_cpu(*given), 2),
+        "per plane": lambda: MaxPool2d.apply(conv2d_cpu(*given), 2),
     }
-    slope = torch.randn_like(known["in one"]().detach())
+    grad_output = torch.randn_like(known["torch"]().detach())
     return {
-        name: (lambda way=way: torch.autograd.grad(way(), along, slope))
+        name: (lambda way=way: torch.autograd.grad(way(), along, grad_output))
         for name, way in known.items()
     }
 
@@ -205,31 +176,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.3, help="for each way and shape")
     parser.add_argument("--random", type=int, default=0, help="so many shapes more")
-    parser.add_argument("--filters", type=int, default=0, help="so many with large filters more")
     parser.add_argument("--quick", action="store_true", help="few shapes, each a short time")
     parser.add_argument("--out", type=Path, help="write the table as JSON, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     keep_freed_memory()
-    names = ["one by one", "grouped", "grouped, channels last", "product", "transforms", "patches"]
+    names = ["per client", "grouped", "grouped, channels last", "pointwise", "im2col"]
     header = [
         "layer",
         "visits × batch",
         "shape",
         *(f"{name}, ms" for name in names),
         "chosen",
-        "it / best",
+        "chosen / best",
     ]
     table = LiveTable(
-        f"Convolutions, forth and back. {machine('cpu')}", [*header, "one by one / it"], say
+        f"Convolutions, forward and backward. {machine('cpu')}",
+        [*header, "per client / chosen"],
+        say,
     )
     gains, losses = [], []
-    filters = with_large_filters(options.filters)
-    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random) + filters:
+    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random):
         choice, calls = ways(layer)
         took = fastest(calls, "cpu", 0.02 if options.quick else options.seconds)
-        gains.append(took["one by one"] / took[choice])
+        gains.append(took["per client"] / took[choice])
         losses.append(took[choice] / min(took.values()))
         cells = [f"{1e3 * took[name]:.2f}" if name in took else "" for name in names]
         size = f"{layer.visits} × {layer.batch}"
@@ -241,27 +212,21 @@ def main() -> None:
     say(
         f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way."
     )
-    if filters:
-        ahead = gains[-len(filters) :]
-        mean, behind = exp(sum(map(log, ahead)) / len(ahead)), sum(gain < 0.95 for gain in ahead)
-        say(
-            f"Of {len(ahead)} by transforms: {mean:.2f} times as fast as one by one, {behind} over 5 % slower."
-        )
-    names = ["by torch", "by planes", "in one"]
+    names = ["torch", "per plane"]
     after = LiveTable(
-        "Convolutions and pooling, forth and back",
+        "Convolutions and pooling, forward and backward",
         [
             "layer",
             "visits × batch",
             "shape",
             *(f"{name}, ms" for name in names),
-            "by torch / in one",
+            "torch / per plane",
         ],
         say,
     )
     for layer in POOLED[:1] if options.quick else POOLED:
         took = fastest(pooled(layer), "cpu", 0.02 if options.quick else options.seconds)
-        ratio = f"{took['by torch'] / took['in one']:.2f}"
+        ratio = f"{took['torch'] / took['per plane']:.2f}"
         cells = [f"{1e3 * took[name]:.2f}" for name in names]
         after.add(layer.name, f"{layer.visits} × {layer.batch}", str(layer), *cells, ratio)
     write(options.out, "cpu", [table, after])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,3 +99,18 @@ def rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
         # on a GPU half the time of t[index]
         return {name: t.index_select(0, index) for name, t in tree.items()}
     return {name: t[index] for name, t in tree.items()}
+
+
+def tensor_leaves(values: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries.
+
+    >>> len(tensor_leaves((torch.ones(1), [{"a": torch.ones(2)}, 3])))
+    2
+    """
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return []
+    return [leaf for value in values for leaf in tensor_leaves(value)]

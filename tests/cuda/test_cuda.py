@@ -151,8 +151,8 @@ def test_group_norms_have_kernels(monkeypatch):
         )
 
     captured = made("vector", "cuda", precision="float32")
-    assert captured.engine.fates.count("sum") == 8
-    assert captured.engine.fates.count("relu") == 9
+    assert captured.engine.fusions.count("add_relu") == 8
+    assert captured.engine.fusions.count("relu") == 9
     train(captured, 2)
     assert captured.engine.graphs, captured.engine.notes
     assert used and len(used) % 20 == 0  # of a pass
@@ -255,7 +255,7 @@ MOBILENET = 5e-2
 def test_gradients_in_every_precision(name, precision):
     """The kernels of float32 and below against float64, through whole models."""
     from fedensemble import FederatedData
-    from fedensemble.engines.stacked.gradient import folded_gradient
+    from fedensemble.engines.stacked.gradient import stacked_gradient
     from fedensemble.modeling.functional_model import FunctionalModel
     from fedensemble.models import models
 
@@ -290,7 +290,7 @@ def test_gradients_in_every_precision(name, precision):
         lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64
     )
     wide = x if text else x.double()
-    expected = folded_gradient(exact)(theta.double(), buffers.double(), wide, y, *more)
+    expected = stacked_gradient(exact)(theta.double(), buffers.double(), wide, y, *more)
     for a, b in ((slope, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
         if a.numel():
             assert float((a.double() - b).norm() / b.norm()) < (

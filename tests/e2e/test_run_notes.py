@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedensemble.engines.local.vector import VectorEngine
-from fedensemble.engines.stacked.equivalence import Finding
+from fedensemble.engines.stacked.equivalence import StackingReport
 
 from .command_line import run
 from .test_cli import SMALL
@@ -137,7 +137,8 @@ def test_the_engines_notes_are_said_at_the_start_and_new_ones_at_the_end(
 
 def test_vmap_is_mentioned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fedensemble.engines.local.vector.can_fold", lambda *given: Finding("it is round")
+        "fedensemble.engines.local.vector.check_stackable",
+        lambda *given: StackingReport("it is round"),
     )
     code, out, errors = run("run", "small.toml", cwd=folder)
     assert code == 0, errors

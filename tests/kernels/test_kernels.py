@@ -13,7 +13,7 @@ from torch import nn
 
 from fedensemble.engines.stacked import aligned_rows, dispatch
 from fedensemble.engines.stacked.equivalence import check_stackable
-from fedensemble.engines.stacked.gradient import folded_gradient
+from fedensemble.engines.stacked.gradient import stacked_gradient
 from fedensemble.modeling.functional_model import FunctionalModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,8 +51,8 @@ def apart(a, b):
     ],
 )
 def test_convolution_kernels(shape, dtype):
+    from fedensemble.engines.kernels.cpu_conv import grouped_conv
     from fedensemble.engines.kernels.triton.conv import TritonConvolution
-    from fedensemble.engines.stacked.dispatch import grouped
 
     channels, outputs, side, size, stride, padding = shape
     torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_convolution_kernels(shape, dtype):
     torch.set_float32_matmul_precision("highest")
     got = TritonConvolution.apply(*given, (stride, stride), (padding, padding), None)
     expected = (
-        grouped(*exact[:2], (stride, stride), (padding, padding))
+        grouped_conv(*exact[:2], (stride, stride), (padding, padding))
         + exact[2].repeat_interleave(3, 0)[:, :, None, None]
     )
     slope = torch.randn_like(got)
@@ -83,7 +83,7 @@ def test_convolution_kernels(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fate", ["", "relu", "sum"])
+@pytest.mark.parametrize("fate", ["", "relu", "add_relu"])
 @pytest.mark.parametrize(
     ("shape", "groups"),
     [
@@ -118,7 +118,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
     x = x.to(dtype).requires_grad_()
     pieces = StackedParam(weight, slopes[:, first]), StackedParam(bias, slopes[:, last])
     more = torch.randn_like(x).requires_grad_()
-    added = more if fate == "sum" else None
+    added = more if fate == "add_relu" else None
     kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
     got, known = StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
     slope = torch.randn_like(got)
@@ -134,7 +134,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
         for j, images in enumerate(exact[0].chunk(visits))
     ]
     expected = torch.cat(one_by_one)
-    if fate == "sum":
+    if fate == "add_relu":
         expected = expected + exact[3]
     if fate:  # by our own signs: near 0, rounding decides
         expected = expected * (got > 0)
@@ -142,7 +142,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
         [(got, expected)] if groups else [(got, expected), (known[4], means), (known[5], variances)]
     )
     slopes_found = (along[0], slopes[:, first], slopes[:, last], along[3])
-    right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], slope.double())
+    right = torch.autograd.grad(expected, exact[: 4 if fate == "add_relu" else 3], slope.double())
     pairs += zip(slopes_found, right, strict=False)
     for a, b in pairs:
         assert apart(a, b) < (1e-2 if dtype == torch.bfloat16 else 1e-4)
@@ -361,7 +361,7 @@ class Grouped(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "fates", "grouped"),
-    [(InPlace, ("relu", "", "", ""), 0), (Grouped, ("relu", "sum", "", "", "relu", ""), 4)],
+    [(InPlace, ("relu", "", "", ""), 0), (Grouped, ("relu", "add_relu", "", "", "relu", ""), 4)],
 )
 def test_models_by_kernels(model, fates, grouped, monkeypatch):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
@@ -371,7 +371,7 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
         GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given)
     )
     if DEVICE == "cpu":
-        monkeypatch.setattr(dispatch, "quick", lambda x: x.dtype == torch.float32)
+        monkeypatch.setattr(dispatch, "triton_supported", lambda x: x.dtype == torch.float32)
     torch.manual_seed(0)
     visits, batch = 3, 4
     x, y = (
@@ -390,9 +390,9 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
     assert not used  # a trial is in float64
     theta, buffers = exact.initial(0, visits)
     torch.set_float32_matmul_precision("highest")
-    got = folded_gradient(quick, fates=fates)(theta.float(), buffers.float(), x, y, *more)
+    got = stacked_gradient(quick, fusions=fates)(theta.float(), buffers.float(), x, y, *more)
     assert len(used) == grouped
-    expected = folded_gradient(exact)(theta, buffers, x.double(), y, *more)
+    expected = stacked_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
         assert apart(a, b) < 1e-4 if b.numel() else a.shape == b.shape
 

@@ -38,26 +38,26 @@ SQUARES = {
     "BLOCK_K": 16,
 }
 CASES = [  # kernel, distances between rows, constants
-    ("triton_products", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
-    ("triton_filters", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
-    ("triton_filters", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
+    ("implicit_gemm", "_products", ["W_STRIDE", "BIAS_STRIDE"], SQUARES),
+    ("conv_weight_grad", "_along_weights", ["J_STRIDE", "S_STRIDE"], SQUARES),
+    ("conv_weight_grad", "_total", ["J_STRIDE"], {"BLOCK": 1024}),
     (
-        "triton_batch_norm",
+        "batch_norm",
         "statistics",
         ["MEAN", "VARIANCE", "WEIGHT", "BIAS"],
         {"SHARES": 4, "BLOCK_C": 64},
     ),
-    ("triton_batch_norm", "slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
-    ("triton_group_norm", "group_statistics", ["WEIGHT", "BIAS"], {"BLOCK_G": 2, "BLOCK_C": 64}),
+    ("batch_norm", "slopes", ["ALONG_WEIGHT", "ALONG_BIAS"], {"SHARES": 4, "BLOCK_C": 64}),
+    ("group_norm", "group_statistics", ["WEIGHT", "BIAS"], {"BLOCK_G": 2, "BLOCK_C": 64}),
     (
-        "triton_group_norm",
+        "group_norm",
         "weight_slopes",
         ["ALONG_WEIGHT", "ALONG_BIAS"],
         {"BLOCK_B": 32, "BLOCK_C": 32},
     ),
-    ("triton_step", "_chosen", ["P", "WIDE"], {"BLOCK": 2048}),
+    ("sgd_step", "_chosen", ["P", "WIDE"], {"BLOCK": 2048}),
     (
-        "triton_linear",
+        "linear",
         "_outer",
         ["STRIDE"],
         {"PRECISION": "tf32", "BLOCK_N": 16, "BLOCK_O": 16, "BLOCK_I": 16},
@@ -75,7 +75,7 @@ def test_rows_are_found_by_64_bits(module, name, distances, constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(import_module(f"fedensemble.engines.{module}"), name)
+    kernel = getattr(import_module(f"fedensemble.engines.kernels.triton.{module}"), name)
     signature, values = {}, {}
     for n, argument in enumerate(kernel.arg_names):
         if argument in constants:

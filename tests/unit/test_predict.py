@@ -58,9 +58,12 @@ def test_probabilities_and_logits():
 
 
 def test_a_mode_as_a_module():
-    net = lambda: nn.Sequential(
-        nn.Linear(DATA.x.shape[1], 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)
-    )
+    def net():
+        features = DATA.x.shape[1]
+        return nn.Sequential(
+            nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)
+        )
+
     made = federation(net)
     prediction = made.ensemble.predict(DATA.x)
     for mode in range(4):

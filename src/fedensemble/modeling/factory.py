@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..errors import InputError, first_line
+from ..runtime.torch_compat import apply_to_tensors
 
 ModelFactory = Callable[[], nn.Module]
 RNG_LOCK = RLock()  # who holds it has torch's generator, one for all threads, to themselves
@@ -62,8 +63,8 @@ class SeededFactory:
                 self._share = _share(model, self._checked())
         if self._share:
             model = _copied(model)
-        model._apply(lambda t: t.to(self.dtype) if t.is_floating_point() else t)  # type: ignore[no-untyped-call]
-        return model  # with complex numbers as they were, which `to` would cut
+        # Not `model.to(dtype)`, which would cast complex parameters as well.
+        return apply_to_tensors(model, lambda t: t.to(self.dtype) if t.is_floating_point() else t)
 
     def _checked(self) -> nn.Module:
         try:

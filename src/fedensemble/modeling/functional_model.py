@@ -16,6 +16,7 @@ from torch.func import grad_and_value, vmap
 from .. import prng
 from ..errors import InputError
 from ..flat_params import Layout, Tree
+from ..runtime.torch_compat import batch_norm_layers, norm_layers
 from .factory import ModelFactory, SeededFactory
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, find_loss, task_of
@@ -66,11 +67,7 @@ class FunctionalModel:
         self.buffer_layout = Layout.of(
             {n: t for n, t in self._fixed(template) if t.is_floating_point()}
         )
-        norms = {
-            n: m
-            for n, m in template.named_modules()
-            if isinstance(m, nn.modules.batchnorm._NormBase)
-        }
+        norms = {n: m for n, m in template.named_modules() if isinstance(m, norm_layers())}
         counts = {
             f"{n}.num_batches_tracked".lstrip("."): type(m) in _COUNTING for n, m in norms.items()
         }
@@ -92,7 +89,7 @@ class FunctionalModel:
         self.eval_model.eval()
         self.dropout_model.train()
         for module in self.dropout_model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, batch_norm_layers()):
                 module.eval()
 
     def build(self, seed: int) -> nn.Module:

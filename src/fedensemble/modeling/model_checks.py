@@ -5,14 +5,21 @@ before the first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import InputError
 from ..flat_params import Tree
+from ..runtime.torch_compat import (
+    MissingTorchName,
+    batch_norm_layers,
+    dispatch_mode,
+    norm_layers,
+    version,
+)
 
 if TYPE_CHECKING:
     from .functional_model import FunctionalModel
@@ -53,8 +60,8 @@ def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running
     statistics.
     """
-    kept = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-    return kept or isinstance(module, nn.modules.batchnorm._BatchNorm)
+    running = isinstance(module, norm_layers()) and bool(module.track_running_stats)
+    return running or isinstance(module, batch_norm_layers())
 
 
 def check_counters(
@@ -64,7 +71,7 @@ def check_counters(
     `left`, or was written.
     """
     for name in constants:
-        if left[name] is not given[name] or given[name]._version:  # a clone starts at version 0
+        if left[name] is not given[name] or version(given[name]):  # a clone starts at version 0
             raise InputError(
                 f"The model changes its buffer '{name}' of {given[name].dtype} in training, and only floating-point "
                 "buffers are averaged and kept. Register it as floats, such as torch.zeros(()), or do without it."
@@ -94,7 +101,7 @@ def try_training(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
     loss, learner.loss = learner.loss, lambda outputs, y: check_graph(loss(outputs, y))
-    with _ForbidUnkeyedRandomness():  # type: ignore[no-untyped-call]
+    with _forbid_unkeyed_randomness():
         learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
         raise InputError(
@@ -121,20 +128,33 @@ def check_graph(value: Tensor) -> Tensor:
     return value
 
 
-class _ForbidUnkeyedRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where torch's generators are asked, also where checkpointing draws again for the
-    gradient.
+def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
+    """Raises inside where torch's generators are used, also by checkpointing in the backward pass.
+
+    Without the private class of torch that sees every operator nothing is checked: such a model
+    then trains, but its runs cannot be repeated.
     """
+    try:
+        base: Any = dispatch_mode()
+    except MissingTorchName:
+        return nullcontext()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch would load it, for a second
+    class ForbidUnkeyedRandomness(base):  # type: ignore[misc]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # The default is True, for which torch imports torch._dynamo; that takes a second.
+            return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise InputError(
-                f"The model draws random numbers, by {func.overloadpacket}, in a way that cannot be repeated on every "
-                "engine. Use nn.Dropout, torch.rand_like, torch.randn_like or torch.bernoulli, and none of them inside "
-                "torch.utils.checkpoint, which draws again."
-            )
-        return func(*args, **(kwargs or {}))
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                raise InputError(
+                    f"The model draws random numbers by {func.overloadpacket}, which cannot be "
+                    "repeated on every engine. Use nn.Dropout, torch.rand_like, torch.randn_like "
+                    "or torch.bernoulli, and none of them inside torch.utils.checkpoint, which "
+                    "draws again."
+                )
+            return func(*args, **(kwargs or {}))
+
+    return ForbidUnkeyedRandomness()  # type: ignore[no-any-return]

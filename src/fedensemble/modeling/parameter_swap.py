@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from ..runtime.torch_compat import module_tensors
+
 
 class ParamSlot(NamedTuple):
     """Where a module keeps a tensor, and the name that stands for it: the first that leads
@@ -65,7 +67,7 @@ def _slots(module: nn.Module) -> list[ParamSlot]:
     return [
         ParamSlot(owner, attribute, names[id(tensor)])
         for part in module.modules()
-        for owner in (part._parameters, part._buffers)
+        for owner in module_tensors(part)
         for attribute, tensor in owner.items()
         if tensor is not None
     ]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError
+from ..runtime.torch_compat import is_batched
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # (given, state, what the state adds) -> next state
@@ -60,7 +61,7 @@ def _layer(
 def _packed(whole: Callable[..., Any], linear: Linear, *given: Any) -> Any:
     """Packed sequences as torch does them, for one client; `given` are its own arguments."""
     _, _, _, weights, _, layers, dropout, training, *_ = given
-    if linear is not F.linear or torch._C._functorch.is_batchedtensor(weights[0]):
+    if linear is not F.linear or is_batched(weights[0]):
         raise NotImplementedError(
             "packed sequences are of other lengths for every client; pad them to one"
         )

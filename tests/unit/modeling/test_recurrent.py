@@ -76,7 +76,7 @@ def test_engines_agree_on_projections():
         federation(lambda: Text(proj_size=2, num_layers=2, dropout=0.3), engine)
         for engine in ("loop", "vector")
     ]
-    assert made[1].engine.folded
+    assert made[1].engine.stacked
     loop, vector = (train(each, 3).tensors() for each in made)
     require_close(vector, loop, "engine 'vector'")
 

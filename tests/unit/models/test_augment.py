@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from fedensemble import InputError, prng
-from fedensemble.engines.stacked.forward import Folded
+from fedensemble.engines.stacked.forward import StackedForward
 from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 from fedensemble.models import PadCropFlip, models
@@ -91,7 +91,7 @@ def test_an_image_does_not_depend_on_those_after_it():
 def test_alone_folded_and_under_vmap_are_the_same():
     x, keys, layer = distinct(12, 2, 6, 6).unflatten(0, (3, 4)), torch.arange(3), PadCropFlip()
     alone = torch.stack([keyed(layer, x[j], keys[j]) for j in range(3)])
-    with Folded(keys, {}, x.dtype):
+    with StackedForward(keys, {}, x.dtype):
         folded = layer(x.flatten(0, 1)).unflatten(0, (3, 4))
     mapped = vmap(lambda images, key: keyed(layer, images, key))(x, keys)
     assert torch.equal(folded, alone) and torch.equal(mapped, alone)

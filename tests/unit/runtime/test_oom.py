@@ -219,7 +219,7 @@ def test_a_step_that_does_not_fit():
 
 
 def test_a_trial_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr("fedensemble.engines.local.vector.can_fold", full)
+    monkeypatch.setattr("fedensemble.engines.local.vector.check_stackable", full)
     with pytest.raises(
         InputError,
         match="A trial of the model on a few examples does not fit into the memory of cpu",

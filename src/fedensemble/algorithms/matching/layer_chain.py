@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...modeling.functional_model import FunctionalModel
+from ...runtime.torch_compat import norm_layers
 
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -160,7 +161,7 @@ def _layers_of(method: str, path: str, module: nn.Module, held: dict[str, str]) 
             )
         return made
     why = "only linear, convolution and recurrent layers have units that are known how to match"
-    if isinstance(module, nn.modules.batchnorm._NormBase):
+    if isinstance(module, norm_layers()):
         why = "its running statistics belong to the units before it, and averages of them do not follow a new order"
     elif isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
         why = "it normalises over units, and so does not let unused ones be"

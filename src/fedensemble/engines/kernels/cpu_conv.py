@@ -1,22 +1,21 @@
-"""Convolutions with J sets of filters by torch's own operations: several ways, and which of them on
-a CPU.
-"""
+"""Convolutions with the filters of J visits on a CPU, and the rule that picks an algorithm."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import cpu_fft_conv
-
 Pair = tuple[int, int]
-_SMALL = 1 << 16  # numbers that go into and come out of a visit's layer
-_BLOCK = 8  # channels that oneDNN computes together
-_FEW_FILTERS = 8  # times fewer numbers than an image and its outputs have
+Algorithm = Literal["pointwise", "per client", "grouped", "grouped, channels last"]
+_SMALL_LAYER = 1 << 16  # input and output elements of one visit
+_ONEDNN_BLOCK = 8  # channels that oneDNN computes together
+_SMALL_FILTERS = 8  # times fewer elements than an image and its output
 
 
-def on_cpu(
+def conv2d_cpu(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -25,75 +24,54 @@ def on_cpu(
     dilation: Pair,
     groups: int,
 ) -> Tensor:
-    """Visit j's images with visit j's filters, in the way that `choose_algorithm` names."""
-    way = choose_algorithm(x, weight, stride, padding, dilation, groups)
-    if way == "product":
-        return product(x, weight, bias, stride)
-    if way == "transforms":
-        return cpu_fft_conv.FFTConv.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
-    if way == "one by one":
+    """Convolves the examples of visit j with the filters of visit j, see `choose_algorithm`."""
+    algorithm = choose_algorithm(x, weight, stride, padding, dilation, groups)
+    if algorithm == "pointwise":
+        return pointwise_conv(x, weight, bias, stride)
+    if algorithm == "per client":
         return per_client_conv(x, weight, bias, stride, padding, dilation, groups)
-    return grouped(
-        x,
-        weight,
-        stride,
-        padding,
-        dilation,
-        groups,
-        bias,
-        channels_last=way == "grouped, channels last",
-    )
+    last = algorithm == "grouped, channels last"
+    return grouped_conv(x, weight, stride, padding, dilation, groups, bias, channels_last=last)
 
 
 def choose_algorithm(
     x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> str:
-    """The way for images [J * B, C, H, W] and filters [J, O, C / groups, h, w] on a CPU.
+) -> Algorithm:
+    """The algorithm for images [J * B, C, H, W] and filters [J, O, C / groups, h, w] on a CPU.
 
-    From shapes and never from timings, so that a run always gives the same bits; measured, also
-    against the other ways, by `benchmarks/cpu_convolutions.py`:
+    The choice depends on shapes only and never on timings, so that a run always gives the same
+    bits. `benchmarks/cpu_convolutions.py` measures it against the alternatives:
 
-    1. Filters of one pixel are a matrix product, for which oneDNN took up to one and a half times
-    as long. 2. A layer whose inputs and outputs are few is computed in one call for all visits,
-       since a call for each costs over a tenth of a millisecond forth and back. Channels that do
-       not fill oneDNN's blocks come last in memory, where it needs no blocks; float64 it does not
-       compute at all.
-    3. A larger one is computed visit by visit: that stays in the cache and copies nothing side by
-       side. If its filters are large and its channels do not fill blocks, by transforms; see
-       `transforms.pays`.
+    1. 1x1 convolutions are matmuls, for which oneDNN took up to one and a half times as long.
+    2. A small layer runs as one grouped convolution for all visits, because one call per visit
+       costs over a tenth of a millisecond for forward and backward. Channels that do not fill
+       oneDNN's blocks come last in memory, where it needs no blocks. oneDNN has no float64.
+    3. A large layer runs visit by visit: its data stay in the cache, and nothing is copied.
     """
     if weight.shape[3:] == (1, 1) and groups == 1 and padding == (0, 0):
-        return "product"
+        return "pointwise"
     visits, outputs, channels = weight.shape[:3]
-    if large(x, weight, stride, padding, dilation):
-        plain = x.dtype == torch.float32 and groups == 1 and stride == dilation == (1, 1)
-        if plain and cpu_fft_conv.pays(
-            x, weight, padding, extent(x, weight, stride, padding, dilation)
-        ):
-            return "transforms"
-        if visits > 1:
-            return "one by one"
-    uneven = channels > 1 and (channels % _BLOCK or outputs // groups % _BLOCK)
+    if visits > 1 and is_large(x, weight, stride, padding, dilation):
+        return "per client"
+    uneven = channels > 1 and (channels % _ONEDNN_BLOCK or outputs // groups % _ONEDNN_BLOCK)
     return "grouped, channels last" if uneven and x.dtype == torch.float32 else "grouped"
 
 
-def large(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> bool:
-    """Whether many numbers go into and come out of a visit's layer."""
-    numbers = x[0].numel() + weight.shape[1] * pixels(x, weight, stride, padding, dilation)
-    return len(x) // len(weight) * numbers > _SMALL
+def is_large(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> bool:
+    """True if the input and output of one visit's layer have many elements."""
+    output = weight.shape[1] * output_pixels(x, weight, stride, padding, dilation)
+    return len(x) // len(weight) * (x[0].numel() + output) > _SMALL_LAYER
 
 
-def pixels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> int:
-    """Of what a convolution gives for one image."""
-    tall, wide = extent(x, weight, stride, padding, dilation)
-    return tall * wide
-
-
-def extent(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    """Height and width of what a convolution gives."""
-    reach = [dilation[n] * (weight.shape[3 + n] - 1) + 1 for n in (0, 1)]
-    tall, wide = ((x.shape[2 + n] + 2 * padding[n] - reach[n]) // stride[n] + 1 for n in (0, 1))
-    return tall, wide
+def output_pixels(
+    x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1)
+) -> int:
+    """Height times width of a convolution's output."""
+    pixels = 1
+    for n in (0, 1):
+        extent = dilation[n] * (weight.shape[3 + n] - 1) + 1
+        pixels *= (x.shape[2 + n] + 2 * padding[n] - extent) // stride[n] + 1
+    return pixels
 
 
 def per_client_conv(
@@ -105,15 +83,15 @@ def per_client_conv(
     dilation: Pair,
     groups: int,
 ) -> Tensor:
-    """A convolution a visit."""
-    plus = [None] * len(weight) if bias is None else bias
-    parts = zip(x.chunk(len(weight)), weight, plus, strict=True)
+    """One convolution per visit."""
+    biases = [None] * len(weight) if bias is None else bias
+    visits = zip(x.chunk(len(weight)), weight, biases, strict=True)
     return torch.cat(
-        [F.conv2d(images, w, b, stride, padding, dilation, groups) for images, w, b in parts]
+        [F.conv2d(images, w, b, stride, padding, dilation, groups) for images, w, b in visits]
     )
 
 
-def grouped(
+def grouped_conv(
     x: Tensor,
     weight: Tensor,
     stride: Pair,
@@ -123,32 +101,32 @@ def grouped(
     bias: Tensor | None = None,
     channels_last: bool = False,
 ) -> Tensor:
-    """One convolution with J times the groups: [B, J * C, H, W]."""
+    """One convolution with J times the groups: images [B, J * C, H, W]."""
     visits, outputs = weight.shape[:2]
     images = x.reshape(visits, -1, *x.shape[1:])
     if channels_last:
-        side = images.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+        wide = images.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
     else:
-        side = images.transpose(0, 1).flatten(1, 2)
-    plus = None if bias is None else bias.flatten()
-    out = F.conv2d(side, weight.flatten(0, 1), plus, stride, padding, dilation, visits * groups)
-    return out.reshape(len(side), visits, outputs, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
+        wide = images.transpose(0, 1).flatten(1, 2)
+    biases = None if bias is None else bias.flatten()
+    out = F.conv2d(wide, weight.flatten(0, 1), biases, stride, padding, dilation, visits * groups)
+    return out.reshape(len(wide), visits, outputs, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
-    """Filters [J, O, C, 1, 1] without padding as one batched matrix product.
+def pointwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
+    """Filters [J, O, C, 1, 1] without padding as one batched matmul.
 
-    Few filters are repeated for each image; otherwise a visit's images are laid side by side, which
-    needs less memory.
+    Small filters are repeated for each image; otherwise the images of a visit are put side by side,
+    which needs less memory.
     """
     visits, outputs, channels = weight.shape[:3]
     x = x[:, :, :: stride[0], :: stride[1]]
     tall, wide = x.shape[2:]
     filters, images = weight.flatten(2), x.reshape(visits, -1, channels, tall * wide)
-    if _FEW_FILTERS * outputs * channels <= (channels + outputs) * tall * wide:
+    if _SMALL_FILTERS * outputs * channels <= (channels + outputs) * tall * wide:
         out = filters[:, None] @ images  # [J, B, O, H' * W']
     else:
-        aside = filters @ images.transpose(1, 2).flatten(2)
-        out = aside.reshape(visits, outputs, -1, tall * wide).transpose(1, 2)
+        joined = filters @ images.transpose(1, 2).flatten(2)
+        out = joined.reshape(visits, outputs, -1, tall * wide).transpose(1, 2)
     out = out if bias is None else out + bias[:, None, :, None]
     return out.reshape(len(x), outputs, tall, wide)

@@ -14,7 +14,7 @@ from ...core.algorithm import Algorithm
 from ...data.federated import FederatedData
 from ...flat_params import Tree, rows
 from ...modeling.functional_model import GradientFn
-from ..stacked.aligned_rows import chosen
+from ..stacked.aligned_rows import gather_rows
 
 
 class Inputs(NamedTuple):
@@ -98,7 +98,7 @@ class Minibatches:
 
 def received(given: Inputs) -> Tree:
     """What each visit was sent, [J, P]."""
-    return {name: chosen(value, given.mode) for name, value in given.sent.items()}
+    return {name: gather_rows(value, given.mode) for name, value in given.sent.items()}
 
 
 def single(given: Inputs) -> Inputs:

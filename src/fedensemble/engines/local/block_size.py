@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...modeling.functional_model import GradientFn
 from ...runtime.num_threads import num_threads
 from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, format_gib, lack, oom_error, out_of_memory
-from ..stacked.gradient import folded_gradient
+from ..stacked.gradient import stacked_gradient
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -116,7 +116,7 @@ def _estimated(engine: VectorEngine) -> int:
     learner = engine.learner.clone_module()  # what this one keeps in Python stays as it was
     # Layers apart: what oneDNN keeps in its own layout, nobody can look at.
     gradient = (
-        folded_gradient(learner) if engine.folded else learner.gradient_function(batched=False)
+        stacked_gradient(learner) if engine.stacked else learner.gradient_function(batched=False)
     )
     if batch > 2 * _FEW:
         try:
@@ -139,7 +139,7 @@ def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
     pass is done.
     """
     given = _batch(engine, 1, batch)
-    if not engine.folded:  # vmap lets nobody look
+    if not engine.stacked:  # vmap lets nobody look
         given = tuple(values[0] for values in given)
     storages: dict[int, int] = {}
 

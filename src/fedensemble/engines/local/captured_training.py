@@ -20,7 +20,7 @@ from ...core.optimizer import SGD
 from ...core.problem import Adjust, Gradient, LocalProblem, Step
 from ...flat_params import Tree
 from ..stacked import dispatch
-from ..stacked.aligned_rows import descend, to_aligned
+from ..stacked.aligned_rows import sgd_step_, to_aligned
 from ..stacked.stacked_params import use_cast_copy
 from .block import BlockResult, Inputs, Minibatches, received, tuned
 
@@ -80,7 +80,7 @@ class RecordedProblem(LocalProblem):
             if self.optimizer.clip > 0:
                 value, decay = self.optimizer.prepare(theta, value), 0.0
             rate = self.lr if self.active is None else self.lr * self.active
-            return {"theta": descend(theta, value, torch.as_tensor(rate), decay, copy)}
+            return {"theta": sgd_step_(theta, value, torch.as_tensor(rate), decay, copy)}
 
         # Copies: the steps write into them, and the caller's tensors must stay as they are.
         theta = to_aligned(start)
@@ -102,7 +102,7 @@ class RecordedProblem(LocalProblem):
         active = self.active = (
             weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
         )
-        key = dispatch.fold(given.noise, index)
+        key = dispatch.fold_in(given.noise, index)
 
         def gradient(at: Tensor) -> Tensor:
             value, (loss, new) = self.minibatches.on_batch(place, weight, key, at, buffers)

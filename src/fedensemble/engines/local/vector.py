@@ -20,9 +20,9 @@ from ...flat_params import Tree
 from ...modeling.functional_model import FunctionalModel, GradientFn
 from ...runtime.num_threads import cores, num_threads
 from ...runtime.oom import SMALLER_VISIT, out_of_memory, raise_on_oom
-from ..stacked.equivalence import check_stackable, check_vmap, examples
-from ..stacked.gradient import folded_gradient
-from ..stacked.stacked_params import copy_for_products
+from ..stacked.equivalence import check_stackable, check_vmap, choose_examples
+from ..stacked.gradient import stacked_gradient
+from ..stacked.stacked_params import cast_copy
 from .block import BlockResult, Inputs, Minibatches
 from .block_size import visits_that_fit
 from .captured_training import CapturedTraining
@@ -74,7 +74,7 @@ class VectorEngine(LocalEngine):
         self.precision = self._check_precision(precision, cuda)
         self.notes: list[str] = []
         each = operations(self)
-        few = examples(len(self.data.x), self.work.batch_size, each).to(self.data.x.device)
+        few = choose_examples(len(self.data.x), self.work.batch_size, each).to(self.data.x.device)
         inputs, targets = (
             self.data.inputs(self.data.x[few.flatten()], self.learner.dtype),
             self.data.y[few],
@@ -85,10 +85,10 @@ class VectorEngine(LocalEngine):
             "A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT
         )
         with trial, num_threads(cores() if each * few.numel() > _HEAVY else 1):
-            reason, self.fates = check_stackable(self.learner, inputs, targets)
+            reason, self.fusions = check_stackable(self.learner, inputs, targets)
             if reason is not None:
                 check_vmap(self.learner, inputs, targets, reason)
-        self.folded = reason is None
+        self.stacked = reason is None
         if reason is not None:
             self.notes.append(
                 f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower."
@@ -115,20 +115,16 @@ class VectorEngine(LocalEngine):
 
     def gradient_of(self, learner: FunctionalModel) -> GradientFn:
         """The way of batching that was chosen, for a learner's module."""
-        if not self.folded:
+        if not self.stacked:
             return learner.gradient_function(batched=True)
-        return folded_gradient(learner, self._compute, self.fates)
+        return stacked_gradient(learner, self._compute, self.fusions)
 
     @property
     def _compute(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bf16" else self.learner.dtype
 
     def _copied(self, theta: Tensor) -> Tensor | None:
-        return (
-            copy_for_products(self.learner.theta_layout, theta, self._compute)
-            if self.folded
-            else None
-        )
+        return cast_copy(self.learner.theta_layout, theta, self._compute) if self.stacked else None
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):

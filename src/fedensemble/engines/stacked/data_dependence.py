@@ -1,5 +1,12 @@
-"""Whether a pass lets the numbers of a batch decide: seen where torch computes, whatever Python
-wrote.
+"""Detects data-dependent control flow (`if x.max() > 1`, `.item()`, `x[x > 0]`) in a forward pass.
+
+In a stacked pass the examples of all clients are one batch, so that a decision which depends on
+tensor values would be taken for all clients at once, and training would silently be wrong. A
+TorchDispatchMode sees every operator below autograd, whatever Python code called it, and torch tags
+operators whose Python result or output shape depends on values. A TorchFunctionMode adds the calls
+that reach no operator, such as `.tolist()` and `.shape`.
+
+The module needs private names of torch; importing it raises `MissingTorchName` without them.
 """
 
 from __future__ import annotations
@@ -12,182 +19,168 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from .forward import DECIDES, LOOKUP
+from ...flat_params import tensor_leaves
+from ...runtime.torch_compat import (
+    aten,
+    dispatch_mode,
+    in_backward,
+    storage_id,
+    storage_reference,
+)
+from .errors import CONTROL_FLOW, LOOKUP
 
-_ATEN = torch.ops.aten
-_BY_MASK = {_ATEN.index, _ATEN.masked_select}
-_PUT_BACK = {_ATEN.index_put, _ATEN.index_put_, _ATEN.masked_scatter, _ATEN.masked_scatter_}
-_COPIES = {_ATEN.clone, _ATEN.detach, _ATEN.alias, _ATEN._to_copy}
-_UNFILLED = {_ATEN.empty, _ATEN.empty_strided}
-# Numbers that leave without an operation of torch's, and those that it reads only to check or to
-# print them.
-_SPLITS = {torch.tensor_split, Tensor.tensor_split}  # where the second argument says
-_TAKEN = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, *_SPLITS}
+_MASKED_READS = {aten("index"), aten("masked_select")}
+_MASKED_WRITES = {
+    aten("index_put"),
+    aten("index_put_"),
+    aten("masked_scatter"),
+    aten("masked_scatter_"),
+}
+_COPIES = {aten("clone"), aten("detach"), aten("alias"), aten("_to_copy")}
+_UNINITIALIZED = {aten("empty"), aten("empty_strided")}
+# Functions that hand values to Python without an operator.
+_SPLITS = {torch.tensor_split, Tensor.tensor_split}  # by their second argument
+_TAKE_VALUES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, *_SPLITS}
 _SHAPE: Any = Tensor.shape
 _SIZES = {_SHAPE.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__}
-_CHECKING = {F.gaussian_nll_loss, F.ctc_loss, torch.ctc_loss, Tensor.__format__}
+# Functions in which torch itself reads values, to validate or to print them.
+_VALIDATING = {F.gaussian_nll_loss, F.ctc_loss, torch.ctc_loss, Tensor.__format__}
+
+_DispatchMode: Any = dispatch_mode()
 
 
-class DataDependenceDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, finds numbers of a batch that become Python's, or the size of a tensor.
+class DataDependenceDetector(_DispatchMode):  # type: ignore[misc]
+    """While active, finds values of a batch that become Python values or the size of a tensor.
 
-    Tensors that do not come from the given ones are constants, of which a pass may know what it
-    likes. What a mask picks may be computed with number by number and put back: its size then
+    Tensors that are not computed from `inputs` are constants, whose values a pass may read. What a
+    mask selects may be computed with elementwise and written back with the mask: its size then
     decides nothing.
 
     Args:
-        given: what a pass gets: weights, examples, targets.
-        size: how many examples.
+        inputs: what the pass gets: parameters, examples, targets.
+        size: number of examples.
     """
 
-    def __init__(self, given: Iterable[Tensor], size: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, inputs: Iterable[Tensor], size: int) -> None:
+        super().__init__()
         self.reason, self.size = "", size
         self.modes = ExitStack()
-        self.checking = False  # whether torch itself asks, to raise an error if it must
+        self.validating = False  # True while torch itself reads values
         self._place = "forward pass"
-        # By the address of their memory, which nobody else gets while a reference to it is held,
-        # even a weak one:
-        self._data: dict[int, StorageWeakRef] = {}
-        self._sized: dict[int, StorageWeakRef] = {}  # those whose size the data made
-        _mark(self._data, given)
+        # Storages by their address. The weak references keep an address from being reused.
+        self._data: dict[int, Any] = {}  # computed from the inputs
+        self._data_sized: dict[int, Any] = {}  # with a size that depends on values
+        _mark(self._data, inputs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch would load it, for a second
+        # The default is True, for which torch imports torch._dynamo; that takes a second.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = _tensors((args, kwargs))
-        if self.depends(given):
-            # slopes are torch's own business
-            if not self.checking and torch._C._current_graph_task_id() < 0:
-                self._see(func, args, given, out)
-            _mark(self._data, _tensors(out))
-        elif func.overloadpacket in _UNFILLED:  # a kernel may fill it
-            _mark(self._data, _tensors(out))
+        inputs = tensor_leaves((args, kwargs))
+        if self.depends_on_data(inputs):
+            if not self.validating and not in_backward():
+                self._inspect(func, args, inputs, out)
+            _mark(self._data, tensor_leaves(out))
+        elif func.overloadpacket in _UNINITIALIZED:  # a kernel may fill it with anything
+            _mark(self._data, tensor_leaves(out))
         return out
 
-    def _see(self, func: Any, args: Any, given: list[Tensor], out: Any) -> None:
-        kind, tags = func.overloadpacket, func.tags
-        if kind is _ATEN.embedding and not self.depends(args[1:2]) and args[1].numel() % self.size:
+    def _inspect(self, func: Any, args: Any, inputs: list[Tensor], out: Any) -> None:
+        operator, tags = func.overloadpacket, func.tags
+        constant_lookup = operator is aten("embedding") and not self.depends_on_data(args[1:2])
+        if constant_lookup and args[1].numel() % self.size:
             self.reason = self.reason or LOOKUP
         elif torch.Tag.data_dependent_output in tags:
-            self.look()
+            self.flag()
         elif torch.Tag.dynamic_output_shape in tags:
-            masks = (
-                [t for t in _tensors(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
-                if kind in _BY_MASK
-                else given
-            )
-            if self.depends(masks):
-                _mark(self._sized, _tensors(out)) if kind in _BY_MASK else self.look()
-        elif kind not in _PUT_BACK and self.sized(given):
-            _mark(
-                self._sized, _tensors(out)
-            ) if torch.Tag.pointwise in tags or kind in _COPIES else self.look()
+            masked = operator in _MASKED_READS
+            masks = [t for t in tensor_leaves(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
+            if self.depends_on_data(masks if masked else inputs):
+                _mark(self._data_sized, tensor_leaves(out)) if masked else self.flag()
+        elif operator not in _MASKED_WRITES and self.has_data_size(inputs):
+            elementwise = torch.Tag.pointwise in tags or operator in _COPIES
+            _mark(self._data_sized, tensor_leaves(out)) if elementwise else self.flag()
 
-    def depends(self, values: Iterable[Tensor]) -> bool:
-        """Whether any of these comes from what was given; a sparse one may always."""
-        return any(
-            value.layout != torch.strided or _address(value) in self._data for value in values
-        )
+    def depends_on_data(self, values: Iterable[Tensor]) -> bool:
+        """True if any tensor is computed from the inputs; sparse tensors always count as such."""
+        return any(v.layout != torch.strided or storage_id(v) in self._data for v in values)
 
-    def sized(self, values: Iterable[Tensor]) -> bool:
-        """Whether the size of any of these comes from numbers that were given."""
-        return any(
-            value.layout == torch.strided and _address(value) in self._sized for value in values
-        )
+    def has_data_size(self, values: Iterable[Tensor]) -> bool:
+        """True if the size of any tensor depends on values of the inputs."""
+        return any(v.layout == torch.strided and storage_id(v) in self._data_sized for v in values)
 
-    def look(self) -> None:
-        """Notes that a number was looked at."""
-        self.reason = (
-            self.reason
-            or f"its {self._place} {DECIDES}, such as `if x.max() > 1`, x.item() or x[x > 0]"
-        )
+    def flag(self) -> None:
+        """Notes that a value was read."""
+        examples = "such as `if x.max() > 1`, x.item() or x[x > 0]"
+        self.reason = self.reason or f"its {self._place} {CONTROL_FLOW}, {examples}"
 
-    def of_loss(
+    def wrap_loss(
         self, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """The same loss, which is then said to be what looked; it is the last to be watched, slopes
-        are not.
+        """The same loss, named as the place of what is found in it.
+
+        The detector is active until the loss ends: the backward pass is torch's own code.
         """
 
-        def watched(outputs: Tensor, targets: Tensor) -> Tensor:
+        def watched_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             self._place = "loss"
             with self.modes:
                 return loss(outputs, targets)
 
-        return watched
+        return watched_loss
 
 
 class _CallTracer(TorchFunctionMode):
-    """Tells `DataDependenceDetector` what no operation shows: numbers taken as they lie, and
-    torch's own checks.
-    """
+    """Tells the detector of calls that reach no operator, and of torch's own validation."""
 
-    def __init__(self, looks: DataDependenceDetector) -> None:
+    def __init__(self, detector: DataDependenceDetector) -> None:
         super().__init__()
-        self.looks = looks
+        self.detector = detector
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = self.looks.checking
-        self.looks.checking = (
-            before or func in _CHECKING or _is_check(func, args, kwargs, sys._getframe(1))
-        )
+        before = self.detector.validating
+        validating = func in _VALIDATING or _is_validation(func, args, kwargs, sys._getframe(1))
+        self.detector.validating = before or validating
         try:
-            if not self.looks.checking and self._tells(func, args, kwargs):
-                self.looks.look()
+            if not self.detector.validating and self._reads_values(func, args, kwargs):
+                self.detector.flag()
             return func(*args, **kwargs)
         finally:
-            self.looks.checking = before
+            self.detector.validating = before
 
-    def _tells(self, func: Any, args: Any, kwargs: Any) -> bool:
+    def _reads_values(self, func: Any, args: Any, kwargs: Any) -> bool:
         if func in _SIZES:
-            return self.looks.sized(_tensors((args, kwargs)))
-        return func in _TAKEN and self.looks.depends(_tensors((args[func in _SPLITS :], kwargs)))
+            return self.detector.has_data_size(tensor_leaves((args, kwargs)))
+        values = tensor_leaves((args[func in _SPLITS :], kwargs))
+        return func in _TAKE_VALUES and self.detector.depends_on_data(values)
 
 
-def _is_check(func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
-    """Whether it is one-hot numbers of known classes, or a question of torch.distributions' about
-    its arguments.
-    """
+def _is_validation(func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
+    """True for one_hot with known classes, and where torch.distributions checks its arguments."""
     if func is F.one_hot:
         return int(kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) >= 0
-    return func is Tensor.__bool__ and str(frame.f_globals.get("__name__")).startswith(
-        "torch.distributions."
-    )
+    module = str(frame.f_globals.get("__name__"))
+    return func is Tensor.__bool__ and module.startswith("torch.distributions.")
 
 
 @contextmanager
-def looking(given: Iterable[Tensor], size: int) -> Iterator[DataDependenceDetector]:
-    """Within it, what is done with the given tensors, of `size` examples, is watched."""
-    looks = DataDependenceDetector(given, size)
-    with looks.modes:
-        looks.modes.enter_context(looks)
-        looks.modes.enter_context(_CallTracer(looks))
-        yield looks
+def detect_data_dependence(inputs: Iterable[Tensor], size: int) -> Iterator[DataDependenceDetector]:
+    """Watches what is done with the input tensors, of `size` examples, inside the context."""
+    detector = DataDependenceDetector(inputs, size)
+    with detector.modes:
+        detector.modes.enter_context(detector)
+        detector.modes.enter_context(_CallTracer(detector))
+        yield detector
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _mark(known: dict[int, StorageWeakRef], values: Iterable[Tensor]) -> None:
+def _mark(known: dict[int, Any], values: Iterable[Tensor]) -> None:
     for value in values:
-        if value.layout == torch.strided and _address(value) not in known:
-            known[_address(value)] = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _address(value: Tensor) -> int:
-    while is_functorch_wrapped_tensor(value):  # within `vmap` or `grad`
-        value = get_unwrapped(value)
-    return int(value.untyped_storage()._cdata)
+        if value.layout == torch.strided and storage_id(value) not in known:
+            known[storage_id(value)] = storage_reference(value)

@@ -1,4 +1,4 @@
-"""Layers with J sets of weights on a folded batch: several ways, chosen by shape and device."""
+"""Chooses the implementation of an operation with stacked parameters, by device and shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import prng
-from ..kernels.cpu_conv import Pair, grouped, on_cpu, pixels
+from ..kernels.cpu_conv import Pair, conv2d_cpu, grouped_conv, output_pixels
 from .aligned_rows import HAS_TRITON
 from .stacked_params import StackedParam
 
@@ -22,80 +22,65 @@ def conv2d(
     padding: Pair,
     dilation: Pair,
     groups: int,
-    piece: StackedParam | None = None,
+    param: StackedParam | None = None,
 ) -> Tensor:
-    """Visit j's images with visit j's filters.
+    """Convolves the examples of visit j with the filters of visit j.
 
     Args:
         x: [J * B, C, H, W].
         weight: [J, O, C / groups, h, w].
         bias: [J, O] or None.
-        piece: of the filters, where they are a parameter.
+        param: the filters as kernels read them, where they are a parameter.
     """
     plain = groups == 1 and dilation == (1, 1)
-    if plain and quick(x) and _outputs(x, weight, stride, padding) < 1 << 31:
+    if plain and triton_supported(x) and _output_size(x, weight, stride, padding) < 1 << 31:
         from ..kernels.triton.conv import TritonConvolution
 
-        return TritonConvolution.apply(x, weight, bias, stride, padding, piece)  # type: ignore[no-any-return, no-untyped-call]
+        return TritonConvolution.apply(x, weight, bias, stride, padding, param)  # type: ignore[no-any-return, no-untyped-call]
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if not x.is_cuda:
-        return on_cpu(x, weight, bias, stride, padding, dilation, groups)
+        return conv2d_cpu(x, weight, bias, stride, padding, dilation, groups)
     if plain:
         out: Tensor = Im2ColConv.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     else:
-        out = grouped(x, weight, stride, padding, dilation, groups)
-    return (
-        out
-        if bias is None
-        else out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
-    )
+        out = grouped_conv(x, weight, stride, padding, dilation, groups)
+    if bias is None:
+        return out
+    return out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
 
 
-def _outputs(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
-    """Numbers that a convolution gives for one visit."""
-    return len(x) // len(weight) * weight.shape[1] * pixels(x, weight, stride, padding)
+def _output_size(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:
+    """Elements of a convolution's output for one visit."""
+    examples = len(x) // len(weight)
+    return examples * weight.shape[1] * output_pixels(x, weight, stride, padding)
 
 
-def quick(x: Tensor) -> bool:
-    """Whether the Triton kernels can take these images."""
-    return (
-        HAS_TRITON
-        and x.is_cuda
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and x.numel() < 1 << 31
-    )
+def triton_supported(x: Tensor) -> bool:
+    """True if the Triton kernels can take these activations."""
+    if not (HAS_TRITON and x.is_cuda and x.numel() < 1 << 31):
+        return False
+    return x.dtype in (torch.float32, torch.bfloat16)
 
 
-def lstm(given: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [N, T, H] and the last cell of one direction of one LSTM layer; see `LSTMLayer`."""
-    if quick(given) and given.dtype == torch.float32:
-        from ..kernels.triton.lstm import TritonLSTM
-
-        return TritonLSTM.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
-    from ..kernels.fused_lstm import LSTMLayer
-
-    return LSTMLayer.apply(given, hidden, cell, weight)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def fold(keys: Tensor, word: int | Tensor) -> Tensor:
-    """As draws.fold of keys [J] and one word, in one launch."""
+def fold_in(keys: Tensor, word: int | Tensor) -> Tensor:
+    """As `prng.fold` of keys [J] and one word; one kernel launch on a GPU."""
     if HAS_TRITON and keys.is_cuda:
-        from ..kernels.triton.dropout import fold as quickly
+        from ..kernels.triton.dropout import fold as triton_fold
 
-        return quickly(keys, word)
+        return triton_fold(keys, word)
     return torch.as_tensor(prng.fold(keys, word))
 
 
-def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
-    """Which of `size` random numbers at each key [J] reach a threshold, [J, size]."""
+def dropout_mask(keys: Tensor, size: int, threshold: int) -> Tensor:
+    """True where random bits reach the threshold, [J, size], from one key per visit, [J]."""
     if HAS_TRITON and keys.is_cuda:
-        from ..kernels.triton.dropout import kept as quickly
+        from ..kernels.triton.dropout import kept as triton_mask
 
-        return quickly(keys, size, threshold)
+        return triton_mask(keys, size, threshold)
     return prng.bits(keys, size) >= threshold
 
 
-def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+def im2col(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Patches of channels-last images [N, H, W, C] as rows: [N, H', W', h * w * C]."""
     if size == (1, 1) and padding == (0, 0):
         return x[:, :: stride[0], :: stride[1]]
@@ -106,63 +91,62 @@ def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     return patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
 
 
-def _times(patches: Tensor, matrix: Tensor) -> Tensor:
+def _matmul_per_visit(patches: Tensor, matrix: Tensor) -> Tensor:
     """[J * B, H', W', D] times [J, D, O]: [J * B, H', W', O]."""
-    visits = len(matrix)
-    return torch.bmm(patches.reshape(visits, -1, patches.shape[-1]), matrix).reshape(
-        *patches.shape[:3], -1
-    )
+    rows = patches.reshape(len(matrix), -1, patches.shape[-1])
+    return torch.bmm(rows, matrix).reshape(*patches.shape[:3], -1)
 
 
 class Im2ColConv(torch.autograd.Function):
-    """Convolution as one batched matrix product over patches, in channels-last memory.
+    """Convolution as one batched matmul over patches, in channels-last memory format.
 
-    Patches are made again in the backward pass rather than kept: they are h * w times the size of
-    the images.
+    Patches are h * w times the size of the images, so the backward pass computes them again instead
+    of keeping them.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.stride, ctx.padding = stride, padding
-        patches = columns(x.permute(0, 2, 3, 1), weight.shape[3:], stride, padding)  # type: ignore[arg-type]
+        patches = im2col(x.permute(0, 2, 3, 1), weight.shape[3:], stride, padding)  # type: ignore[arg-type]
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [J, h * w * C, O]
-        return _times(patches, matrix).permute(0, 3, 1, 2)
+        return _matmul_per_visit(patches, matrix).permute(0, 3, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         visits, outputs, channels, *size = weight.shape
         stride, padding = ctx.stride, ctx.padding
-        back = slope.permute(0, 2, 3, 1)  # [J * B, H', W', O]
-        along_weight = along_x = None
+        grad_output = grad_output.permute(0, 2, 3, 1)  # [J * B, H', W', O]
+        grad_input = grad_weight = None
         if ctx.needs_input_grad[1]:
-            patches = columns(x.permute(0, 2, 3, 1), tuple(size), stride, padding)
+            patches = im2col(x.permute(0, 2, 3, 1), tuple(size), stride, padding)
             left = patches.reshape(visits, -1, patches.shape[-1]).transpose(1, 2)
-            product = torch.bmm(left, back.reshape(visits, -1, outputs))  # [J, h * w * C, O]
-            along_weight = product.reshape(visits, *size, channels, outputs).permute(0, 4, 3, 1, 2)
+            grad = torch.bmm(left, grad_output.reshape(visits, -1, outputs))  # [J, h * w * C, O]
+            grad_weight = grad.reshape(visits, *size, channels, outputs).permute(0, 4, 3, 1, 2)
         if ctx.needs_input_grad[0]:
-            along_x = _along_images(back, weight, x.shape, stride, padding)
-        return along_x, along_weight, None, None
+            grad_input = _conv_grad_input(grad_output, weight, x.shape, stride, padding)
+        return grad_input, grad_weight, None, None
 
 
-def _along_images(back: Tensor, weight: Tensor, shape: Any, stride: Pair, padding: Pair) -> Tensor:
-    """The slope along the images: that of the outputs, spread out by the stride, convolved with the
-    turned filters.
+def _conv_grad_input(
+    grad_output: Tensor, weight: Tensor, shape: Any, stride: Pair, padding: Pair
+) -> Tensor:
+    """The gradient w.r.t. the input: `grad_output`, dilated by the stride, convolved with the
+    flipped filters.
     """
     _, _, _, tall, wide = weight.shape
     height, width = shape[2:]
+    grad = grad_output
     if stride != (1, 1):
-        spread = back.new_zeros(
-            len(back),
-            (back.shape[1] - 1) * stride[0] + 1,
-            (back.shape[2] - 1) * stride[1] + 1,
-            back.shape[3],
-        )
-        spread[:, :: stride[0], :: stride[1]] = back
-        back = spread
-    # rows and columns of the image beyond the last patch got nothing
-    low, high = height + padding[0] - back.shape[1], width + padding[1] - back.shape[2]
-    back = F.pad(back, (0, 0, wide - 1 - padding[1], high, tall - 1 - padding[0], low))
+        rows = (grad.shape[1] - 1) * stride[0] + 1
+        columns = (grad.shape[2] - 1) * stride[1] + 1
+        dilated = grad.new_zeros(len(grad), rows, columns, grad.shape[3])
+        dilated[:, :: stride[0], :: stride[1]] = grad
+        grad = dilated
+    # Rows and columns of the input beyond the last patch get no gradient: pad with zeros there.
+    low, high = height + padding[0] - grad.shape[1], width + padding[1] - grad.shape[2]
+    grad = F.pad(grad, (0, 0, wide - 1 - padding[1], high, tall - 1 - padding[0], low))
     matrix = weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [J, h * w * O, C]
-    return _times(columns(back, (tall, wide), (1, 1), (0, 0)), matrix).permute(0, 3, 1, 2)
+    patches = im2col(grad, (tall, wide), (1, 1), (0, 0))
+    return _matmul_per_visit(patches, matrix).permute(0, 3, 1, 2)

@@ -1,4 +1,9 @@
-"""Whether a model can be folded: tried once on a few examples, for nothing else can tell."""
+"""Checks on a few examples that a stacked pass gives the gradients of single passes.
+
+No static analysis can tell whether a module mixes the examples of a batch, so the check runs the
+model: J visits stacked, J visits one at a time, the same with perturbed examples, and once more
+with fused norms. It runs in float64, where only real differences exceed the tolerance.
+"""
 
 from __future__ import annotations
 
@@ -12,174 +17,171 @@ from ...errors import InputError, first_line
 from ...modeling.factory import ModelSpec
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import out_of_memory
-from .data_dependence import looking
-from .forward import DECIDES
-from .fusion import Fusion, Watch
-from .gradient import folded_gradient
-from .normalization import NotStackable
+from ...runtime.torch_compat import MissingTorchName, has_forward_hooks
+from .errors import CONTROL_FLOW, NotStackable
+from .fusion import Fusion, FusionTracer
+from .gradient import stacked_gradient
 
-_KNOWN: dict[Hashable, Finding] = {}
-# How close folding has to come, and how close where rounding grows, as by a million through
-# BatchNorm of two examples.
-_CLOSE = {torch.float64: (1e-9, 1e-4), torch.float32: (1e-2, 1e-2)}
-# a change of weights and examples that shows how it grows, and how often it may
-_LAST_DIGITS, _TIMES = 1e-13, 10
-# Operations of a forward pass that a trial may cost: one visit's, and those of more than two
-# visits.
-_WORTH, _WORTH_MORE = 200_000_000, 20_000_000
-_MOST = 8
+_CACHE: dict[Hashable, StackingReport] = {}
+# (tolerance, fallback tolerance). BatchNorm over two examples amplifies rounding errors by about
+# 1e6; the fallback needs the amplification to be measured, see `_EquivalenceCheck.agree`.
+_TOLERANCE = {torch.float64: (1e-9, 1e-4), torch.float32: (1e-2, 1e-2)}
+_PERTURBATION, _AMPLIFICATION = 1e-13, 10
+# FLOPs of a forward pass that the check may cost: for the examples of one visit, and in all.
+_MAX_VISIT_FLOPS, _MAX_FLOPS = 200_000_000, 20_000_000
+_MAX_VISITS = 8
 
 
-def examples(count: int, batch: int, operations: int) -> Tensor:
-    """Which of `count` examples a model is tried on, [J, B]: from all over, as many as are cheap.
+def choose_examples(count: int, batch: int, flops: int) -> Tensor:
+    """Indices of the examples to check with, [J, B]: from all clients, as many as are cheap.
 
     Args:
-        batch: of the run; there may be models that do something else with larger ones.
-        operations: of one example's forward pass.
+        count: number of examples.
+        batch: batch size of the run; a model may treat larger batches in another way.
+        flops: of one example's forward pass.
     """
-    each = max(2, min(batch, _WORTH // max(1, operations)))
-    visits = max(2, min(_MOST, _WORTH_MORE // max(1, each * operations)))
-    return torch.linspace(0, count - 1, visits * each).round().long().reshape(visits, each)
+    per_visit = max(2, min(batch, _MAX_VISIT_FLOPS // max(1, flops)))
+    visits = max(2, min(_MAX_VISITS, _MAX_FLOPS // max(1, per_visit * flops)))
+    places = torch.linspace(0, count - 1, visits * per_visit)
+    return places.round().long().reshape(visits, per_visit)
 
 
-class Finding(NamedTuple):
-    """What a trial told: why a model cannot be folded, or None; and which layers may do what comes
-    after them.
+class StackingReport(NamedTuple):
+    """The result of the check."""
 
-    The second is empty if none may, otherwise it says so of each norm and convolution of a pass.
+    reason: str | None  # why the model cannot be stacked, or None
+    fusions: tuple[Fusion, ...] = ()  # of each norm, or empty if nothing is fused
+
+
+def check_stackable(model: FunctionalModel, x: Tensor, y: Tensor) -> StackingReport:
+    """Compares a stacked pass with single passes on a few examples, [J, B, ...].
+
+    The result is cached per model spec, because the runs of one table have the same model.
     """
-
-    reason: str | None
-    fates: tuple[Fusion, ...] = ()
-
-
-def check_stackable(learner: FunctionalModel, x: Tensor, y: Tensor) -> Finding:
-    """Whether folding gives the gradients of one visit at a time on a few examples, [J, B, ...].
-
-    A module that mixes the examples of a batch in its own code would mix clients when folded: only
-    trying tells. What was found for a recipe is remembered, for runs of one table have the same
-    model.
-    """
-    if not isinstance(learner.factory, ModelSpec) or not isinstance(learner.loss_given, str):
-        return _run_check(learner, x, y)
-    key = (
-        learner.factory.key,
-        learner.loss_given,
-        x.shape,
-        x.dtype,
-        y.shape[2:],
-        y.dtype,
-        learner.device,
-    )
-    if key not in _KNOWN:
-        _KNOWN[key] = _run_check(learner, x, y)
-    return _KNOWN[key]
+    if not isinstance(model.factory, ModelSpec) or not isinstance(model.loss_given, str):
+        return _run_check(model, x, y)
+    shapes = (x.shape, x.dtype, y.shape[2:], y.dtype)
+    key = (model.factory.key, model.loss_given, shapes, model.device)
+    if key not in _CACHE:
+        _CACHE[key] = _run_check(model, x, y)
+    return _CACHE[key]
 
 
 def _run_check(
-    learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64
-) -> Finding:
-    trial = _EquivalenceCheck(learner, x, y, dtype)
+    model: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64
+) -> StackingReport:
+    check = _EquivalenceCheck(model, x, y, dtype)
     try:
-        got = trial.watched(watch := Watch())
-        expected = trial.one_by_one()
-    except NotStackable as reason:
-        return Finding(str(reason))
-    except Exception as error:  # whatever a module raises
-        # no folding helps, or it says nothing of the model
+        stacked = check.run_traced(tracer := FusionTracer())
+        expected = check.run_single()
+    except (NotStackable, MissingTorchName) as reason:
+        return StackingReport(str(reason))
+    except Exception as error:  # a module may raise anything
+        # Errors of the user's input are the same on every engine, and running out of memory says
+        # nothing about the model.
         if isinstance(error, InputError) or out_of_memory(error):
             raise
-        if dtype != learner.dtype:  # it may hold tensors of its own, such as a loss with weights
-            return _run_check(learner, x, y, learner.dtype)
-        return Finding(first_line(error))
-    if not trial.agree(got, expected) or trial.mixes():
-        return Finding("its forward pass mixes the examples of a batch")
-    found = watch.found()
-    alone: tuple[Fusion, ...] = tuple("" if fate == "sum" else fate for fate in found)
-    for fates in dict.fromkeys((found, alone)):
-        try:
-            if any(fates) and trial.agree(trial.folded(fates=fates), expected):
-                return Finding(None, fates)
-        except (InputError, NotStackable):
-            continue
-    return Finding(None)
+        if dtype != model.dtype:  # the module may hold float32 tensors, such as class weights
+            return _run_check(model, x, y, model.dtype)
+        return StackingReport(first_line(error))
+    if not check.agree(stacked, expected) or check.mixes_examples():
+        return StackingReport("its forward pass has cross-example dependence")
+    if has_forward_hooks(check.model.training_model):
+        return StackingReport(None)  # a hook would see the intermediate values of a fused pass
+    return StackingReport(None, check.find_fusions(tracer.fusions(), expected))
 
 
 class _EquivalenceCheck:
-    """Gradients of a few visits."""
+    """Gradients of a few visits, stacked and one at a time."""
 
-    def __init__(self, learner: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
-        self.learner = FunctionalModel(
-            learner.factory, learner.loss_given, y[0], learner.device, dtype
-        )
-        self.start = self.learner.initial(0, len(x))
-        self.x, self.y = (
-            values.to(dtype) if values.is_floating_point() else values for values in (x, y)
-        )
+    def __init__(self, model: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
+        self.model = FunctionalModel(model.factory, model.loss_given, y[0], model.device, dtype)
+        self.start = self.model.initial(0, len(x))
+        self.x = x.to(dtype) if x.is_floating_point() else x
+        self.y = y.to(dtype) if y.is_floating_point() else y
 
-    def given(self) -> tuple[Tensor, ...]:
+    def arguments(self) -> tuple[Tensor, ...]:
         """Arguments of a gradient function."""
         weight = torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
-        x = self.x.clone()  # a model may write into it
-        return *self.start, x, self.y, weight, torch.arange(len(weight), device=weight.device)
+        keys = torch.arange(len(weight), device=weight.device)
+        return *self.start, self.x.clone(), self.y, weight, keys  # a model may write to its inputs
 
-    def watched(self, watch: Watch) -> list[Tensor]:
-        """As `folded`; raises if the pass decides by numbers, whatever else it raises then."""
-        given, loss = self.given(), self.learner.loss
-        with looking(given, self.x.shape[:2].numel()) as looks:
-            self.learner.loss = looks.of_loss(loss)
+    def run_traced(self, tracer: FusionTracer) -> list[Tensor]:
+        """As `run_stacked`; raises NotStackable if the pass has data-dependent control flow."""
+        # Imported here because it needs private names of torch.
+        from .data_dependence import detect_data_dependence
+
+        arguments, loss = self.arguments(), self.model.loss
+        with detect_data_dependence(arguments, self.x.shape[:2].numel()) as detector:
+            self.model.loss = detector.wrap_loss(loss)
             try:
-                slope, rest = folded_gradient(self.learner, watch=watch)(*given)
+                grad, rest = stacked_gradient(self.model, tracer=tracer)(*arguments)
             except Exception as error:
-                if not looks.reason or isinstance(error, InputError) or out_of_memory(error):
+                # An error that follows from reading values is reported as what caused it.
+                if not detector.reason or isinstance(error, InputError) or out_of_memory(error):
                     raise
             finally:
-                self.learner.loss = loss
-        if looks.reason:
-            raise NotStackable(looks.reason)
-        return [slope, *rest]
+                self.model.loss = loss
+        if detector.reason:
+            raise NotStackable(detector.reason)
+        return [grad, *rest]
 
-    def folded(self, **options: Any) -> list[Tensor]:
-        """Slopes, losses and running statistics of all at once."""
-        slope, rest = folded_gradient(self.learner, **options)(*self.given())
-        return [slope, *rest]
+    def run_stacked(self, **options: Any) -> list[Tensor]:
+        """Gradients, losses and running statistics of all visits from one pass."""
+        grad, rest = stacked_gradient(self.model, **options)(*self.arguments())
+        return [grad, *rest]
 
-    def one_by_one(self) -> list[Tensor]:
-        """The same of one visit at a time."""
-        single = [
-            self.learner.gradient_function(batched=False)(*one)
-            for one in zip(*self.given(), strict=True)
-        ]
-        return [
-            torch.stack(values)
-            for values in zip(*((slope, *rest) for slope, rest in single), strict=True)
-        ]
+    def run_single(self) -> list[Tensor]:
+        """Gradients, losses and running statistics from one pass per visit."""
+        gradient = self.model.gradient_function(batched=False)
+        results = [gradient(*visit) for visit in zip(*self.arguments(), strict=True)]
+        columns = zip(*((grad, *rest) for grad, rest in results), strict=True)
+        return [torch.stack(values) for values in columns]
 
-    def agree(self, got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-        """Whether these are those, but for rounding: what the last digits of weights and examples
-        do to one visit.
+    def find_fusions(
+        self, traced: tuple[Fusion, ...], expected: Sequence[Tensor]
+    ) -> tuple[Fusion, ...]:
+        """The traced fusions, or those without additions, whichever gives equal gradients."""
+        without_add: tuple[Fusion, ...] = tuple("" if f == "add_relu" else f for f in traced)
+        for fusions in dict.fromkeys((traced, without_add)):
+            try:
+                if any(fusions) and self.agree(self.run_stacked(fusions=fusions), expected):
+                    return fusions
+            except (InputError, NotStackable):
+                continue
+        return ()
+
+    def agree(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+        """True if results are equal up to rounding.
+
+        Where the difference lies between the two tolerances, rounding errors may have been
+        amplified. How much is measured: parameters and examples are perturbed in their last digits,
+        and the difference may be a few times what that does to single passes.
         """
-        near, most = _CLOSE[self.learner.dtype]
-        if _near(got, expected, near) or near == most:
-            return _near(got, expected, near)
-        if not _near(got, expected, most):
+        tolerance, fallback = _TOLERANCE[self.model.dtype]
+        if _are_close(results, expected, tolerance) or tolerance == fallback:
+            return _are_close(results, expected, tolerance)
+        if not _are_close(results, expected, fallback):
             return False
         (theta, buffers), x, generator = self.start, self.x, torch.Generator().manual_seed(0)
-        self.start = theta + _LAST_DIGITS * _noise(theta, generator), buffers
-        self.x = x + _LAST_DIGITS * x * _noise(x, generator) if x.is_floating_point() else x
+        self.start = theta + _PERTURBATION * _noise(theta, generator), buffers
+        self.x = x + _PERTURBATION * x * _noise(x, generator) if x.is_floating_point() else x
         try:
-            return _near(got, expected, _TIMES * _apart(self.one_by_one(), expected))
+            amplified = _max_difference(self.run_single(), expected)
+            return _are_close(results, expected, _AMPLIFICATION * amplified)
         finally:
             self.start, self.x = (theta, buffers), x
 
-    def mixes(self) -> bool:
-        """Whether folding shows on examples that differ where the given ones may not, some of
-        numbers far from 0.
+    def mixes_examples(self) -> bool:
+        """True if stacked and single passes differ on perturbed examples.
+
+        The first examples of a data set may be equal where it matters (all black corners, one
+        class), which would hide that a module mixes them.
         """
         before, self.x = self.x, _perturb(self.x)
         try:
-            return not self.agree(self.folded(), self.one_by_one())
-        except Exception as error:  # the model may well refuse them
+            return not self.agree(self.run_stacked(), self.run_single())
+        except Exception as error:  # the model may reject such examples
             if out_of_memory(error):
                 raise
             return False
@@ -188,9 +190,7 @@ class _EquivalenceCheck:
 
 
 def _perturb(x: Tensor) -> Tensor:
-    """Examples [J, B, ...] unlike these: others with noise, or with tokens that others have at the
-    same place.
-    """
+    """Examples [J, B, ...] with noise and other scales, or with tokens of other examples."""
     generator = torch.Generator().manual_seed(0)
     if x.is_floating_point():
         scale = torch.linspace(1, 10, x.shape[:2].numel(), dtype=x.dtype, device=x.device)
@@ -204,25 +204,24 @@ def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def _near(got: Sequence[Tensor], expected: Sequence[Tensor], near: float) -> bool:
-    """Whether these are those; where both are nan, as with a norm of zeros, nothing speaks against
-    folding.
-    """
-    for found, wanted in zip(got, expected, strict=True):
-        for a, b in zip(found, wanted, strict=True):
-            if b.numel() and not float((a - b).abs().max()) <= near * (1 + float(b.abs().max())):
+def _are_close(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> bool:
+    """True if all values are close, relative to the largest; NaN equals NaN (a norm of zeros)."""
+    for result, wanted in zip(results, expected, strict=True):
+        for a, b in zip(result, wanted, strict=True):
+            limit = tolerance * (1 + float(b.abs().max())) if b.numel() else 0.0
+            if b.numel() and not float((a - b).abs().max()) <= limit:
                 same = (a == b) | (a.isnan() & b.isnan())
-                close = (a - b).abs() <= near * (1 + b.nan_to_num(0, 0, 0).abs().max())
+                close = (a - b).abs() <= tolerance * (1 + b.nan_to_num(0, 0, 0).abs().max())
                 if not bool((same | close).all()):
                     return False
     return True
 
 
-def _apart(moved: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """How far these are from those at most, by the measure of `_near`."""
+def _max_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference by the measure of `_are_close`."""
     pairs = [
         pair
-        for both in zip(moved, expected, strict=True)
+        for both in zip(results, expected, strict=True)
         for pair in zip(*both, strict=True)
         if pair[1].numel()
     ]
@@ -233,19 +232,18 @@ def _apart(moved: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(map(float, differences), default=0.0)
 
 
-def check_vmap(learner: FunctionalModel, x: Tensor, y: Tensor, reason: str) -> None:
-    """Raises if `vmap` cannot batch the model, either; `reason` is why it cannot be folded."""
+def check_vmap(model: FunctionalModel, x: Tensor, y: Tensor, reason: str) -> None:
+    """Raises if `vmap` cannot batch the model either; `reason` is why it cannot be stacked."""
     try:
-        trial = _EquivalenceCheck(learner, x, y, learner.dtype)
-        trial.learner.gradient_function(batched=True)(*trial.given())
-    except Exception as error:  # whatever a module raises
+        check = _EquivalenceCheck(model, x, y, model.dtype)
+        check.model.gradient_function(batched=True)(*check.arguments())
+    except Exception as error:  # a module may raise anything
         if isinstance(error, InputError) or out_of_memory(error):
             raise
-        said = first_line(error).partition(". ")[0].removeprefix("vmap: ")
-        write = " Or write it with torch.where, without .item() and without `if` on numbers." * (
-            DECIDES in reason
-        )
+        cause = first_line(error).partition(". ")[0].removeprefix("vmap: ")
+        advice = " Or write it with torch.where, without .item() and without `if` on values."
         raise InputError(
-            f"The model cannot be trained on many clients at once: {reason.rstrip('.')}. By vmap neither: {said}. Use "
-            f"engine 'loop', which can.{write}"
+            "The model cannot be trained on many clients at once: "
+            f"{reason.rstrip('.')}. vmap cannot batch it either: {cause}. Use engine 'loop', which "
+            f"can train it.{advice * (CONTROL_FLOW in reason)}"
         ) from None

@@ -1,4 +1,4 @@
-"""The gradient of J models in one pass, by folding."""
+"""The minibatch gradients of J visits from one stacked forward and backward pass."""
 
 from __future__ import annotations
 
@@ -12,36 +12,27 @@ from ...errors import InputError
 from ...modeling.functional_model import FunctionalModel, GradientFn
 from ...modeling.model_checks import require_tensor
 from ...modeling.parameter_swap import swap_parameters
-from .forward import Folded
-from .fusion import OTHER_WAYS, Fusion, Watch
-from .normalization import NotStackable
+from .errors import PATH_CHANGED, NotStackable
+from .forward import StackedForward
+from .fusion import FusedNorms, Fusion, FusionTracer
 from .stacked_params import StackedParams
 
 
-def folded_gradient(
-    learner: FunctionalModel,
+def stacked_gradient(
+    model: FunctionalModel,
     compute: torch.dtype | None = None,
-    fates: Sequence[Fusion] = (),
-    watch: Watch | None = None,
+    fusions: Sequence[Fusion] = (),
+    tracer: FusionTracer | None = None,
 ) -> GradientFn:
-    """The learner's batched gradient function, by folding: the same arguments and results as by
-    `vmap`.
+    """The model's batched gradient function; arguments and results are those of the `vmap` one.
 
     Args:
-        fates: for each norm and convolution of a pass, what is done with it and nothing else: it
-            does that, too.
-        watch: finds those.
+        compute: dtype of matmuls; None is the model's own.
+        fusions: of each norm of the pass, see `FusedNorms`.
+        tracer: records which norms could be fused.
     """
-    working = compute or learner.dtype
-    # errors add up over time steps; an embedding is no product
-    kept = (torch.nn.RNNBase, torch.nn.Embedding)
-    exact = {
-        id(p)
-        for m in learner.training_model.modules()
-        if isinstance(m, kept)
-        for p in m.parameters()
-    }
-    precise = {n for n, p in learner.training_model.named_parameters() if id(p) in exact}
+    compute = compute or model.dtype
+    full_precision = _full_precision_names(model.training_model)
 
     def gradient(
         theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
@@ -49,30 +40,41 @@ def folded_gradient(
         visits, batch = weight.shape
         theta = theta.detach()
         with torch.enable_grad():
-            pieces = StackedParams(learner, theta, working, precise)
-            moving = pieces.leaves
-            fixed = learner.buffer_layout.unflatten(buffers)
-            counters = {name: count.clone() for name, count in learner.counters.items()}
-            mode = Folded(key, {**moving, **fixed}, working, pieces.of, fates, watch)
-            with mode, swap_parameters(learner.training_model, {**moving, **fixed, **counters}):
-                outputs = require_tensor(learner.training_model(x.flatten(0, 1)))
+            params = StackedParams(model, theta, compute, full_precision)
+            statistics = model.buffer_layout.unflatten(buffers)
+            counters = {name: count.clone() for name, count in model.counters.items()}
+            stacked = {**params.leaves, **statistics}
+            fused = FusedNorms(fusions)
+            forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer)
+            with forward, swap_parameters(model.training_model, {**stacked, **counters}):
+                outputs = require_tensor(model.training_model(x.flatten(0, 1)))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotStackable(
                     f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}"
                 )
-            if mode.unmet:
-                raise InputError(OTHER_WAYS)
-            if watch is not None:
-                watch.used(None, (outputs,), {})
-            losses = learner.loss(outputs.to(learner.dtype), y.flatten(0, 1)).reshape(visits, batch)
-            share = weight.to(losses.dtype)
-            value = (losses * share).sum(1) / share.sum(1).clamp(min=1)
-            slope = pieces.gather(value.sum())
-        if fixed:
-            named = {
-                name: mode.statistics.get(id(tensor), tensor) for name, tensor in fixed.items()
-            }
-            buffers = learner.buffer_layout.flatten(named)
-        return slope, (value.detach(), buffers)
+            if fused.unfinished:
+                raise InputError(PATH_CHANGED)
+            if tracer is not None:
+                tracer.record_use(None, (outputs,), {})
+            losses = model.loss(outputs.to(model.dtype), y.flatten(0, 1)).reshape(visits, batch)
+            # Padding has weight 0, so that it enters neither a visit's loss nor its gradient.
+            counts = weight.to(losses.dtype)
+            loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
+            grad = params.gather_grad(loss.sum())
+        if statistics:
+            new = {name: forward.statistics.get(id(t), t) for name, t in statistics.items()}
+            buffers = model.buffer_layout.flatten(new)
+        return grad, (loss.detach(), buffers)
 
     return gradient
+
+
+def _full_precision_names(module: torch.nn.Module) -> set[str]:
+    """Names of parameters that are never cast to bf16.
+
+    Rounding errors of recurrent layers accumulate over time steps, and an embedding is no matmul:
+    casting its whole table costs more than it saves.
+    """
+    layers = (torch.nn.RNNBase, torch.nn.Embedding)
+    ids = {id(p) for m in module.modules() if isinstance(m, layers) for p in m.parameters()}
+    return {name for name, p in module.named_parameters() if id(p) in ids}

@@ -1,8 +1,9 @@
-"""The weights of J visits while a gradient is taken: what products read, and where their slopes go.
+"""Stacked parameters of J visits: what matmuls read, and where kernels write the gradient.
 
-Weights are one matrix [J, P] in float32. Products read a copy of it in their own type, made in one
-pass; kernels that know where a parameter's slope belongs write it there, so that the slope [J, P]
-need not be put together afterwards.
+The master copy is one float32 matrix [J, P]. Matmuls read a copy of it in their own dtype, made in
+one pass. Kernels that know where the gradient of their parameter belongs write it directly into the
+gradient matrix [J, P]; otherwise autograd would return one tensor per parameter, and putting them
+together would read and write all gradients once more.
 """
 
 from __future__ import annotations
@@ -17,127 +18,121 @@ from ...flat_params import Layout, Tree
 from ...modeling.functional_model import FunctionalModel
 from .aligned_rows import copy_rows, empty_aligned
 
-_ALIGNED = 16  # bytes; matrix products on weights that begin elsewhere take slow ways
+_ALIGNMENT = 16  # bytes; cuBLAS uses slower kernels for matrices that start at other addresses
 
 
 class StackedParam:
     """One parameter of J visits.
 
     Args:
-        weight: what products read, [J, *shape].
-        slope: where its slope goes, [J, *shape], or None where autograd is to bring it.
+        weight: what matmuls read, [J, *shape].
+        grad: where its gradient goes, [J, *shape], or None where autograd is to return it.
     """
 
-    def __init__(self, weight: Tensor, slope: Tensor | None) -> None:
-        self.weight, self._slope = weight, slope
+    def __init__(self, weight: Tensor, grad: Tensor | None) -> None:
+        self.weight, self._grad = weight, grad
         self.written = False
 
-    def place(self) -> Tensor | None:
-        """Where to write the slope; None if that has been done before (a parameter used twice) or
-        is not wanted.
+    def grad_buffer(self) -> Tensor | None:
+        """The tensor to write the gradient to, or None.
+
+        It is None if the gradient is not wanted, or if it was asked for before: a parameter that is
+        used twice has two gradients, of which autograd adds the second.
         """
-        if self._slope is None or self.written:
+        if self._grad is None or self.written:
             return None
         self.written = True
-        return self._slope
+        return self._grad
 
 
 class StackedParams:
-    """All parameters of J visits, and their slope.
+    """All parameters of J visits, and their gradient.
 
     Args:
-        theta: weights, [J, P].
-        compute: the type of products.
-        precise: names of parameters that keep their own type.
+        theta: parameters, [J, P].
+        compute: dtype of matmuls.
+        full_precision: names of parameters that keep their own dtype.
     """
 
     def __init__(
         self,
-        learner: FunctionalModel,
+        model: FunctionalModel,
         theta: Tensor,
         compute: torch.dtype,
-        precise: Collection[str],
+        full_precision: Collection[str],
     ) -> None:
-        layout = learner.theta_layout
-        self.slope = (
-            torch.empty_like(theta)
-            if theta.is_contiguous()
-            else empty_aligned(theta)[:, : theta.shape[1]]
-        )
-        self.leaves = {
-            name: leaf.detach().requires_grad_() for name, leaf in layout.unflatten(theta).items()
-        }
-        self._places = layout.unflatten(self.slope)
-        direct = theta.is_cuda
-        read = _for_products(layout, theta, compute) if direct else {}
-        self.of = {}
+        layout = model.theta_layout
+        if theta.is_contiguous():
+            self.grad = torch.empty_like(theta)
+        else:
+            self.grad = empty_aligned(theta)[:, : theta.shape[1]]
+        params = layout.unflatten(theta)
+        self.leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
+        self._grads = layout.unflatten(self.grad)
+        on_gpu = theta.is_cuda
+        copies = _cast_for_matmul(layout, theta, compute) if on_gpu else {}
+        self.by_id = {}
         for name, leaf in self.leaves.items():
-            weight = leaf if name in precise else read.get(name, leaf)
-            self.of[id(leaf)] = StackedParam(weight, self._places[name] if direct else None)
+            weight = leaf if name in full_precision else copies.get(name, leaf)
+            self.by_id[id(leaf)] = StackedParam(weight, self._grads[name] if on_gpu else None)
 
-    def gather(self, value: Tensor) -> Tensor:
-        """The slope of `value` along all weights, [J, P]."""
-        found = torch.autograd.grad(value, list(self.leaves.values()), allow_unused=True)
-        for (name, leaf), slope in zip(self.leaves.items(), found, strict=True):
-            place = self._places[name]
-            if not self.of[id(leaf)].written:
-                place.zero_() if slope is None else place.copy_(slope)
-            elif slope is not None:
-                place.add_(slope)
-        return self.slope
+    def gather_grad(self, value: Tensor) -> Tensor:
+        """The gradient of `value` w.r.t. all parameters, [J, P]."""
+        grads = torch.autograd.grad(value, list(self.leaves.values()), allow_unused=True)
+        for (name, leaf), grad in zip(self.leaves.items(), grads, strict=True):
+            buffer = self._grads[name]
+            if not self.by_id[id(leaf)].written:
+                buffer.zero_() if grad is None else buffer.copy_(grad)
+            elif grad is not None:
+                buffer.add_(grad)
+        return self.grad
 
 
-def _for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
-    """The weights as products like them: in their type, each parameter beginning at a multiple of
-    16 bytes.
-    """
-    if _apart(layout, compute):
-        named = layout.unflatten(theta).items()
+def _cast_for_matmul(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
+    """The parameters as matmuls read them: in dtype `compute`, each at an aligned address."""
+    if not _is_aligned(layout, compute):
+        params = layout.unflatten(theta).items()
         return {
-            n: t.to(compute, copy=t.dim() == 3, memory_format=torch.contiguous_format)
-            for n, t in named
+            name: param.to(compute, copy=param.dim() == 3, memory_format=torch.contiguous_format)
+            for name, param in params
         }
-    copy = (
-        _KEPT[theta.data_ptr()]
-        if theta.data_ptr() in _KEPT
-        else copy_for_products(layout, theta, compute)
-    )
+    if theta.data_ptr() in _CAST_COPIES:
+        copy: Tensor | None = _CAST_COPIES[theta.data_ptr()]
+    else:
+        copy = cast_copy(layout, theta, compute)
     return layout.unflatten(theta if copy is None else copy[:, : theta.shape[1]])
 
 
-def _apart(layout: Layout, compute: torch.dtype) -> bool:
-    """Whether parameters do not all begin at multiples of 16 bytes, so that each needs a copy of
-    its own.
-    """
-    each = _ALIGNED // compute.itemsize
-    return any(
-        sum(layout.sizes[:n]) % each for n, shape in enumerate(layout.shapes) if len(shape) > 1
+def _is_aligned(layout: Layout, compute: torch.dtype) -> bool:
+    """True if all matrices start at multiples of 16 bytes, so that one copy serves them all."""
+    step = _ALIGNMENT // compute.itemsize
+    return not any(
+        sum(layout.sizes[:n]) % step for n, shape in enumerate(layout.shapes) if len(shape) > 1
     )
 
 
-def copy_for_products(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
-    """The copy of weights [J, P] that products read, in rows of a multiple of 16 bytes; None if
-    there is no such.
-    """
-    if _apart(layout, compute) or (
-        compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNED == 0
-    ):
+def cast_copy(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tensor | None:
+    """A copy of parameters [J, P] in dtype `compute` with aligned rows; None if none is needed."""
+    readable = compute == theta.dtype and theta.stride(0) * compute.itemsize % _ALIGNMENT == 0
+    if readable or not _is_aligned(layout, compute):
         return None
     copy_rows(theta, wide := empty_aligned(theta, compute))
     return wide
 
 
-_KEPT: dict[int, Tensor] = {}  # by the address of weights
+# Copies that captured training keeps up to date, by the address of the parameters. A CUDA graph
+# records addresses, so that within one capture the parameters always lie at the same address. The
+# SGD kernel writes new parameters and their bf16 copy in one pass; without this table each gradient
+# would cast all parameters again.
+_CAST_COPIES: dict[int, Tensor] = {}
 
 
 @contextmanager
 def use_cast_copy(theta: Tensor, copy: Tensor | None) -> Iterator[None]:
-    """Within it, products that need these weights read this copy, which the caller keeps up to
-    date.
-    """
+    """Matmuls with these parameters read `copy` inside; the caller keeps it up to date."""
     if copy is not None:
-        _KEPT[theta.data_ptr()] = copy
+        _CAST_COPIES[theta.data_ptr()] = copy
     try:
         yield
     finally:
-        _KEPT.pop(theta.data_ptr(), None)
+        _CAST_COPIES.pop(theta.data_ptr(), None)

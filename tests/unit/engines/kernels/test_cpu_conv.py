@@ -2,26 +2,20 @@
 documentation says.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.engines.kernels import cpu_fft_conv
 from fedensemble.engines.kernels.cpu_conv import (
     choose_algorithm,
-    grouped,
-    on_cpu,
+    conv2d_cpu,
+    grouped_conv,
     per_client_conv,
-    product,
+    pointwise_conv,
 )
-from fedensemble.engines.kernels.cpu_fft_conv import FFTConv, available
 from fedensemble.engines.stacked import dispatch
-from fedensemble.runtime.num_threads import num_threads
 
-TRANSFORMS = "transforms" * available()
 SAME = 1e-11  # float64: other orders of sums
 PLAIN = ((1, 1), (1, 1), (1, 1), 1)  # stride, padding, dilation, groups
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -68,9 +62,9 @@ def test_all_ways_agree(sizes, groups, image, size, stride, padding, dilation, b
     how = (stride, padding, dilation, groups)
     ways = [
         lambda x, w, b: per_client_conv(x, w, b, *how),
-        lambda x, w, b: grouped(x, w, *how, b),
-        lambda x, w, b: grouped(x, w, *how, b, channels_last=True),
-        lambda x, w, b: on_cpu(x, w, b, *how),
+        lambda x, w, b: grouped_conv(x, w, *how, b),
+        lambda x, w, b: grouped_conv(x, w, *how, b, channels_last=True),
+        lambda x, w, b: conv2d_cpu(x, w, b, *how),
         lambda x, w, b: dispatch.conv2d(x, w, b, *how),
     ]
     agree(ways, tensors)
@@ -93,7 +87,10 @@ def test_a_product_is_a_convolution_of_single_pixels(sizes, image, stride, biase
     )
     how = (stride, (0, 0), (1, 1), 1)
     agree(
-        [lambda x, w, b: per_client_conv(x, w, b, *how), lambda x, w, b: product(x, w, b, stride)],
+        [
+            lambda x, w, b: per_client_conv(x, w, b, *how),
+            lambda x, w, b: pointwise_conv(x, w, b, stride),
+        ],
         tensors,
     )
 
@@ -124,8 +121,8 @@ def way(
 @pytest.mark.parametrize(
     ("shape", "other", "expected"),
     [
-        ((10, 32, 64, 64, 8, 1), {}, "product"),
-        ((1, 1, 3, 4, 8, 1), {"stride": 2}, "product"),
+        ((10, 32, 64, 64, 8, 1), {}, "pointwise"),
+        ((1, 1, 3, 4, 8, 1), {"stride": 2}, "pointwise"),
         ((10, 4, 8, 8, 8, 1), {"groups": 2}, "grouped, channels last"),
         ((10, 4, 8, 8, 8, 1), {"padding": 1}, "grouped"),
         ((64, 16, 8, 8, 8, 3), {}, "grouped"),
@@ -134,58 +131,29 @@ def way(
         ((64, 16, 8, 10, 8, 3), {"dtype": torch.float64}, "grouped"),
         ((64, 16, 1, 10, 8, 3), {}, "grouped"),
         ((10, 4, 20, 20, 8, 3), {"groups": 20}, "grouped"),
-        ((10, 32, 1, 10, 28, 5), {"padding": 0}, "one by one"),
-        ((10, 32, 10, 20, 12, 5), {"padding": 0}, TRANSFORMS or "one by one"),
-        ((2, 16, 64, 64, 32, 3), {}, "one by one"),
+        ((10, 32, 1, 10, 28, 5), {"padding": 0}, "per client"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0}, "per client"),
+        ((2, 16, 64, 64, 32, 3), {}, "per client"),
         ((1, 16, 64, 64, 32, 3), {}, "grouped"),
         ((2, 1, 32, 32, 32, 3), {}, "grouped"),  # 2^16 numbers
-        ((2, 1, 32, 40, 32, 3), {}, "one by one"),
+        ((2, 1, 32, 40, 32, 3), {}, "per client"),
         ((2, 1, 32, 128, 32, 3), {"stride": 2}, "grouped"),
-        ((1, 32, 10, 20, 12, 5), {"padding": 0}, TRANSFORMS or "grouped, channels last"),
+        ((1, 32, 10, 20, 12, 5), {"padding": 0}, "grouped, channels last"),
         ((10, 4, 10, 20, 12, 5), {"padding": 0}, "grouped, channels last"),  # few numbers
-        ((10, 64, 10, 20, 12, 5), {"padding": 0, "stride": 2}, "one by one"),
-        ((10, 32, 10, 20, 12, 5), {"padding": 5}, "one by one"),
-        ((10, 64, 10, 20, 12, 5), {"padding": 0, "dilation": 2}, "one by one"),
-        ((10, 32, 10, 20, 12, 5), {"padding": 0, "groups": 2}, "one by one"),
-        ((10, 32, 10, 20, 12, 5), {"padding": 0, "dtype": torch.float64}, "one by one"),
-        ((10, 32, 10, 20, 24, 3), {"padding": 0}, "one by one"),
-        ((10, 32, 16, 32, 14, 5), {}, "one by one"),  # channels fill blocks
-        ((10, 32, 16, 32, 28, 9), {}, TRANSFORMS or "one by one"),
-        ((10, 32, 16, 32, 40, 17), {}, "one by one"),
+        ((10, 64, 10, 20, 12, 5), {"padding": 0, "stride": 2}, "per client"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 5}, "per client"),
+        ((10, 64, 10, 20, 12, 5), {"padding": 0, "dilation": 2}, "per client"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0, "groups": 2}, "per client"),
+        ((10, 32, 10, 20, 12, 5), {"padding": 0, "dtype": torch.float64}, "per client"),
+        ((10, 32, 10, 20, 24, 3), {"padding": 0}, "per client"),
+        ((10, 32, 16, 32, 14, 5), {}, "per client"),  # channels fill blocks
+        ((10, 32, 16, 32, 28, 9), {}, "per client"),
+        ((10, 32, 16, 32, 40, 17), {}, "per client"),
     ],
 )
 def test_ways_are_chosen_by_shape(shape, other, expected):
     """Visits, batch, channels, outputs, sides of images and of filters."""
-    with num_threads(1):
-        assert way(*shape, **other) == expected
-
-
-def test_transforms_are_used_where_torch_has_them():
-    """Otherwise other tests would be skipped without a word."""
-    assert available() == (hasattr(torch, "_nnpack_available") and torch._nnpack_available())
-
-
-@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
-def test_slopes_along_filters_are_transformed_for_small_outputs(monkeypatch):
-    seen = []
-    usual = cpu_fft_conv._convolved
-    monkeypatch.setattr(
-        cpu_fft_conv, "_convolved", lambda *given: (seen.append(given[0].shape), usual(*given))[1]
-    )
-    # forth, back along images and, if outputs are small, along filters
-    for image, expected in ((12, 3), (32, 2)):
-        seen.clear()
-        x, weight = (
-            t.detach().float().requires_grad_()
-            for t in (numbers(4, 5, image, image), numbers(1, 6, 5, 5, 5))
-        )
-        FFTConv.apply(x, weight, None, (0, 0)).sum().backward()
-        assert len(seen) == expected
-
-
-def test_transforms_have_one_core():
-    with num_threads(2):
-        assert way(1, 32, 10, 20, 12, 5, padding=0) == "grouped, channels last"
+    assert way(*shape, **other) == expected
 
 
 @pytest.mark.parametrize("channels", [8, 6, 1])
@@ -199,75 +167,10 @@ def test_outputs_may_be_written_into(channels, visits):
     agree(
         [
             lambda x, w: per_client_conv(x, w, None, *how).relu(),
-            lambda x, w: on_cpu(x, w, None, *how).relu_(),
+            lambda x, w: conv2d_cpu(x, w, None, *how).relu_(),
         ],
         tensors,
     )
-
-
-@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
-    image=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
-    padding=st.tuples(st.integers(0, 10), st.integers(0, 10)),
-    biased=st.booleans(),
-)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
-def test_transforms_round_no_more_than_other_ways(sizes, image, size, padding, biased):
-    visits, batch, channels, outputs = sizes
-    assume(
-        size != (3, 3) and all(padding[n] < size[n] <= image[n] + 2 * padding[n] for n in (0, 1))
-    )
-    exact = [
-        numbers(visits * batch, channels, *image),
-        numbers(visits, outputs, channels, *size, seed=1),
-        numbers(visits, outputs, seed=2) if biased else None,
-    ]
-    single = [t if t is None else t.detach().float().requires_grad_() for t in exact]
-    how = ((1, 1), padding, (1, 1), 1)
-    expected = outputs_and_slopes(lambda x, w, b: per_client_conv(x, w, b, *how), exact)
-    found = outputs_and_slopes(lambda x, w, b: FFTConv.apply(x, w, b, padding), single)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(
-            a.double(), b, rtol=0, atol=1e-5 * (1 + float(b.detach().abs().max()))
-        )
-
-
-@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
-def test_transforms_in_two_threads_do_not_disturb_each_other():
-    given = [
-        t.detach().float().requires_grad_()
-        for t in (numbers(64, 10, 12, 12), numbers(2, 20, 10, 5, 5, seed=1))
-    ]
-
-    def often(number):
-        with num_threads(1):
-            return [
-                outputs_and_slopes(lambda x, w: FFTConv.apply(x, w * number, None, (0, 0)), given)
-                for _ in range(20)
-            ]
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(often, (1, 2)))
-    for number, repeats in zip((1, 2), found, strict=True):
-        alone = often(number)[0]
-        assert all(
-            torch.equal(a, b) for repeat in repeats for a, b in zip(repeat, alone, strict=True)
-        )
-
-
-@pytest.mark.skipif(not available(), reason="torch has no NNPACK here")
-def test_one_visit_that_diverged_is_its_own_affair():
-    x, weight = (
-        numbers(6, 4, 9, 9).detach().float(),
-        numbers(3, 5, 4, 5, 5, seed=1).detach().float(),
-    )
-    expected = FFTConv.apply(x, weight, None, (0, 0))
-    weight[1] = torch.nan
-    found = FFTConv.apply(x, weight, None, (0, 0)).reshape(3, -1)
-    assert found[1].isnan().all()
-    assert torch.equal(found[[0, 2]], expected.reshape(3, -1)[[0, 2]])
 
 
 def test_repeated_filters_never_need_more_memory_than_the_images():
@@ -283,5 +186,5 @@ def test_repeated_filters_never_need_more_memory_than_the_images():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
-        on_cpu(x, weight, None, (1, 1), (0, 0), (1, 1), 1)
+        conv2d_cpu(x, weight, None, (1, 1), (0, 0), (1, 1), 1)
     assert saved <= max(x.numel(), weight.numel())

@@ -71,7 +71,7 @@ def made(model=Wide, batch=BATCH, clients=4, **options):
 @pytest.mark.parametrize("model", [Wide, Apart])
 def test_what_is_saved_is_counted_once(model):
     federation = made(model)
-    assert federation.engine.folded == (model is Wide)
+    assert federation.engine.stacked == (model is Wide)
     needed = block_size.activations(federation.engine)
     # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted
     # already
@@ -82,7 +82,9 @@ def test_what_is_saved_is_counted_once(model):
 @pytest.mark.parametrize("model", [Wide, Apart])
 def test_a_few_examples_tell_of_a_batch(model):
     engine = made(model).engine
-    gradient = engine.gradient if engine.folded else engine.learner.gradient_function(batched=False)
+    gradient = (
+        engine.gradient if engine.stacked else engine.learner.gradient_function(batched=False)
+    )
     whole = block_size._saved(engine, gradient, BATCH)
     assert block_size.activations(engine) == pytest.approx(whole, rel=0.01)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
 from fedensemble.engines.local import vector
-from fedensemble.engines.stacked.equivalence import Finding
+from fedensemble.engines.stacked.equivalence import StackingReport
 from fedensemble.testing.toy_problems import (
     CLASSES,
     FEATURES,
@@ -142,7 +142,7 @@ def test_graphs_without_a_gpu_are_mentioned():
 
 
 def test_vmap_is_mentioned_once(monkeypatch):
-    monkeypatch.setattr(vector, "check_stackable", lambda *given: Finding("it is round"))
+    monkeypatch.setattr(vector, "check_stackable", lambda *given: StackingReport("it is round"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         federation = train(made(), 3)

@@ -101,8 +101,8 @@ def trained(mix, equal, engine, batch):
 @pytest.mark.parametrize("case", MIXING)
 def test_mixing_is_found(case, equal, batch):
     got, expected = (trained(MIXING[case], equal, engine, batch) for engine in ("vector", "loop"))
-    assert not got.engine.folded
-    assert "mixes the examples" in got.engine.notes[0]
+    assert not got.engine.stacked
+    assert "cross-example dependence" in got.engine.notes[0]
     require_close(got.state.modes, expected.state.modes, f"Engines disagree on {case}")
 
 
@@ -111,7 +111,7 @@ def test_mixing_is_found(case, equal, batch):
 def test_what_does_not_mix(case):
     mix, folded = OTHERS[case]
     got, expected = (trained(mix, False, engine, 4) for engine in ("vector", "loop"))
-    assert got.engine.folded == folded
+    assert got.engine.stacked == folded
     require_close(got.state.modes, expected.state.modes, f"Engines disagree on {case}")
 
 
@@ -152,7 +152,7 @@ def test_mixing_of_tokens_is_found_where_the_given_do_not_show_it():
         ).reason
 
     assert reason(lambda net, x: net.embedding(1 - x)) is None
-    assert "mixes the examples" in reason(lambda net, x: net.embedding(x.amax(0) - x))
+    assert "cross-example dependence" in reason(lambda net, x: net.embedding(x.amax(0) - x))
 
 
 POSITIONS = {
@@ -172,8 +172,8 @@ def test_positions(case, batch):
         return (net.embedding(x) + net.positions(positions(x))).tanh()
 
     got, expected = (of_tokens(placed, engine, batch) for engine in ("vector", "loop"))
-    assert got.engine.folded == folded
-    assert folded or "numbers without a batch" in got.engine.notes[0]
+    assert got.engine.stacked == folded
+    assert folded or "lookup without a batch" in got.engine.notes[0]
     require_close(got.state.modes, expected.state.modes, f"Engines disagree on positions, {case}")
 
 
@@ -193,7 +193,7 @@ def test_rounding_that_grows_is_no_mixing():
     # Of examples that are nearly the same the last digits become the first ones: slopes differ by
     # 1e-8.
     assert reason(lambda x: x, 1 + 1e-4 * x) is None
-    assert "mixes the examples" in reason(lambda x: x * (1 + 1e-6 * x.mean(0)), x)
+    assert "cross-example dependence" in reason(lambda x: x * (1 + 1e-6 * x.mean(0)), x)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -204,5 +204,5 @@ def test_a_compiled_script_is_counted_as_nothing():
         FedAvg(),
         modes=1,
     )
-    assert made.engine.folded
+    assert made.engine.stacked
     assert next(made.rounds(1)).losses.isfinite().all()

@@ -67,7 +67,7 @@ def test_shapes_may_be_looked_at():
     made = Federation(
         lambda: Deciding(by_shape), classification(), FedAvg(), engine="vector", dtype=torch.float64
     )
-    assert made.engine.folded
+    assert made.engine.stacked
 
 
 class Between(nn.Module):
@@ -129,7 +129,7 @@ def between(case, engine):
 
 @pytest.mark.parametrize("case", MIXED)
 def test_what_is_picked_by_numbers_meets_no_other_clients(case):
-    with pytest.raises(InputError, match=r"decides by numbers.*engine 'loop'"):
+    with pytest.raises(InputError, match=r"has data-dependent control flow.*engine 'loop'"):
         between(MIXED[case], "vector")
 
 
@@ -138,7 +138,7 @@ def test_what_decides_nothing_is_folded(case):
     got, expected = (between(HARMLESS[case], engine) for engine in ("vector", "loop"))
     for made in (got, expected):
         list(made.rounds(2))
-    assert got.engine.folded
+    assert got.engine.stacked
     require_close(got.state.modes, expected.state.modes, f"Engines disagree on {case}")
 
 
@@ -162,7 +162,7 @@ def regression(loss, engine):
 
 
 def test_a_loss_may_not_decide_either():
-    with pytest.raises(InputError, match="its loss decides by numbers"):
+    with pytest.raises(InputError, match="its loss has data-dependent control flow"):
         regression(looking, "vector")
     assert next(regression(looking, "loop").rounds(1)).losses.isfinite().all()
 
@@ -174,4 +174,4 @@ def by_size(outputs, targets):
 
 @pytest.mark.parametrize("loss", [likely, by_size])
 def test_a_loss_that_checks_its_numbers_or_asks_for_sizes_is_folded(loss):
-    assert regression(loss, "vector").engine.folded
+    assert regression(loss, "vector").engine.stacked

@@ -1,14 +1,14 @@
-"""Layers that may do what comes after them: those whose output goes there and nowhere else."""
+"""Norms are fused with a ReLU, or an addition and ReLU, if their output goes nowhere else."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble import FedAvg, Federation
 from fedensemble.engines.stacked import equivalence
 from fedensemble.engines.stacked.equivalence import check_stackable
-from fedensemble.engines.stacked.gradient import folded_gradient
+from fedensemble.engines.stacked.gradient import stacked_gradient
 from fedensemble.errors import InputError
 from fedensemble.modeling.factory import ModelSpec
 from fedensemble.modeling.functional_model import FunctionalModel
@@ -101,16 +101,19 @@ CASES = {
     "without a slope": (gate, False),
     "something else": (lambda net, h: torch.tanh(h), False),
     "after a sum with a number": (lambda net, h: F.relu(h + 1), False),
-    "after a sum": (lambda net, h: F.relu(h + net.spare(net.kept)), "sum"),
-    "as the second summand": (lambda net, h: torch.relu(torch.add(net.kept, h)), "sum"),
-    "a summand by name": (lambda net, h: torch.relu(torch.add(input=h, other=net.kept)), "sum"),
-    "after a sum in place": (add_in_place, "sum"),
+    "after a sum": (lambda net, h: F.relu(h + net.spare(net.kept)), "add_relu"),
+    "as the second summand": (lambda net, h: torch.relu(torch.add(net.kept, h)), "add_relu"),
+    "a summand by name": (
+        lambda net, h: torch.relu(torch.add(input=h, other=net.kept)),
+        "add_relu",
+    ),
+    "after a sum in place": (add_in_place, "add_relu"),
     "after a sum in place, unassigned": (unassigned, False),
-    "all in place": (lambda net, h: nn.ReLU(inplace=True)(add_to(h, net.kept)), "sum"),
+    "all in place": (lambda net, h: nn.ReLU(inplace=True)(add_to(h, net.kept)), "add_relu"),
     "added to something": (lambda net, h: F.relu((net.kept + 0).add_(h)), False),
     "after a sum with weights": (lambda net, h: F.relu(torch.add(h, net.kept, alpha=2)), False),
     "after a sum of other shapes": (lambda net, h: F.relu(h + net.kept[:, :1]), False),
-    "after a sum without a slope": (gate_sum, "sum"),
+    "after a sum without a slope": (gate_sum, "add_relu"),
     "a sum with itself": (lambda net, h: F.relu(h + h), False),
     "a sum that is used twice": (sum_twice, False),
     "a sum and itself": (lambda net, h: F.relu(h + net.kept) + h, False),
@@ -136,8 +139,13 @@ def test_which_are_found(case, norm):
         lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64
     )
     found = check_stackable(learner, *pairs(data))
-    fates = {True: ("relu", ""), False: (), "sum": ("sum", ""), "two": ("sum", "", "")}
-    assert found == (None, fates[expected])
+    fusions = {
+        True: ("relu", ""),
+        False: (),
+        "add_relu": ("add_relu", ""),
+        "two": ("add_relu", "", ""),
+    }
+    assert found == (None, fusions[expected])
 
 
 @pytest.mark.parametrize(
@@ -173,144 +181,6 @@ def test_engines_agree(case, norm):
         {**run.state.modes, "buffers": run.state.buffers} for run in (runs["vector"], runs["loop"])
     )
     require_close(got, expected, f"Engines disagree on {case}")
-
-
-class Images(nn.Module):
-    """A convolution, and what is done with its output."""
-
-    def __init__(self, between):
-        super().__init__()
-        self.first, self.second, self.out = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 1), nn.Linear(27, 3)
-        self.between = between
-
-    def forward(self, x):
-        self.given = x
-        return self.out(self.between(self, self.first(x)).flatten(1)[:, :27])
-
-
-class Halved(torch.autograd.Function):
-    """A function that torch's modes do not see."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x / 2
-
-    @staticmethod
-    def backward(ctx, slope):
-        return slope / 2
-
-
-def unseen(net, h):
-    return F.max_pool2d(h, 2) + Halved.apply(h)[..., :3, :3]
-
-
-def no_slope(net, h):
-    with torch.no_grad():
-        return net.first(net.given)
-
-
-def pooled(x, size=2, **other):
-    return F.max_pool2d(x, size, **other)
-
-
-POOLED = {
-    "pooled": (lambda net, h: pooled(h), ("pool",)),
-    "a module": (lambda net, h: nn.MaxPool2d(2, 2)(h), ("pool",)),
-    "by name": (lambda net, h: F.max_pool2d(input=h, kernel_size=2), ("pool",)),
-    "after a ReLU": (lambda net, h: pooled(h.relu()), ("pool",)),
-    "after a ReLU in place": (lambda net, h: nn.MaxPool2d(2)(nn.ReLU(inplace=True)(h)), ("pool",)),
-    "after a ReLU in place, unassigned": (lambda net, h: (h.relu_(), pooled(h))[1], ("pool",)),
-    "before a ReLU": (lambda net, h: F.relu(pooled(h)), ("pool",)),
-    "after two ReLUs": (lambda net, h: pooled(h.relu().relu()), ()),
-    "two in a row": (lambda net, h: pooled(net.second(pooled(h)), 1), ("pool", "pool")),
-    "with steps": (lambda net, h: pooled(h, stride=1), ()),
-    "with edges": (lambda net, h: pooled(h, padding=1), ()),
-    "with parts of squares": (lambda net, h: pooled(h, 4, ceil_mode=True).repeat(1, 3, 1, 1), ()),
-    "without parts of squares": (lambda net, h: pooled(h, 4).repeat(1, 9, 1, 1), ("pool",)),
-    "of other sides": (lambda net, h: pooled(h, (2, 1)), ()),
-    "without a slope": (lambda net, h: pooled(no_slope(net, h)) + h[..., :3, :3], ()),
-    "twice": (lambda net, h: pooled(h) + pooled(h), ()),
-    "and added": (lambda net, h: pooled(h) + h[..., :3, :3], ()),
-    "and the ReLU added": (lambda net, h: pooled(r := h.relu()) + r[..., :3, :3], ()),
-    "and the ReLU in place added": (lambda net, h: pooled(h.relu_()) + h[..., :3, :3], ()),
-    "by its mean": (lambda net, h: F.avg_pool2d(h, 2), ()),
-    "after dropout": (lambda net, h: pooled(F.dropout2d(h, 0.5)), ()),
-    "asked for its shape": (lambda net, h: pooled(h[: h.shape[0]]), ()),
-    "unseen": (unseen, ()),
-}
-
-
-def images():
-    generator = torch.Generator().manual_seed(0)
-    data = [(torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) % 3) for _ in range(4)]
-    return FederatedData.from_clients(data)
-
-
-@pytest.mark.parametrize("case", POOLED)
-def test_which_convolutions_are_found(case):
-    between, expected = POOLED[case]
-    data = images()
-    learner = FunctionalModel(
-        lambda: Images(between), "cross_entropy", data.y[:1], dtype=torch.float64
-    )
-    x, y = data.x[:6].double().reshape(3, 2, 1, 8, 8), data.y[:6].reshape(3, 2)
-    assert check_stackable(learner, x, y) == (None, expected)
-
-
-@pytest.mark.parametrize("case", POOLED)
-def test_engines_agree_on_pooled_convolutions(case):
-    runs = {}
-    for engine in ("loop", "vector"):
-        runs[engine] = Federation(
-            lambda: Images(POOLED[case][0]),
-            images(),
-            FedAvg(lr=0.1),
-            modes=2,
-            batch_size=3,
-            engine=engine,
-            dtype=torch.float64,
-        )
-        list(runs[engine].rounds(2))
-    assert not runs["vector"].engine.notes
-    require_close(
-        runs["vector"].state.modes, runs["loop"].state.modes, f"Engines disagree on {case}"
-    )
-
-
-def test_images_that_are_written_over_before_they_are_pooled():
-    """With a frozen convolution nothing else would notice; here the change is one that no trial
-    sees.
-    """
-
-    class Clipped(Images):
-        def __init__(self):
-            super().__init__(lambda net, h: (net.given.clamp_(-9, 9), pooled(h))[1])
-            self.first.requires_grad_(False)
-
-    data = images()
-    run = Federation(Clipped, data, FedAvg(lr=0.1), modes=1, engine="vector", dtype=torch.float64)
-    assert run.engine.fates == ()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        torch.tanh,
-        lambda h: F.avg_pool2d(h, 2),
-        lambda h: F.max_pool2d(h, 2, 1),
-        F.relu,
-        lambda h: torch.zeros(4, 27),
-    ],
-)
-def test_a_pooling_that_does_not_come_is_noticed(other):
-    data = images()
-    learner = FunctionalModel(
-        lambda: Images(lambda net, h: other(h)), "cross_entropy", data.y[:1], dtype=torch.float64
-    )
-    given = (*learner.initial(0, 1), data.x[:4].double()[None], data.y[:4][None])
-    rest = (torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(InputError, match="use engine 'loop'"):
-        folded_gradient(learner, fates=("pool",))(*given, *rest)
 
 
 def test_an_output_is_not_rectified():
@@ -360,7 +230,7 @@ class Growing(Net):
 def test_other_ways_than_on_trial_are_noticed(model):
     data = classification()
     learner = FunctionalModel(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    gradient = folded_gradient(learner, fates=("relu", ""))
+    gradient = stacked_gradient(learner, fusions=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
     given = (
         *learner.initial(0, 1),
@@ -415,7 +285,42 @@ def test_too_little_memory_is_no_finding(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(equivalence, "folded_gradient", crowded)
+        patched.setattr(equivalence, "stacked_gradient", crowded)
         with pytest.raises(torch.OutOfMemoryError):
             check_stackable(learner, *pairs(data))
     assert check_stackable(learner, *pairs(data)) == (None, ("relu", ""))
+
+
+class Hooked(nn.Module):
+    """Two fusable norms with a forward hook on the first, which keeps what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
+        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+        self.seen = []
+        self.first.register_forward_hook(lambda module, args, out: self.seen.append((args[0], out)))
+
+    def forward(self, x):
+        hidden = self.inside(x)
+        hidden = F.relu(self.first(hidden) + hidden)
+        return self.out(F.relu(self.second(hidden)))
+
+
+def test_a_forward_hook_sees_the_output_of_its_layer():
+    """A fused pass would show it a placeholder, so a module with hooks is not fused."""
+    data = classification()
+    model = FunctionalModel(Hooked, "cross_entropy", data.y[:1], dtype=torch.float64)
+    report = check_stackable(model, *pairs(data))
+    assert report == (None, ())
+    x, y = pairs(data)
+    module = model.training_model
+    keys = torch.zeros(3, dtype=torch.int64)
+    weight = torch.ones(3, 2, dtype=torch.bool)
+    stacked_gradient(model, fusions=report.fusions)(*model.initial(0, 3), x, y, weight, keys)
+    for inputs, out in module.seen:
+        split = inputs.reshape(3, 2, 6)
+        expected = (split - split.mean(1, keepdim=True)) / torch.sqrt(
+            split.var(1, keepdim=True, correction=0) + module.first.eps
+        )
+        torch.testing.assert_close(out.reshape(3, 2, 6), expected)

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from fedensemble import FedAvg, Federation
+from fedensemble.engines.stacked.convolution import conv2d
 from fedensemble.engines.stacked.equivalence import check_stackable
-from fedensemble.engines.stacked.forward import Folded
+from fedensemble.engines.stacked.forward import StackedForward
 from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.models import models
 from fedensemble.testing.assertions import require_close
@@ -102,7 +103,7 @@ def test_so_is_every_case_of_the_battery(case):
         dtype=torch.float64,
         loss=case.settings.get("loss", "cross_entropy"),
     )
-    assert made.engine.folded, made.engine.notes
+    assert made.engine.stacked, made.engine.notes
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -116,7 +117,6 @@ def test_padding_that_is_not_the_same_on_both_sides(kernel, dilation):
         F.conv2d(images, w, padding="same", dilation=dilation)
         for images, w in zip(x.chunk(3), weight, strict=True)
     ]
-    got = Folded(torch.arange(3), {}, torch.float64).conv2d(
-        x, weight, padding="same", dilation=dilation
-    )
+    forward = StackedForward(torch.arange(3), {}, torch.float64)
+    got = conv2d(forward, x, weight, padding="same", dilation=dilation)
     torch.testing.assert_close(got, torch.cat(expected))

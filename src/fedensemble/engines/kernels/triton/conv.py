@@ -66,7 +66,7 @@ class TritonConvolution(torch.autograd.Function):
                 turned=True,
             )
         if ctx.needs_input_grad[1]:
-            place = None if ctx.piece is None else ctx.piece.place()
+            place = None if ctx.piece is None else ctx.piece.grad_buffer()
             if place is not None:
                 along_weights(last, back, visits, tuple(size), stride, padding, _stored(place))
             else:

@@ -79,7 +79,7 @@ class StackedLinear(torch.autograd.Function):
         along_x = torch.bmm(slope, read) if ctx.needs_input_grad[0] else None
         along_weight = along_bias = None
         if ctx.needs_input_grad[1]:
-            place = ctx.piece.place()
+            place = ctx.piece.grad_buffer()
             if place is None or slope.shape[1] >= _MANY:
                 along_weight = torch.bmm(slope.transpose(1, 2), x).float()
                 if place is not None:

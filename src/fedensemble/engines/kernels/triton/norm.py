@@ -150,7 +150,7 @@ class StackedNorm(torch.autograd.Function):
         given = _lasting(done) if added else flat
         found = _first(ctx.kind, flat, along, known, given, kept, BACK=True, RELU=relu, ADDED=added)
         written = [
-            piece.place() if piece is not None and needed else None
+            piece.grad_buffer() if piece is not None and needed else None
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[1:3], strict=True)
         ]
         room = ctx.visits, flat.shape[2]

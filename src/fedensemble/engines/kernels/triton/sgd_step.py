@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...stacked.aligned_rows import STREAM
+from ...stacked.aligned_rows import BLOCK
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -91,8 +91,8 @@ def _chosen(source, index, out, P, WIDE, VISITS, BLOCK: tl.constexpr):
 def chosen(source: Tensor, index: Tensor, out: Tensor) -> None:
     """The rows of [K, P] at `index` [J] into the first P columns of `out`; the others become 0."""
     visits, wide = out.shape
-    grid = (visits * triton.cdiv(wide, STREAM),)
-    _chosen[grid](source, index, out, source.shape[1], wide, visits, BLOCK=STREAM)
+    grid = (visits * triton.cdiv(wide, BLOCK),)
+    _chosen[grid](source, index, out, source.shape[1], wide, visits, BLOCK=BLOCK)
 
 
 def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tensor | None) -> None:
@@ -101,7 +101,7 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
     """
     wide = theta.stride(0)
     total = len(theta) * wide
-    _descend[(triton.cdiv(total, STREAM),)](
+    _descend[(triton.cdiv(total, BLOCK),)](
         theta,
         slope,
         rate,
@@ -111,7 +111,7 @@ def descend(theta: Tensor, slope: Tensor, rate: Tensor, decay: float, copy: Tens
         decay,
         DECAYS=decay > 0,
         COPIES=copy is not None,
-        BLOCK=STREAM,
+        BLOCK=BLOCK,
     )
 
 
@@ -119,8 +119,8 @@ def copy_rows(theta: Tensor, out: Tensor) -> None:
     """Weights [J, P], one after another in memory, into the first P columns of `out`, in its
     type.
     """
-    _copy[(triton.cdiv(theta.numel(), STREAM),)](
-        theta, out, theta.shape[1], out.stride(0), theta.numel(), BLOCK=STREAM
+    _copy[(triton.cdiv(theta.numel(), BLOCK),)](
+        theta, out, theta.shape[1], out.stride(0), theta.numel(), BLOCK=BLOCK
     )
 
 
@@ -129,4 +129,4 @@ def copy_line(theta: Tensor, out: Tensor) -> None:
     between rows.
     """
     total = len(theta) * theta.stride(0)
-    _copy_line[(triton.cdiv(total, STREAM),)](theta, out, total, BLOCK=STREAM)
+    _copy_line[(triton.cdiv(total, BLOCK),)](theta, out, total, BLOCK=BLOCK)

@@ -1,0 +1,62 @@
+"""LSTM, GRU and plain RNN layers with stacked parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...modeling.recurrent import RECURRENT
+from . import dispatch
+from .handlers import handles
+from .linear import linear
+
+if TYPE_CHECKING:
+    from .forward import StackedForward
+
+
+def _register(func: Any) -> None:
+    @handles(func)
+    def run(
+        forward: StackedForward,
+        x: Tensor,
+        initial: Any,
+        weights: Any,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        # Recurrent layers never compute below the parameters' precision, because rounding errors
+        # accumulate over the time steps.
+        compute, forward.compute = forward.compute, weights[0].dtype
+        try:
+            x = x.to(forward.compute)
+            weights = [w.contiguous() if w.is_cuda else w for w in weights]
+            initial = (
+                [s.to(x.dtype) for s in initial] if func is torch.lstm else initial.to(x.dtype)
+            )
+            fused = func is torch.lstm and dispatch.triton_supported(x) and x.dtype == torch.float32
+            layer = _run_lstm_layer if fused else None
+            named |= {"linear": lambda *args: linear(forward, *args), "layer_of": layer}
+            return RECURRENT[func](forward.dropout, x, initial, weights, *others, **named)
+        finally:
+            forward.compute = compute
+
+
+for _func in RECURRENT:
+    _register(_func)
+
+
+def _run_lstm_layer(
+    x: Tensor, state: list[Tensor], weights: Any, cell: Any, backwards: bool, linear: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """One direction of one LSTM layer by Triton kernels, one launch per time step."""
+    from ..kernels.triton.lstm import TritonLSTM
+
+    bias = weights[2] + weights[3] if len(weights) == 4 else None
+    gates = linear(x, weights[0], bias)
+    gates = gates.flip(1) if backwards else gates
+    hidden, cells = (part.contiguous() for part in state)
+    outputs, last = TritonLSTM.apply(gates, hidden, cells, weights[1])  # type: ignore[no-untyped-call]
+    hidden = outputs[:, -1]
+    return outputs.flip(1) if backwards else outputs, [hidden, last]

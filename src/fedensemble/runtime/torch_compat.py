@@ -1,0 +1,147 @@
+"""Every private or undocumented name of torch that the library uses, and what happens without it.
+
+Nothing else in the library may import a private name of torch. Each name is looked up when it is
+first needed, so that `import fedensemble` and engine `loop` work with a torch that lacks it. A
+missing name either has a fallback here or raises `MissingTorchName`, which the engine answers by
+using a slower implementation.
+
+`tests/unit/runtime/test_torch_compat.py` has a test for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class MissingTorchName(Exception):  # noqa: N818 (a finding, not a fault)
+    """The installed torch does not have a private name that is needed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"torch {torch.__version__} has no {name}")
+
+
+def _find(root: Any, path: str) -> Any:
+    """The attribute `path` of `root`, or MissingTorchName."""
+    found = root
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise MissingTorchName(f"{getattr(root, '__name__', root)}.{path}") from None
+    return found
+
+
+# functorch wraps tensors inside `vmap` and `grad`.
+
+
+def unwrap(tensor: Tensor) -> Tensor:
+    """The tensor inside all of functorch's wrappers."""
+    functorch = _find(torch._C, "_functorch")
+    is_wrapped = _find(functorch, "is_functorch_wrapped_tensor")
+    get_unwrapped = _find(functorch, "get_unwrapped")
+    while is_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """True inside `vmap`, for a tensor that differs between its batch members.
+
+    Without the private name it is False: an operation that `vmap` cannot batch then raises torch's
+    own error instead of ours.
+    """
+    try:
+        return bool(_find(torch._C, "_functorch.is_batchedtensor")(tensor))
+    except MissingTorchName:
+        return False
+
+
+# Identity of a tensor's memory.
+
+
+def storage_id(tensor: Tensor) -> int:
+    """A number that identifies the memory of a strided tensor while that memory is alive."""
+    return int(_find(unwrap(tensor).untyped_storage(), "_cdata"))
+
+
+def storage_reference(tensor: Tensor) -> Any:
+    """A weak reference that keeps the storage's address from being used again."""
+    from torch.multiprocessing import reductions
+
+    return _find(reductions, "StorageWeakRef")(tensor.untyped_storage())
+
+
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written to in place; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else int(getattr(tensor, "_version", 0))
+
+
+# Modes below autograd.
+
+
+def dispatch_mode() -> type[Any]:
+    """The class TorchDispatchMode."""
+    from torch.utils import _python_dispatch
+
+    return _find(_python_dispatch, "TorchDispatchMode")  # type: ignore[no-any-return]
+
+
+def in_backward() -> bool:
+    """True while autograd runs a backward pass."""
+    return int(_find(torch._C, "_current_graph_task_id")()) >= 0
+
+
+def aten(name: str) -> Any:
+    """An operator of torch.ops.aten."""
+    return _find(torch.ops.aten, name)
+
+
+# Modules.
+
+
+def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's own dictionaries of parameters and buffers, which may be written to.
+
+    nn.Module.__setattr__ accepts only nn.Parameter for the name of a parameter. Training replaces
+    parameters by plain tensors, thousands of times per round, so it writes to the dictionaries.
+    """
+    return module._parameters, module._buffers
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """True if a hook sees the inputs or outputs of any submodule; also if that cannot be told."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    everywhere = nn.modules.module
+    missing: dict[str, Any] = {"unknown": None}
+    tables = [getattr(everywhere, f"_global{name}", missing) for name in names]
+    tables += [getattr(part, name, missing) for part in module.modules() for name in names]
+    return any(len(table) > 0 for table in tables)
+
+
+def apply_to_tensors(module: nn.Module, function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Replaces every parameter, gradient and buffer of a module by `function` of it."""
+    return module._apply(function)
+
+
+def norm_layers() -> tuple[type[nn.Module], ...]:
+    """Layers with running statistics over the examples of a batch: BatchNorm and InstanceNorm."""
+    from torch.nn.modules import batchnorm
+
+    base = getattr(batchnorm, "_NormBase", None)
+    if base is not None:
+        return (base,)
+    public = ("BatchNorm", "InstanceNorm")
+    names = [f"{kind}{dim}d" for kind in public for dim in (1, 2, 3)] + ["SyncBatchNorm"]
+    return tuple(getattr(nn, name) for name in names)
+
+
+def batch_norm_layers() -> tuple[type[nn.Module], ...]:
+    """All kinds of BatchNorm."""
+    from torch.nn.modules import batchnorm
+
+    base = getattr(batchnorm, "_BatchNorm", None)
+    return (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) if base is None else (base,)
