@@ -1,4 +1,4 @@
-"""Memory that a CPU's work gives back and takes again many times a second."""
+"""glibc's allocator: keep freed memory for the next training step."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import ctypes
 import os
 from functools import cache
 
-_TRIM, _MMAP = -1, -3  # numbers of glibc's parameters
-_KEPT = 1 << 30
-_LARGEST = 32 << 20  # the most that glibc takes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_KEPT_BYTES = 1 << 30
+_MAX_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Lets the process keep up to 1 GiB of what it freed, and says whether that could be asked for.
+    """Lets the process keep up to 1 GiB of freed memory; returns whether the setting was accepted.
 
-    glibc returns every larger piece to the system, which then clears it page by page for the next
-    step: a quarter of a CNN's time. Other C libraries are left alone, and so are users who set its
-    variables.
+    By default glibc returns large freed blocks to the operating system, and the next training step
+    page-faults them back in: a quarter of the time of a small CNN on a CPU. The setting holds for
+    the whole process, so the library never makes it: the command line does, and a program may.
+    Other C libraries, and users who set `MALLOC_*` or `GLIBC_TUNABLES`, are left alone.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
@@ -25,4 +26,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    return all(mallopt(*setting) == 1 for setting in ((_MMAP, _LARGEST), (_TRIM, _KEPT)))
+    settings = ((_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    return all(mallopt(*setting) == 1 for setting in settings)

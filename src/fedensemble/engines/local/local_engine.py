@@ -21,7 +21,6 @@ from ...core.types import Plan, RoundResult
 from ...data.federated import FederatedData
 from ...flat_params import Tree, rows
 from ...modeling.functional_model import FunctionalModel
-from ...runtime.malloc import keep_freed_memory
 from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, oom_error, out_of_memory
 from .block import BlockResult, Inputs, Minibatches, Tables, received, single, tuned
 from .client_state import ClientMemory, Placement
@@ -69,8 +68,6 @@ class LocalEngine(Engine):
         self.memory = ClientMemory(learner.device, client_memory)
         self.waiting: list[tuple[Plan, Tree]] = []  # what clients of the last visit are to remember
         self.gradient = learner.gradient_function(self.batched)
-        if learner.device.type == "cpu":
-            keep_freed_memory()
 
     def use(self, data: FederatedData) -> None:
         """Takes the same examples from where they lie now; what was prepared for the old place is
