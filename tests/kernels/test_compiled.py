@@ -29,15 +29,15 @@ def code(kernel, types, constants, aligned, **options):
 
 
 def test_a_step_moves_16_bytes_at_a_time():
-    from fedensemble.engines.kernels.triton.sgd_step import _descend
+    from fedensemble.engines.kernels.triton.sgd_step import _sgd_step
 
-    tensors = {"theta": "*fp32", "slope": "*fp32", "rate": "*fp32", "copy": "*bf16"}
-    types = {**tensors, "WIDE": "i32", "TOTAL": "i32", "DECAY": "fp32"}
+    tensors = {"theta": "*fp32", "grad": "*fp32", "rate": "*fp32", "copy": "*bf16"}
+    types = {**tensors, "ROW_STRIDE": "i32", "TOTAL": "i32", "DECAY": "fp32"}
     ptx = code(
-        _descend,
+        _sgd_step,
         types,
         {"DECAYS": True, "COPIES": True, "BLOCK": 2048},
-        [*tensors, "WIDE", "TOTAL"],
+        [*tensors, "ROW_STRIDE", "TOTAL"],
     )
     assert ptx.count("ld.global.v4.b32") == 2 * 2048 // 4 // 128
     assert ptx.count("ld.global") - ptx.count("ld.global.v4.b32") == 2  # rates
@@ -50,7 +50,7 @@ def test_a_step_moves_16_bytes_at_a_time():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_use_tensor_cores(turned):
-    from fedensemble.engines.kernels.triton.implicit_gemm import _products
+    from fedensemble.engines.kernels.triton.implicit_gemm import _implicit_gemm
 
     tensors = dict.fromkeys(("x", "w", "bias", "out"), "*bf16")
     every = 2 if turned else 1
@@ -71,7 +71,7 @@ def test_products_use_tensor_cores(turned):
         "BY_TAP": True,
         "EVERY_H": every,
         "EVERY_W": every,
-        "TURNED": turned,
+        "TRANSPOSED": turned,
         "HAS_BIAS": False,
         "PRECISION": "tf32",
         "BLOCK_M": 64,
@@ -79,15 +79,17 @@ def test_products_use_tensor_cores(turned):
         "BLOCK_K": 64,
     }
     types = {**tensors, "B": "i32", "W_STRIDE": "i32", "BIAS_STRIDE": "i32"}
-    ptx = code(_products, types, constants, [*tensors, "B", "W_STRIDE"], num_warps=4, num_stages=3)
+    ptx = code(
+        _implicit_gemm, types, constants, [*tensors, "B", "W_STRIDE"], num_warps=4, num_stages=3
+    )
     assert "wgmma.mma_async" in ptx
     assert "cp.async" in ptx  # loads run ahead of products
 
 
 def test_slopes_of_filters_use_tensor_cores():
-    from fedensemble.engines.kernels.triton.conv_weight_grad import _along_weights, _total
+    from fedensemble.engines.kernels.triton.conv_weight_grad import _conv_weight_grad, _sum_splits
 
-    tensors = {"x": "*bf16", "slope": "*bf16", "out": "*fp32"}
+    tensors = {"x": "*bf16", "grad_output": "*bf16", "out": "*fp32"}
     constants = {
         "K": 1152,
         "H": 16,
@@ -108,23 +110,27 @@ def test_slopes_of_filters_use_tensor_cores():
         "BLOCK_N": 128,
         "BLOCK_K": 128,
     }
-    types = {**tensors, **dict.fromkeys(("B", "SPLIT", "SHARE", "J_STRIDE", "S_STRIDE"), "i32")}
-    assert "mma" in code(_along_weights, types, constants, tensors, num_warps=4, num_stages=3)
+    types = {
+        **tensors,
+        **dict.fromkeys(("B", "SPLIT", "SPLIT_ROWS", "J_STRIDE", "S_STRIDE"), "i32"),
+    }
+    assert "mma" in code(_conv_weight_grad, types, constants, tensors, num_warps=4, num_stages=3)
     types = {
         "parts": "*fp32",
         "out": "*fp32",
         **dict.fromkeys(("SPLIT", "EACH", "J_STRIDE"), "i32"),
     }
     assert "ld.global.v4" in code(
-        _total, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"]
+        _sum_splits, types, {"BLOCK": 1024}, ["parts", "out", "EACH", "J_STRIDE"]
     )
 
 
 NUMBERS = dict.fromkeys(
-    ("mean", "factor", "shift", "b", "d", "weight", "bias", "known", "scale", "sums"), "*fp32"
+    ("mean", "factor", "shift", "b", "d", "weight", "bias", "statistics", "scale", "partial_sums"),
+    "*fp32",
 )
-IMAGES = dict.fromkeys(("x", "slope", "done", "kept", "more"), "*bf16")
-COUNTS = dict.fromkeys(("ROWS", "C", "G", "SHARE", "SPLIT", "BATCH", "WEIGHT", "BIAS"), "i32")
+IMAGES = dict.fromkeys(("x", "grad_output", "output", "masked_grad", "summand"), "*bf16")
+COUNTS = dict.fromkeys(("ROWS", "C", "G", "SPLIT_ROWS", "SPLIT", "BATCH", "WEIGHT", "BIAS"), "i32")
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -132,11 +138,11 @@ COUNTS = dict.fromkeys(("ROWS", "C", "G", "SHARE", "SPLIT", "BATCH", "WEIGHT", "
 # the second where an image has few pixels
 @pytest.mark.parametrize(("rows", "channels"), [(32, 32), (16, 64)])
 def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
-    from fedensemble.engines.kernels.triton.norm_reductions import apply, sums
+    from fedensemble.engines.kernels.triton.norm_reductions import apply_affine, reduce_channels
 
     for kernel, times, out, added, read in (
-        (sums, 1, "*fp32", back, 3 if back else 1),
-        (apply, 2, "*bf16", not back, 2),
+        (reduce_channels, 1, "*fp32", back, 3 if back else 1),
+        (apply_affine, 2, "*bf16", not back, 2),
     ):
         types = {
             n: t
@@ -144,7 +150,7 @@ def test_norms_read_images_16_bytes_at_a_time(rows, channels, back, flat):
             if n in kernel.arg_names
         }
         constants = {
-            "BACK": back,
+            "BACKWARD": back,
             "RELU": True,
             "ADDED": added,
             "BLOCK_R": rows,
@@ -167,23 +173,23 @@ def test_numbers_of_groups(groups, channels, warps, ones):
     decides.
     """
     from fedensemble.engines.kernels.triton.group_norm import (
-        group_slopes,
-        group_statistics,
-        weight_slopes,
+        _input_grad_terms,
+        _statistics,
+        _weight_grads,
     )
 
     every = {**NUMBERS, "x": "*bf16", **COUNTS, "EPS": "fp32", "out": "*fp32"}
     every |= {
-        "along_weight": "*fp32",
-        "along_bias": "*fp32",
-        "ALONG_WEIGHT": "i32",
-        "ALONG_BIAS": "i32",
+        "grad_weight": "*fp32",
+        "grad_bias": "*fp32",
+        "GRAD_WEIGHT": "i32",
+        "GRAD_BIAS": "i32",
     }
     tile = {"BLOCK_G": groups, "BLOCK_C": channels}
     for kernel, blocks in (
-        (group_statistics, tile),
-        (group_slopes, tile),
-        (weight_slopes, {"BLOCK_B": 32, "BLOCK_C": 32}),
+        (_statistics, tile),
+        (_input_grad_terms, tile),
+        (_weight_grads, {"BLOCK_B": 32, "BLOCK_C": 32}),
     ):
         types = {
             name: kind

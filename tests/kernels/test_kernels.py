@@ -189,10 +189,10 @@ def test_lstm_kernels(shape):
 
 def test_dropout_kernel():
     from fedensemble import prng
-    from fedensemble.engines.kernels.triton.dropout import kept
+    from fedensemble.engines.kernels.triton.dropout import dropout_mask
 
     keys = torch.tensor([5, -7, 2**62], device=DEVICE)
-    assert torch.equal(kept(keys, 3000, 2**62).cpu(), prng.bits(keys.cpu(), 3000) >= 2**62)
+    assert torch.equal(dropout_mask(keys, 3000, 2**62).cpu(), prng.bits(keys.cpu(), 3000) >= 2**62)
 
 
 @pytest.mark.parametrize(("size", "step"), [(3, 3), (2, 2), (1, 2), (2, 3)])
@@ -366,9 +366,11 @@ class Grouped(nn.Module):
 def test_models_by_kernels(model, fates, grouped, monkeypatch):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
-    used, known = [], GroupNorm.known
+    used, known = [], GroupNorm.statistics
     monkeypatch.setattr(
-        GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given)
+        GroupNorm,
+        "statistics",
+        lambda self, *given: used.append(self.groups) or known(self, *given),
     )
     if DEVICE == "cpu":
         monkeypatch.setattr(dispatch, "triton_supported", lambda x: x.dtype == torch.float32)
@@ -401,7 +403,7 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
 @pytest.mark.parametrize("length", [5001, 4096])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of whatever lies between the rows
 def test_step_kernels(length, decay):
-    from fedensemble.engines.kernels.triton.sgd_step import copy_rows, descend
+    from fedensemble.engines.kernels.triton.sgd_step import copy_rows, sgd_step_
 
     torch.manual_seed(0)
     theta, slope = (
@@ -414,12 +416,12 @@ def test_step_kernels(length, decay):
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):
         before = theta.clone()
         copy, again = (aligned_rows.empty_aligned(theta, dtype) for _ in range(2))
-        descend(theta, slope, rate, decay, copy)
+        sgd_step_(theta, slope, rate, decay, copy)
         torch.testing.assert_close(theta, before - rate * (slope.nan_to_num() + decay * before))
         assert torch.equal(theta[1], before[1])
         copy_rows(theta.contiguous(), again)
         for made in (copy, again):
             torch.testing.assert_close(made[:, :length].float(), theta, rtol=error, atol=0)
     without = aligned_rows.to_aligned(before)
-    descend(without, slope, rate, decay, None)
+    sgd_step_(without, slope, rate, decay, None)
     assert torch.equal(without, theta)

@@ -102,7 +102,7 @@ def test_convolutions(
     with pytest.MonkeyPatch.context() as patched:
         if halved:  # tiles as for bf16 on a card with few processors
             tiles = implicit_gemm._tiles
-            patched.setattr(implicit_gemm, "_PROCESSORS", 1)
+            patched.setattr(implicit_gemm, "_MULTIPROCESSORS", 1)
             patched.setattr(
                 implicit_gemm, "_tiles", lambda dtype, *shape: tiles(torch.bfloat16, *shape)
             )
@@ -216,7 +216,7 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
     added = more if fate == "sum" else None
     with pytest.MonkeyPatch.context() as patched:
         if flat:
-            patched.setattr(norm, "_AXIS", 0)
+            patched.setattr(norm, "_MAX_GRID", 0)
         got, known = norm.StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
         back = numbers(*got.shape, seed=6)
         found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
@@ -293,7 +293,7 @@ def test_pooling_passes_on_what_is_no_number():
 @example(3, 2033, 0.1, torch.float32)  # rows as long as a block
 @repeatable
 def test_steps(j, length, decay, copied):
-    from fedensemble.engines.kernels.triton.sgd_step import descend
+    from fedensemble.engines.kernels.triton.sgd_step import sgd_step_
 
     theta, slope = (
         aligned_rows.empty_aligned(numbers(j, length)).fill_(9)[:, :length] for _ in range(2)
@@ -304,7 +304,7 @@ def test_steps(j, length, decay, copied):
     rate = numbers(j, 1, seed=2)
     copy = None if copied is None else aligned_rows.empty_aligned(theta, copied)
     expected = theta.double() - rate * (slope.double() + decay * theta)
-    descend(theta, slope, rate, decay, copy)
+    sgd_step_(theta, slope, rate, decay, copy)
     torch.testing.assert_close(theta, expected.float())
     assert copy is None or torch.equal(copy[:, :length], theta)
 
@@ -338,10 +338,10 @@ def test_copies_of_lines(j, length):
 @example(3, 2, 4096)  # a multiple of a block
 @repeatable
 def test_rows_of_modes(j, modes, length):
-    from fedensemble.engines.kernels.triton.sgd_step import chosen
+    from fedensemble.engines.kernels.triton.sgd_step import gather_rows
 
     source, index = numbers(modes, length), torch.randint(0, modes, (j,), device=DEVICE)
     out = aligned_rows.empty_aligned(numbers(j, length)).fill_(9)
-    chosen(source, index, out)
+    gather_rows(source, index, out)
     assert torch.equal(out[:, :length], source[index])
     assert bool((out[:, length:] == 0).all())

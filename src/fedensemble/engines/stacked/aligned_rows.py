@@ -32,7 +32,7 @@ def sgd_step_(
     """
     same_rows = copy is None or copy.stride(0) == theta.stride(0)
     if HAS_TRITON and _is_cuda_float32(theta) and is_aligned(theta) and same_rows:
-        from ..kernels.triton.sgd_step import descend as triton_sgd_step_
+        from ..kernels.triton.sgd_step import sgd_step_ as triton_sgd_step_
 
         if grad.shape != theta.shape or grad.stride() != theta.stride() or not is_aligned(grad):
             grad = to_aligned(grad.expand_as(theta))
@@ -49,7 +49,7 @@ def gather_rows(source: Tensor, index: Tensor) -> Tensor:
     """The rows of [K, P] at `index` [J], as [J, P] with aligned rows on a GPU."""
     if not (HAS_TRITON and _is_contiguous_float32(source)):
         return source.index_select(0, index)  # on a GPU half the time of source[index]
-    from ..kernels.triton.sgd_step import chosen as triton_gather_rows
+    from ..kernels.triton.sgd_step import gather_rows as triton_gather_rows
 
     out = source.new_empty(len(index), _aligned_length(source.shape[1]))
     triton_gather_rows(source, index, out)

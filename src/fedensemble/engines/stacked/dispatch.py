@@ -65,16 +65,16 @@ def triton_supported(x: Tensor) -> bool:
 def fold_in(keys: Tensor, word: int | Tensor) -> Tensor:
     """As `prng.fold` of keys [J] and one word; one kernel launch on a GPU."""
     if HAS_TRITON and keys.is_cuda:
-        from ..kernels.triton.dropout import fold as triton_fold
+        from ..kernels.triton.dropout import fold_in as triton_fold_in
 
-        return triton_fold(keys, word)
+        return triton_fold_in(keys, word)
     return torch.as_tensor(prng.fold(keys, word))
 
 
 def dropout_mask(keys: Tensor, size: int, threshold: int) -> Tensor:
     """True where random bits reach the threshold, [J, size], from one key per visit, [J]."""
     if HAS_TRITON and keys.is_cuda:
-        from ..kernels.triton.dropout import kept as triton_mask
+        from ..kernels.triton.dropout import dropout_mask as triton_mask
 
         return triton_mask(keys, size, threshold)
     return prng.bits(keys, size) >= threshold

@@ -1,5 +1,7 @@
-"""BatchNorm's numbers by visit and channel, between the passes over its images: one small launch
-each way.
+"""Per-client, per-channel BatchNorm statistics and their gradients.
+
+They are computed between the two passes over the activations; one kernel launch in forward, one in
+backward.
 """
 
 from __future__ import annotations
@@ -11,22 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .norm_reductions import whose
+from .norm_reductions import locate
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _total(sums, SPLIT, C, j, sets, c, real, SHARES: tl.constexpr):
-    """The two sums of a visit over all shares, of which there may be SHARES."""
-    split = tl.arange(0, SHARES)[:, None]
-    place = sums + (split * sets + j) * 2 * C + c[None, :]
+def _sum_splits(partial_sums, SPLIT, C, j, sets, c, real, SPLITS: tl.constexpr):
+    """The two sums of a visit over all splits, of which there are at most SPLITS."""
+    split = tl.arange(0, SPLITS)[:, None]
+    place = partial_sums + (split * sets + j) * 2 * C + c[None, :]
     there = (split < SPLIT) & real[None, :]
     first, second = tl.load(place, mask=there, other=0.0), tl.load(place + C, mask=there, other=0.0)
     return tl.sum(first, 0), tl.sum(second, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def statistics(
-    sums,
+def _statistics(
+    partial_sums,
     x,
     mean,
     variance,
@@ -42,17 +44,17 @@ def statistics(
     BIAS,
     EPS,
     MOMENTUM,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Out [6, J, C]: mean, 1 / deviation, the factor and shift of x, and the new running mean and
-    variance.
+    """Out [6, J, C]: mean, 1 / std, factor and shift of x, and the new running mean and variance.
 
-    Rows of running mean and variance, weight and bias lie MEAN, VARIANCE, WEIGHT and BIAS apart.
+    Rows of running mean, running variance, weight and bias are MEAN, VARIANCE, WEIGHT and BIAS
+    elements apart.
     """
-    j, visits, c, _ = whose(1, C, BLOCK_C, True)
+    j, visits, c, _ = locate(1, C, BLOCK_C, True)
     real = c < C
-    first, second = _total(sums, SPLIT, C, j, visits, c, real, SHARES)
+    first, second = _sum_splits(partial_sums, SPLIT, C, j, visits, c, real, SPLITS)
     near = first / ROWS
     centre = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
     var = tl.maximum(second / ROWS - near * near, 0.0)
@@ -76,33 +78,34 @@ def statistics(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def slopes(
-    sums,
-    known,
+def input_grad_terms(
+    partial_sums,
+    statistics,
     out,
-    along_weight,
-    along_bias,
+    grad_weight,
+    grad_bias,
     ROWS,
     C,
     SPLIT,
-    ALONG_WEIGHT,
-    ALONG_BIAS,
-    SHARES: tl.constexpr,
+    GRAD_WEIGHT,
+    GRAD_BIAS,
+    SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Slopes of weight and bias, and out [2, J, C]: b and d of the images' slope, factor slope + b
-    x + d.
+    """Gradients of weight and bias, and out [2, J, C]: b and d of the input gradient.
+
+    The input gradient is factor grad_output + b x + d.
     """
-    j, visits, c, _ = whose(1, C, BLOCK_C, True)
+    j, visits, c, _ = locate(1, C, BLOCK_C, True)
     real = c < C
-    total, weighted = _total(sums, SPLIT, C, j, visits, c, real, SHARES)
+    total, weighted = _sum_splits(partial_sums, SPLIT, C, j, visits, c, real, SPLITS)
     place, each = out + j * C + c, visits.to(tl.int64) * C
-    mean = tl.load(known + j * C + c, mask=real, other=0.0)
-    scale = tl.load(known + each + j * C + c, mask=real, other=0.0)
-    factor = tl.load(known + 2 * each + j * C + c, mask=real, other=0.0)
+    mean = tl.load(statistics + j * C + c, mask=real, other=0.0)
+    scale = tl.load(statistics + each + j * C + c, mask=real, other=0.0)
+    factor = tl.load(statistics + 2 * each + j * C + c, mask=real, other=0.0)
     b = -factor * scale * scale * weighted / ROWS
-    tl.store(along_weight + j * ALONG_WEIGHT + c, weighted * scale, mask=real)
-    tl.store(along_bias + j * ALONG_BIAS + c, total, mask=real)
+    tl.store(grad_weight + j * GRAD_WEIGHT + c, weighted * scale, mask=real)
+    tl.store(grad_bias + j * GRAD_BIAS + c, total, mask=real)
     tl.store(place, b, mask=real)
     tl.store(place + each, -factor * total / ROWS - b * mean, mask=real)
 
@@ -121,18 +124,18 @@ class BatchNorm(NamedTuple):
     momentum: float
 
     def sets(self, visits: int, examples: int) -> int:
-        """Into how many sets with statistics of their own the examples fall."""
+        """Number of sets with statistics of their own."""
         return visits
 
-    def known(self, found: Tensor, flat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Mean, 1 / deviation, factor, shift, and the new running mean and variance, [6, J, C],
-        from sums.
-        """
+    def statistics(
+        self, partial_sums: Tensor, flat: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Mean, 1 / std, factor, shift, and the new running mean and variance, [6, J, C]."""
         visits, rows, channels = flat.shape
-        grid, tile = _launch(found)
+        grid, tile = _launch(partial_sums)
         out = torch.empty(6, visits, channels, dtype=torch.float32, device=flat.device)
-        statistics[grid](
-            found,
+        _statistics[grid](
+            partial_sums,
             flat,
             self.mean,
             self.variance,
@@ -141,7 +144,7 @@ class BatchNorm(NamedTuple):
             out,
             rows,
             channels,
-            len(found),
+            len(partial_sums),
             self.mean.stride(0),
             self.variance.stride(0),
             weight.stride(0),
@@ -152,36 +155,39 @@ class BatchNorm(NamedTuple):
         )
         return out
 
-    def slopes(
-        self, found: Tensor, rows: int, known: Tensor, along_weight: Tensor, along_bias: Tensor
+    def input_grad_terms(
+        self,
+        partial_sums: Tensor,
+        rows: int,
+        statistics: Tensor,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
     ) -> Tensor:
-        """What `apply` needs for the images' slope, [2, J, C], from sums; writes the slopes of
-        weight and bias.
-        """
-        _, visits, channels = known.shape
-        grid, tile = _launch(found)
-        out = torch.empty(2, visits, channels, dtype=torch.float32, device=known.device)
-        slopes[grid](
-            found,
-            known,
+        """The terms b and d of the input gradient, [2, J, C]; writes the weight and bias gradients."""
+        _, visits, channels = statistics.shape
+        grid, tile = _launch(partial_sums)
+        out = torch.empty(2, visits, channels, dtype=torch.float32, device=statistics.device)
+        input_grad_terms[grid](
+            partial_sums,
+            statistics,
             out,
-            along_weight,
-            along_bias,
+            grad_weight,
+            grad_bias,
             rows,
             channels,
-            len(found),
-            along_weight.stride(0),
-            along_bias.stride(0),
+            len(partial_sums),
+            grad_weight.stride(0),
+            grad_bias.stride(0),
             **tile,
         )
         return out
 
 
-_CHANNELS = 32  # of a program at most
+_MAX_CHANNELS = 32  # of a program at most
 
 
-def _launch(found: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    split, visits, _, channels = found.shape
-    block_c = max(8, min(_CHANNELS, triton.next_power_of_2(channels)))
-    tile = {"SHARES": triton.next_power_of_2(split), "BLOCK_C": block_c}
+def _launch(partial_sums: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    split, visits, _, channels = partial_sums.shape
+    block_c = max(8, min(_MAX_CHANNELS, triton.next_power_of_2(channels)))
+    tile = {"SPLITS": triton.next_power_of_2(split), "BLOCK_C": block_c}
     return (triton.cdiv(channels, block_c) * visits,), tile

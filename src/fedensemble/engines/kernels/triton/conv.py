@@ -1,4 +1,4 @@
-"""Convolutions with J sets of weights as Triton kernels, with their slopes."""
+"""Convolutions of J visits, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ...stacked.stacked_params import StackedParam
-from .conv_weight_grad import along_weights
-from .implicit_gemm import Pair, products
+from .conv_weight_grad import conv_weight_grad
+from .implicit_gemm import Pair, implicit_gemm
 
 
 class TritonConvolution(torch.autograd.Function):
-    """Visit j's images with visit j's filters: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J,
-    O].
+    """Convolves the examples of visit j with the filters of visit j.
 
-    Products are in the type of x; the slope of the weights comes in float32, whatever that is, and
-    goes to its piece's place if there is one.
+    Shapes: x [J * B, C, H, W], weight [J, O, C, h, w], bias [J, O]. Matmuls are in the dtype of x.
+    The weight gradient is always float32, and is written to the parameter's gradient buffer if it
+    has one.
     """
 
     @staticmethod
@@ -28,13 +28,13 @@ class TritonConvolution(torch.autograd.Function):
         bias: Tensor | None,
         stride: Pair,
         padding: Pair,
-        piece: StackedParam | None,
+        param: StackedParam | None,
     ) -> Tensor:
         tall, wide = weight.shape[3:]
-        last = x.permute(0, 2, 3, 1).contiguous()
-        matrix = _matrix(piece.weight if piece is not None else weight, x.dtype)
-        ctx.save_for_backward(last, matrix)
-        ctx.piece = piece
+        x_last = x.permute(0, 2, 3, 1).contiguous()
+        matrix = _matrix(param.weight if param is not None else weight, x.dtype)
+        ctx.save_for_backward(x_last, matrix)
+        ctx.param = param
         ctx.given = (
             weight.shape,
             weight.dtype,
@@ -46,49 +46,53 @@ class TritonConvolution(torch.autograd.Function):
             (x.shape[2] + 2 * padding[0] - tall) // stride[0] + 1,
             (x.shape[3] + 2 * padding[1] - wide) // stride[1] + 1,
         )
-        return products(last, matrix, bias, out_size, (tall, wide), stride, padding, turned=False)
+        return implicit_gemm(
+            x_last, matrix, bias, out_size, (tall, wide), stride, padding, transposed=False
+        )
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        last, matrix = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        x_last, matrix = ctx.saved_tensors
         (visits, outputs, channels, *size), weight_type, bias_type, stride, padding = ctx.given
-        back = slope.permute(0, 2, 3, 1).contiguous()
-        along_x = along_weight = along_bias = None
+        grad_last = grad_output.permute(0, 2, 3, 1).contiguous()
+        grad_input = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            along_x = products(
-                back,
+            grad_input = implicit_gemm(
+                grad_last,
                 matrix,
                 None,
-                tuple(last.shape[1:3]),
+                tuple(x_last.shape[1:3]),
                 tuple(size),
                 stride,
                 padding,
-                turned=True,
+                transposed=True,
             )
         if ctx.needs_input_grad[1]:
-            place = None if ctx.piece is None else ctx.piece.grad_buffer()
-            if place is not None:
-                along_weights(last, back, visits, tuple(size), stride, padding, _stored(place))
+            buffer = None if ctx.param is None else ctx.param.grad_buffer()
+            if buffer is not None:
+                conv_weight_grad(
+                    x_last, grad_last, visits, tuple(size), stride, padding, _as_stored(buffer)
+                )
             else:
-                found = along_weights(last, back, visits, tuple(size), stride, padding)
-                along_weight = (
-                    found.reshape(visits, *size, channels, outputs)
+                grad = conv_weight_grad(x_last, grad_last, visits, tuple(size), stride, padding)
+                grad_weight = (
+                    grad.reshape(visits, *size, channels, outputs)
                     .permute(0, 4, 3, 1, 2)
                     .to(weight_type)
                 )
         if bias_type is not None and ctx.needs_input_grad[2]:
-            along_bias = back.reshape(visits, -1, outputs).sum(1, dtype=bias_type)
-        return along_x, along_weight, along_bias, None, None, None
+            grad_bias = grad_last.reshape(visits, -1, outputs).sum(1, dtype=bias_type)
+        return grad_input, grad_weight, grad_bias, None, None, None
 
 
-def _stored(filters: Tensor) -> Tensor:
-    """Filters [J, O, C, h, w] as they lie in a weight vector: [J, h * w * C, O], a view."""
+def _as_stored(filters: Tensor) -> Tensor:
+    """Filters [J, O, C, h, w] in storage order: [J, h * w * C, O], a view."""
     return filters.permute(0, 3, 4, 2, 1).flatten(1, 3)
 
 
 def _matrix(filters: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same as the kernels take it: each visit's in one piece, in the type of products."""
-    lying = filters.permute(0, 3, 4, 2, 1)
-    if lying.dtype == dtype and lying[0].is_contiguous():
-        return lying.flatten(1, 3)
-    return torch.empty(lying.shape, dtype=dtype, device=lying.device).copy_(lying).flatten(1, 3)
+    """Filters in storage order and in dtype `dtype`, contiguous per visit."""
+    stored = filters.permute(0, 3, 4, 2, 1)
+    if stored.dtype == dtype and stored[0].is_contiguous():
+        return stored.flatten(1, 3)
+    return torch.empty(stored.shape, dtype=dtype, device=stored.device).copy_(stored).flatten(1, 3)

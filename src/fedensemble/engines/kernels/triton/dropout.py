@@ -1,4 +1,4 @@
-"""Keys and keyed dropout masks as Triton kernels: the numbers of `draws`, in one launch each."""
+"""PRNG keys and dropout masks: the random bits of `prng`, one kernel launch each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _mixed(z):
+def _mix(z):
     """splitmix64's mixing."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -17,40 +17,40 @@ def _mixed(z):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kept(keys, out, SIZE, THRESHOLD, BLOCK: tl.constexpr):
+def _dropout_mask(keys, out, SIZE, THRESHOLD, BLOCK: tl.constexpr):
     """out[j, i] = splitmix64(keys[j], i) >> 1 >= THRESHOLD."""
     j = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(keys + j).to(tl.uint64, bitcast=True) + (i + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-    z = _mixed(z) >> 1
+    z = _mix(z) >> 1
     tl.store(out + j * SIZE + i, z >= THRESHOLD.to(tl.uint64), mask=i < SIZE)
 
 
 @triton.jit(do_not_specialize=["word"])  # type: ignore[untyped-decorator]
-def _fold(keys, word, out, J, AT: tl.constexpr, BLOCK: tl.constexpr):
-    """out[j] = draws.fold(keys[j], word); AT where the word lies in memory."""
+def _fold_in(keys, word, out, J, AT: tl.constexpr, BLOCK: tl.constexpr):
+    """out[j] = prng.fold(keys[j], word); AT: `word` is a pointer."""
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = tl.load(word) if AT else word
     z = tl.load(keys + j, mask=j < J, other=0).to(tl.uint64, bitcast=True)
-    z = _mixed(z ^ 0x5851F42D4C957F2D) + (number + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-    tl.store(out + j, _mixed(z).to(tl.int64, bitcast=True), mask=j < J)
+    z = _mix(z ^ 0x5851F42D4C957F2D) + (number + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    tl.store(out + j, _mix(z).to(tl.int64, bitcast=True), mask=j < J)
 
 
-def fold(keys: Tensor, word: int | Tensor) -> Tensor:
-    """draws.fold of keys [J] and one word, a number or a tensor of one."""
+def fold_in(keys: Tensor, word: int | Tensor) -> Tensor:
+    """As `prng.fold` of keys [J] and one word, an integer or a tensor of one."""
     out, block = torch.empty_like(keys), 128
     at = isinstance(word, Tensor)
-    _fold[(triton.cdiv(len(keys), block),)](
+    _fold_in[(triton.cdiv(len(keys), block),)](
         keys.contiguous(), word, out, len(keys), AT=at, BLOCK=block
     )
     return out
 
 
-def kept(keys: Tensor, size: int, threshold: int) -> Tensor:
-    """Which of `size` numbers at each key [J] reach the threshold, [J, size]."""
+def dropout_mask(keys: Tensor, size: int, threshold: int) -> Tensor:
+    """True where random bits reach the threshold, [J, size], from one key per visit, [J]."""
     out = torch.empty(len(keys), size, dtype=torch.bool, device=keys.device)
     block = 1024
-    _kept[(triton.cdiv(size, block), len(keys))](
+    _dropout_mask[(triton.cdiv(size, block), len(keys))](
         keys.contiguous(), out, size, threshold, BLOCK=block
     )
     return out

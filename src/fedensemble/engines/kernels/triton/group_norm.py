@@ -1,7 +1,7 @@
-"""GroupNorm's numbers by example and channel, between the passes over its images: small launches.
+"""Per-example, per-channel GroupNorm statistics and their gradients.
 
-Sums come by example and channel; statistics are over the channels of a group, slopes of weights
-over a visit's batch.
+Partial sums are per example and channel; statistics are over the channels of a group, weight
+gradients over the examples of a visit.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .norm_reductions import whose
+from .norm_reductions import locate
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _channels(C, G, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr):
-    """A program's example, the number of examples, its channels [groups, channels of a group],
-    which are real.
+    """A program's example, the number of examples, its channels [groups, channels per group], and
+    which of them exist.
     """
-    n, examples, group, _ = whose(1, G, BLOCK_G, True)
+    n, examples, group, _ = locate(1, G, BLOCK_G, True)
     inside = tl.arange(0, BLOCK_C)[None, :]
     return n, examples, group[:, None] * (C // G) + inside, (group < G)[:, None] & (inside < C // G)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _total(sums, SPLIT, C, n, examples, c, real, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The two sums of an example over all shares."""
+def _sum_splits(
+    partial_sums, SPLIT, C, n, examples, c, real, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """The two sums of an example over all splits."""
     first = tl.zeros((BLOCK_G, BLOCK_C), dtype=tl.float32)
     second = tl.zeros((BLOCK_G, BLOCK_C), dtype=tl.float32)
     for split in range(SPLIT):
-        place = sums + (split * examples + n) * 2 * C + c
+        place = partial_sums + (split * examples + n) * 2 * C + c
         first += tl.load(place, mask=real, other=0.0)
         second += tl.load(place + C, mask=real, other=0.0)
     return first, second
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def group_statistics(
-    sums,
+def _statistics(
+    partial_sums,
     x,
     weight,
     bias,
@@ -56,13 +58,14 @@ def group_statistics(
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Out [4, N, C]: mean, 1 / deviation, the factor and shift of x.
+    """Out [4, N, C]: mean, 1 / std, factor and shift of x.
 
-    Channels are put together by their distances from the group's first number, for squares of
-    numbers far from 0 would cancel. Rows of weight and bias lie WEIGHT and BIAS apart.
+    The channels of a group are combined by their distance from the group's first value, because
+    squares of values far from 0 would cancel. Rows of weight and bias are WEIGHT and BIAS elements
+    apart.
     """
     n, examples, c, real = _channels(C, G, BLOCK_G, BLOCK_C)
-    first, second = _total(sums, SPLIT, C, n, examples, c, real, BLOCK_G, BLOCK_C)
+    first, second = _sum_splits(partial_sums, SPLIT, C, n, examples, c, real, BLOCK_G, BLOCK_C)
     start = tl.load(x + n * ROWS * C + c, mask=real, other=0.0).to(tl.float32)
     lone = tl.arange(0, BLOCK_C)[None, :] == 0
     about = tl.sum(tl.where(lone, start, 0.0), 1)[:, None]
@@ -87,14 +90,16 @@ def group_statistics(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def group_slopes(sums, known, out, ROWS, C, G, SPLIT, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Out [2, N, C]: b and d of the images' slope, factor slope + b x + d."""
+def _input_grad_terms(
+    partial_sums, statistics, out, ROWS, C, G, SPLIT, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """Out [2, N, C]: b and d of the input gradient, factor grad_output + b x + d."""
     n, examples, c, real = _channels(C, G, BLOCK_G, BLOCK_C)
-    total, weighted = _total(sums, SPLIT, C, n, examples, c, real, BLOCK_G, BLOCK_C)
+    total, weighted = _sum_splits(partial_sums, SPLIT, C, n, examples, c, real, BLOCK_G, BLOCK_C)
     each, count = examples.to(tl.int64) * C, ROWS * (C // G)
-    mean = tl.load(known + n * C + c, mask=real, other=0.0)
-    scale = tl.load(known + each + n * C + c, mask=real, other=0.0)
-    factor = tl.load(known + 2 * each + n * C + c, mask=real, other=0.0)
+    mean = tl.load(statistics + n * C + c, mask=real, other=0.0)
+    scale = tl.load(statistics + each + n * C + c, mask=real, other=0.0)
+    factor = tl.load(statistics + 2 * each + n * C + c, mask=real, other=0.0)
     b = -scale * scale * (tl.sum(factor * weighted, 1)[:, None] / count)
     tl.store(out + n * C + c, b, mask=real)
     tl.store(
@@ -103,54 +108,54 @@ def group_slopes(sums, known, out, ROWS, C, G, SPLIT, BLOCK_G: tl.constexpr, BLO
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def weight_slopes(
-    sums,
+def _weight_grads(
+    partial_sums,
     scale,
-    along_weight,
-    along_bias,
+    grad_weight,
+    grad_bias,
     C,
     SPLIT,
     BATCH,
-    ALONG_WEIGHT,
-    ALONG_BIAS,
+    GRAD_WEIGHT,
+    GRAD_BIAS,
     BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Slopes of weight and bias: sums over the shares of all examples of a visit, always in the
-    same order.
-    """
-    j, visits, c, _ = whose(1, C, BLOCK_C, True)
+    """Gradients of weight and bias: sums over all examples of a visit, in a fixed order."""
+    j, visits, c, _ = locate(1, C, BLOCK_C, True)
     first = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
     second = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
     for start in range(0, SPLIT * BATCH, BLOCK_B):
-        share = start + tl.arange(0, BLOCK_B)
-        there = (share < SPLIT * BATCH)[:, None] & (c < C)[None, :]
-        n = (j * BATCH + share % BATCH)[:, None]
-        place = sums + ((share // BATCH)[:, None] * visits * BATCH + n) * 2 * C + c[None, :]
+        part = start + tl.arange(0, BLOCK_B)
+        there = (part < SPLIT * BATCH)[:, None] & (c < C)[None, :]
+        n = (j * BATCH + part % BATCH)[:, None]
+        place = partial_sums + ((part // BATCH)[:, None] * visits * BATCH + n) * 2 * C + c[None, :]
         first += tl.load(place, mask=there, other=0.0)
         deviation = tl.load(scale + n * C + c[None, :], mask=there, other=0.0)
         second += tl.load(place + C, mask=there, other=0.0) * deviation
-    tl.store(along_weight + j * ALONG_WEIGHT + c, tl.sum(second, 0), mask=c < C)
-    tl.store(along_bias + j * ALONG_BIAS + c, tl.sum(first, 0), mask=c < C)
+    tl.store(grad_weight + j * GRAD_WEIGHT + c, tl.sum(second, 0), mask=c < C)
+    tl.store(grad_bias + j * GRAD_BIAS + c, tl.sum(first, 0), mask=c < C)
 
 
 class GroupNorm(NamedTuple):
-    """Statistics over an example's pixels and the channels of a group."""
+    """Statistics over the pixels of an example and the channels of a group."""
 
     groups: int
     eps: float
 
     def sets(self, visits: int, examples: int) -> int:
-        """Into how many sets with statistics of their own the examples fall."""
+        """Number of sets with statistics of their own."""
         return examples
 
-    def known(self, found: Tensor, flat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Mean, 1 / deviation, factor and shift, [4, N, C], from sums."""
+    def statistics(
+        self, partial_sums: Tensor, flat: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Mean, 1 / std, factor and shift, [4, N, C]."""
         examples, rows, channels = flat.shape
         grid, tile = self._launch(examples, channels)
         out = torch.empty(4, examples, channels, dtype=torch.float32, device=flat.device)
-        group_statistics[grid](
-            found,
+        _statistics[grid](
+            partial_sums,
             flat,
             weight,
             bias,
@@ -158,7 +163,7 @@ class GroupNorm(NamedTuple):
             rows,
             channels,
             self.groups,
-            len(found),
+            len(partial_sums),
             examples // len(weight),
             weight.stride(0),
             bias.stride(0),
@@ -167,35 +172,40 @@ class GroupNorm(NamedTuple):
         )
         return out
 
-    def slopes(
-        self, found: Tensor, rows: int, known: Tensor, along_weight: Tensor, along_bias: Tensor
+    def input_grad_terms(
+        self,
+        partial_sums: Tensor,
+        rows: int,
+        statistics: Tensor,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
     ) -> Tensor:
-        """What `apply` needs for the images' slope, [2, N, C], from sums; writes the slopes of
-        weight and bias.
-        """
-        _, examples, channels = known.shape
-        visits, block_c = len(along_weight), min(_VISIT[1], triton.next_power_of_2(channels))
-        weight_slopes[(triton.cdiv(channels, block_c) * visits,)](
-            found,
-            known[1],
-            along_weight,
-            along_bias,
+        """The terms b and d of the input gradient, [2, N, C]; writes the weight and bias gradients."""
+        _, examples, channels = statistics.shape
+        visits, block_c = len(grad_weight), min(_WEIGHT_BLOCK[1], triton.next_power_of_2(channels))
+        _weight_grads[(triton.cdiv(channels, block_c) * visits,)](
+            partial_sums,
+            statistics[1],
+            grad_weight,
+            grad_bias,
             channels,
-            len(found),
+            len(partial_sums),
             examples // visits,
-            along_weight.stride(0),
-            along_bias.stride(0),
-            BLOCK_B=_VISIT[0],
+            grad_weight.stride(0),
+            grad_bias.stride(0),
+            BLOCK_B=_WEIGHT_BLOCK[0],
             BLOCK_C=block_c,
         )
         grid, tile = self._launch(examples, channels)
-        out = torch.empty(2, examples, channels, dtype=torch.float32, device=known.device)
-        group_slopes[grid](found, known, out, rows, channels, self.groups, len(found), **tile)
+        out = torch.empty(2, examples, channels, dtype=torch.float32, device=statistics.device)
+        _input_grad_terms[grid](
+            partial_sums, statistics, out, rows, channels, self.groups, len(partial_sums), **tile
+        )
         return out
 
     def _launch(self, examples: int, channels: int) -> tuple[tuple[int], dict[str, int]]:
         block_c = triton.next_power_of_2(channels // self.groups)
-        block_g = max(1, min(_EXAMPLE // block_c, triton.next_power_of_2(self.groups)))
+        block_g = max(1, min(_MAX_CHANNELS // block_c, triton.next_power_of_2(self.groups)))
         tile = {
             "BLOCK_G": block_g,
             "BLOCK_C": block_c,
@@ -205,5 +215,5 @@ class GroupNorm(NamedTuple):
 
 
 # channels of an example that a program takes at once, if they are of several groups
-_EXAMPLE = 1024
-_VISIT = (32, 32)  # examples of a visit, and channels, that a program takes at once
+_MAX_CHANNELS = 1024
+_WEIGHT_BLOCK = (32, 32)  # examples of a visit, and channels, that a program takes at once

@@ -1,8 +1,8 @@
-"""Patches of images times filters of J visits: implicit matrix products, no patches in memory.
+"""Convolution as implicit GEMM: patches times filters, without patches in memory.
 
-Images are channels-last, [J * B, H, W, C]; a visit's filters are a matrix [h * w * C, O]. One
-program computes a tile of one visit's output. Tile sizes follow from the shape alone, so the same
-run gives the same bits.
+Images are channels last, [J * B, H, W, C]; the filters of a visit are a matrix [h * w * C, O]. One
+program computes a block of one visit's output. Block sizes follow from the shape alone, so that the
+same run gives the same bits.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiling import images_like, precision, tile
+from .tiling import block_size, empty_channels_last, matmul_precision
 
 Pair = tuple[int, int]
 
-_MANY = 16  # input channels from which filter taps are gone through one by one
-_PROCESSORS = 132  # of an H200
+_MANY_CHANNELS = 16  # input channels from which the loop goes over filter taps
+_MULTIPROCESSORS = 132  # of an H200
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def inside_image(
+def input_pixel(
     oy,
     ox,
     ky,
@@ -32,12 +32,12 @@ def inside_image(
     STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr,
     PAD_W: tl.constexpr,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):
-    """Where output (oy, ox) meets its input under tap (ky, kx), and whether that is inside the
-    image.
+    """Index of the input pixel under filter tap (ky, kx) of output pixel (oy, ox), and whether it
+    is inside the image.
     """
-    if TURNED:
+    if TRANSPOSED:
         ty, tx = oy + PAD_H - ky, ox + PAD_W - kx
         iy, ix = ty // STRIDE_H, tx // STRIDE_W
         inside = (
@@ -55,7 +55,7 @@ def inside_image(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _products(
+def _implicit_gemm(
     x,
     w,
     bias,
@@ -79,20 +79,20 @@ def _products(
     BY_TAP: tl.constexpr,
     EVERY_H: tl.constexpr,
     EVERY_W: tl.constexpr,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o]; TURNED spreads by the stride instead of
-    skipping by it.
+    """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o].
 
-    BY_TAP goes filter tap by filter tap, so that an index is worked out once for many channels;
-    with few channels taps and channels are gone through as one. TURNED, w is the matrix of the
-    forward pass, [taps, O, C] in the names here, and by tap a program has every EVERY_H-th row and
-    EVERY_W-th column of pixels, for which most taps meet nothing.
+    BY_TAP iterates over filter taps, so that a pixel index is computed once for many channels; with
+    few channels, taps and channels form one loop. TRANSPOSED computes the gradient w.r.t. the input:
+    w is the matrix of the forward pass, [taps, O, C] in the names used here, and a stride spreads
+    pixels instead of skipping them. By tap, a program then has every EVERY_H-th row and EVERY_W-th
+    column of pixels, because all others meet none of its filter taps.
     """
     j = tl.program_id(2).to(tl.int64)
     below, beside = tl.program_id(0) % (EVERY_H * EVERY_W) // EVERY_W, tl.program_id(0) % EVERY_W
@@ -118,13 +118,13 @@ def _products(
                 first_x + step // parts % some * EVERY_W,
             )
             c = step % parts * BLOCK_K + tl.arange(0, BLOCK_K)
-            place, inside = inside_image(
-                oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TURNED
+            offset, inside = input_pixel(
+                oy, ox, ky, kx, H, W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TRANSPOSED
             )
             there = (inside & real)[:, None] & (c < C)[None, :]
-            a = tl.load((x + start + place * C)[:, None] + c[None, :], mask=there, other=0.0)
+            a = tl.load((x + start + offset * C)[:, None] + c[None, :], mask=there, other=0.0)
             tap = ky * KW + kx
-            if TURNED:
+            if TRANSPOSED:
                 line = w + (tap * O + columns)[:, None] * C + c[None, :]
                 b = tl.trans(
                     tl.load(line, mask=(columns < O)[:, None] & (c < C)[None, :], other=0.0)
@@ -137,7 +137,7 @@ def _products(
         for first in range(0, K, BLOCK_K):
             k = first + tl.arange(0, BLOCK_K)
             tap, c = k // C, k % C
-            place, inside = inside_image(
+            offset, inside = input_pixel(
                 oy[:, None],
                 ox[:, None],
                 (tap // KW)[None, :],
@@ -148,11 +148,11 @@ def _products(
                 STRIDE_W,
                 PAD_H,
                 PAD_W,
-                TURNED,
+                TRANSPOSED,
             )
             inside = inside & real[:, None] & (k < K)[None, :]
-            a = tl.load(x + start[:, None] + place * C + c[None, :], mask=inside, other=0.0)
-            if TURNED:
+            a = tl.load(x + start[:, None] + offset * C + c[None, :], mask=inside, other=0.0)
+            if TRANSPOSED:
                 line = w + (tap[:, None] * O + columns[None, :]) * C + c[:, None]
             else:
                 line = w + k[:, None] * O + columns[None, :]
@@ -163,28 +163,26 @@ def _products(
             tl.float32
         )[None, :]
     pixel = (image * OH + oy) * OW + ox
-    place = out + j * B * OH * OW * O + pixel[:, None] * O + columns[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=real[:, None] & (columns < O)[None, :])
+    offset = out + j * B * OH * OW * O + pixel[:, None] * O + columns[None, :]
+    tl.store(offset, total.to(out.dtype.element_ty), mask=real[:, None] & (columns < O)[None, :])
 
 
 def _tiles(
     dtype: torch.dtype, rows: int, outputs: int, inner: int, visits: int
 ) -> tuple[int, int, int, int, int]:
-    """Rows, columns and inner numbers of a product's tile, warps and stages: the fastest of a
-    search on an H200.
-    """
-    block_m, block_n = tile(rows, 128), tile(outputs, 128)
+    """Rows, columns and depth of a block, warps and stages: the fastest in a search on an H200."""
+    block_m, block_n = block_size(rows, 128), block_size(outputs, 128)
     if dtype == torch.float32:
-        return block_m, block_n, tile(inner, 32), 8 if block_n >= 128 else 4, 3
+        return block_m, block_n, block_size(inner, 32), 8 if block_n >= 128 else 4, 3
     tall = triton.cdiv(rows, 128) * visits  # programs, where tiles have 128 rows
-    if outputs > 128 and tall * triton.cdiv(outputs, 256) >= _PROCESSORS:
-        return block_m, 256, tile(inner, 64), 8, 3
-    if outputs > 64 and (outputs > 128 or tall < 8 * _PROCESSORS):
-        return min(block_m, 64), 128, tile(inner, 64), 4, 4 if inner >= 512 else 3
-    return block_m, block_n, tile(inner, 64), 4, 3
+    if outputs > 128 and tall * triton.cdiv(outputs, 256) >= _MULTIPROCESSORS:
+        return block_m, 256, block_size(inner, 64), 8, 3
+    if outputs > 64 and (outputs > 128 or tall < 8 * _MULTIPROCESSORS):
+        return min(block_m, 64), 128, block_size(inner, 64), 4, 4 if inner >= 512 else 3
+    return block_m, block_n, block_size(inner, 64), 4, 3
 
 
-def products(
+def implicit_gemm(
     x: Tensor,
     matrix: Tensor,
     bias: Tensor | None,
@@ -192,27 +190,27 @@ def products(
     size: Pair,
     stride: Pair,
     padding: Pair,
-    turned: bool,
+    transposed: bool,
 ) -> Tensor:
-    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O]: [J * B, O, OH, OW],
-    channels last in memory.
+    """Patches of images [J * B, H, W, C] times a matrix [J, h * w * C, O].
 
-    Turned, it goes the other way with the same matrix: from slopes of outputs to slopes of images.
+    Returns [J * B, O, OH, OW] in channels-last memory format. With `transposed` it computes the
+    gradient w.r.t. the input from the gradient w.r.t. the output, with the same matrix.
     """
     taps = size[0] * size[1]
     total, height, width, channels = x.shape
     visits = len(matrix)
-    inner, outputs = (taps * channels, matrix.shape[1] // taps) if turned else matrix.shape[1:]
+    inner, outputs = (taps * channels, matrix.shape[1] // taps) if transposed else matrix.shape[1:]
     batch = total // visits
-    out = images_like(x, (total, outputs, *out_size))
-    by_tap = channels >= _MANY
-    every = stride if turned and by_tap else (1, 1)
+    out = empty_channels_last(x, (total, outputs, *out_size))
+    by_tap = channels >= _MANY_CHANNELS
+    every = stride if transposed and by_tap else (1, 1)
     rows = batch * triton.cdiv(out_size[0], every[0]) * triton.cdiv(out_size[1], every[1])
     block_m, block_n, block_k, warps, stages = _tiles(
         x.dtype, rows, outputs, channels if by_tap else inner, visits
     )
     grid = (triton.cdiv(rows, block_m) * every[0] * every[1], triton.cdiv(outputs, block_n), visits)
-    _products[grid](
+    _implicit_gemm[grid](
         x,
         matrix,
         x if bias is None else bias,
@@ -236,9 +234,9 @@ def products(
         BY_TAP=by_tap,
         EVERY_H=every[0],
         EVERY_W=every[1],
-        TURNED=turned,
+        TRANSPOSED=transposed,
         HAS_BIAS=bias is not None,
-        PRECISION=precision(),
+        PRECISION=matmul_precision(),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,

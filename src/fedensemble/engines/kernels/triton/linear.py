@@ -1,6 +1,4 @@
-"""Linear layers with J sets of weights on a GPU: the slope of the weights goes straight to its
-place, in float32.
-"""
+"""Linear layers of J visits; the weight gradient is written in float32 where it belongs."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ...stacked.stacked_params import StackedParam
-from .tiling import precision, tile
+from .tiling import block_size, matmul_precision
 
-_MANY = 512  # rows a visit from which torch's own product is the better one
+_MANY_ROWS = 512  # rows per visit from which torch's own matmul is faster
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _outer(
-    slope,
+def _weight_grad(
+    grad_output,
     x,
     out,
     N,
@@ -31,17 +29,19 @@ def _outer(
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """out[j, o, i] = sum_n slope[j, n, o] x[j, n, i]; visits of `out` lie STRIDE apart."""
+    """out[j, o, i] = sum_n grad_output[j, n, o] x[j, n, i]; visits of `out` are STRIDE apart."""
     j = tl.program_id(2).to(tl.int64)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     i = tl.program_id(0) * BLOCK_I + tl.arange(0, BLOCK_I)
-    slope += j * N * O
+    grad_output += j * N * O
     x += j * N * I
     total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
     for first in range(0, N, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         a = tl.load(
-            slope + n[:, None] * O + o[None, :], mask=(n < N)[:, None] & (o < O)[None, :], other=0.0
+            grad_output + n[:, None] * O + o[None, :],
+            mask=(n < N)[:, None] & (o < O)[None, :],
+            other=0.0,
         )
         b = tl.load(
             x + n[:, None] * I + i[None, :], mask=(n < N)[:, None] & (i < I)[None, :], other=0.0
@@ -58,55 +58,55 @@ class StackedLinear(torch.autograd.Function):
     """x [J, n, I] times weights [J, O, I], plus bias [J, O] or None.
 
     Args:
-        weight: the parameter itself; products read `piece.weight`.
+        weight: the parameter itself, for autograd; matmuls read `param.weight`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, piece: StackedParam
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, param: StackedParam
     ) -> Tensor:
-        read = piece.weight
-        ctx.save_for_backward(x, read)
-        ctx.piece, ctx.bias_type = piece, None if bias is None else bias.dtype
+        cast_weight = param.weight
+        ctx.save_for_backward(x, cast_weight)
+        ctx.param, ctx.bias_type = param, None if bias is None else bias.dtype
         if bias is None:
-            return torch.bmm(x, read.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1).to(x.dtype), x, read.transpose(1, 2))
+            return torch.bmm(x, cast_weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1).to(x.dtype), x, cast_weight.transpose(1, 2))
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        x, read = ctx.saved_tensors
-        slope = slope.contiguous()
-        along_x = torch.bmm(slope, read) if ctx.needs_input_grad[0] else None
-        along_weight = along_bias = None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        x, cast_weight = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        grad_input = torch.bmm(grad_output, cast_weight) if ctx.needs_input_grad[0] else None
+        grad_weight = grad_bias = None
         if ctx.needs_input_grad[1]:
-            place = ctx.piece.grad_buffer()
-            if place is None or slope.shape[1] >= _MANY:
-                along_weight = torch.bmm(slope.transpose(1, 2), x).float()
-                if place is not None:
-                    place.copy_(along_weight)
-                    along_weight = None
+            buffer = ctx.param.grad_buffer()
+            if buffer is None or grad_output.shape[1] >= _MANY_ROWS:
+                grad_weight = torch.bmm(grad_output.transpose(1, 2), x).float()
+                if buffer is not None:
+                    buffer.copy_(grad_weight)
+                    grad_weight = None
             else:
-                _outer_products(slope, x.contiguous(), place)
+                _write_weight_grad(grad_output, x.contiguous(), buffer)
         if ctx.bias_type is not None and ctx.needs_input_grad[2]:
-            along_bias = slope.sum(1, dtype=ctx.bias_type)
-        return along_x, along_weight, along_bias, None
+            grad_bias = grad_output.sum(1, dtype=ctx.bias_type)
+        return grad_input, grad_weight, grad_bias, None
 
 
-def _outer_products(slope: Tensor, x: Tensor, out: Tensor) -> None:
-    visits, rows, outputs = slope.shape
+def _write_weight_grad(grad_output: Tensor, x: Tensor, out: Tensor) -> None:
+    visits, rows, outputs = grad_output.shape
     inputs = x.shape[2]
-    block_o, block_i = tile(outputs, 64), tile(inputs, 128)
+    block_o, block_i = block_size(outputs, 64), block_size(inputs, 128)
     grid = (triton.cdiv(inputs, block_i), triton.cdiv(outputs, block_o), visits)
-    _outer[grid](
-        slope,
+    _weight_grad[grid](
+        grad_output,
         x,
         out,
         rows,
         outputs,
         inputs,
         out.stride(0),
-        PRECISION=precision(),
-        BLOCK_N=tile(rows, 32),
+        PRECISION=matmul_precision(),
+        BLOCK_N=block_size(rows, 32),
         BLOCK_O=block_o,
         BLOCK_I=block_i,
         num_warps=4,

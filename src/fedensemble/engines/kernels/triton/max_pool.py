@@ -1,5 +1,6 @@
-"""Max-pooling over squares that do not overlap, channels last: torch's own was slower than a
-convolution.
+"""Max-pooling with non-overlapping windows, in channels-last memory format.
+
+torch's backward pass takes longer than a convolution.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiling import images_like
+from .tiling import empty_channels_last
 
 _BLOCK = 1024
 _LARGE = 1 << 31  # pixels from which places need 64 bits, which are slower to work out
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _larger(corner, step, best, place, real, W: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr):
-    """The best so far or the square's number at `step`, and its place."""
+def _update_max(
+    corner, step, best, index, real, W: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr
+):
+    """The maximum so far or the window's value at `step`, and its index."""
     value = tl.load(corner + ((step // SIZE) * W + step % SIZE) * C, mask=real, other=0.0)
-    more = (value > best) | (value != value)  # nan is passed on, as torch does
-    return tl.where(more, value, best), tl.where(more, step, place).to(place.dtype)
+    larger = (value > best) | (value != value)  # nan is passed on, as torch does
+    return tl.where(larger, value, best), tl.where(larger, step, index).to(index.dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest(
+def _forward(
     x,
     out,
-    which,
+    argmax,
     TOTAL,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -41,7 +44,7 @@ def _largest(
     LARGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest of each square, and its place in the square."""
+    """The maximum of each window, and its index in the window."""
     at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(
         0, BLOCK
     )
@@ -50,21 +53,21 @@ def _largest(
     oy, n = rest % OH, rest // OH
     corner = x + ((n * H + oy * STEP) * W + ox * STEP) * C + c
     best = tl.load(corner, mask=at < TOTAL, other=0.0)
-    place = tl.zeros((BLOCK,), dtype=which.dtype.element_ty)
+    index = tl.zeros((BLOCK,), dtype=argmax.dtype.element_ty)
     if SIZE <= 4:
         for step in tl.static_range(1, SIZE * SIZE):
-            best, place = _larger(corner, step, best, place, at < TOTAL, W, C, SIZE)
+            best, index = _update_max(corner, step, best, index, at < TOTAL, W, C, SIZE)
     else:  # a long program would take minutes to compile
         for step in range(1, SIZE * SIZE):
-            best, place = _larger(corner, step, best, place, at < TOTAL, W, C, SIZE)
+            best, index = _update_max(corner, step, best, index, at < TOTAL, W, C, SIZE)
     tl.store(out + at, best, mask=at < TOTAL)
-    tl.store(which + at, place, mask=at < TOTAL)
+    tl.store(argmax + at, index, mask=at < TOTAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _back(
-    slope,
-    which,
+def _backward(
+    grad_output,
+    argmax,
     out,
     TOTAL,
     H: tl.constexpr,
@@ -77,7 +80,7 @@ def _back(
     LARGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each pixel asks its square, if it is in one, whether it was the largest."""
+    """The gradient of a window goes to the pixel that was its maximum."""
     at = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * BLOCK + tl.arange(
         0, BLOCK
     )
@@ -86,9 +89,11 @@ def _back(
     iy, n = rest % H, rest // H
     oy, ox = iy // STEP, ix // STEP
     inside = (at < TOTAL) & (oy < OH) & (ox < OW) & (iy % STEP < SIZE) & (ix % STEP < SIZE)
-    square = ((n * OH + oy) * OW + ox) * C + c
-    mine = tl.load(which + square, mask=inside, other=-1) == (iy % STEP) * SIZE + ix % STEP
-    tl.store(out + at, tl.load(slope + square, mask=inside & mine, other=0.0), mask=at < TOTAL)
+    window = ((n * OH + oy) * OW + ox) * C + c
+    is_max = tl.load(argmax + window, mask=inside, other=-1) == (iy % STEP) * SIZE + ix % STEP
+    tl.store(
+        out + at, tl.load(grad_output + window, mask=inside & is_max, other=0.0), mask=at < TOTAL
+    )
 
 
 class TritonMaxPool2d(torch.autograd.Function):
@@ -96,25 +101,29 @@ class TritonMaxPool2d(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, step: int) -> Tensor:
-        last = x.permute(0, 2, 3, 1).contiguous()
-        n, height, width, channels = last.shape
-        out = images_like(
-            last, (n, channels, (height - size) // step + 1, (width - size) // step + 1)
+        x_last = x.permute(0, 2, 3, 1).contiguous()
+        n, height, width, channels = x_last.shape
+        out = empty_channels_last(
+            x_last, (n, channels, (height - size) // step + 1, (width - size) // step + 1)
         )
-        place_type = torch.int8 if size * size <= 128 else torch.int32
-        which = torch.empty(out.numel(), dtype=place_type, device=x.device)
-        ctx.save_for_backward(which)
-        ctx.shape = last.shape
-        ctx.sizes = {"SIZE": size, "STEP": step, "LARGE": last.numel() >= _LARGE, "BLOCK": _BLOCK}
+        index_type = torch.int8 if size * size <= 128 else torch.int32
+        argmax = torch.empty(out.numel(), dtype=index_type, device=x.device)
+        ctx.save_for_backward(argmax)
+        ctx.shape = x_last.shape
+        ctx.sizes = {"SIZE": size, "STEP": step, "LARGE": x_last.numel() >= _LARGE, "BLOCK": _BLOCK}
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _largest[grid](last, out, which, out.numel(), *last.shape[1:], *out.shape[2:], **ctx.sizes)
+        _forward[grid](
+            x_last, out, argmax, out.numel(), *x_last.shape[1:], *out.shape[2:], **ctx.sizes
+        )
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        (which,) = ctx.saved_tensors
-        back = slope.permute(0, 2, 3, 1).contiguous()
-        out = back.new_empty(ctx.shape)
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        (argmax,) = ctx.saved_tensors
+        grad_last = grad_output.permute(0, 2, 3, 1).contiguous()
+        out = grad_last.new_empty(ctx.shape)
         grid = (triton.cdiv(out.numel(), _BLOCK),)
-        _back[grid](back, which, out, out.numel(), *out.shape[1:], *back.shape[1:3], **ctx.sizes)
+        _backward[grid](
+            grad_last, argmax, out, out.numel(), *out.shape[1:], *grad_last.shape[1:3], **ctx.sizes
+        )
         return out.permute(0, 3, 1, 2), None, None
