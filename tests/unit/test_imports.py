@@ -18,6 +18,7 @@ DATA = {"data"} | GROUND
 CORE = {"core"} | MODEL
 METHOD = CORE | DATA
 ALLOWED = {
+    "_interrupt": set(),
     **dict.fromkeys(GROUND, GROUND),
     "checkpoint": GROUND,
     "data": DATA,
