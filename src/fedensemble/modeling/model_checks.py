@@ -157,4 +157,4 @@ def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
                 )
             return func(*args, **(kwargs or {}))
 
-    return ForbidUnkeyedRandomness()  # type: ignore[no-any-return]
+    return ForbidUnkeyedRandomness()

@@ -124,7 +124,8 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 def apply_to_tensors(module: nn.Module, function: Callable[[Tensor], Tensor]) -> nn.Module:
     """Replaces every parameter, gradient and buffer of a module by `function` of it."""
-    return module._apply(function)
+    module._apply(function)  # type: ignore[no-untyped-call]
+    return module
 
 
 def norm_layers() -> tuple[type[nn.Module], ...]:
