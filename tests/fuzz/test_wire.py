@@ -27,7 +27,7 @@ from fedensemble.engines.flower.messages import (
 )
 from fedensemble.testing.toy_problems import small_federation
 
-from ..unit.flower.fake import FakeFleet
+from ..unit.engines.flower.fake import FakeFleet
 from .budget import examples, generators, mutated
 
 BAD = 2  # the client whose answers are changed

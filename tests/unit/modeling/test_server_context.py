@@ -180,7 +180,9 @@ def test_recorded_fedbe_is_the_same():
     shop = federation.algorithm.workshop
     shop.outputs_of.record = shop.gradient_of.record = record
     train(federation, 4)
-    assert len(recorded) == 3  # all outputs at once; gradients of whole batches and of the last one
+    # All outputs at once, gradients of whole batches and of the last one; idle modes are left out,
+    # so that each of them is captured for one trained mode and for two.
+    assert len(recorded) == 6
     assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])
 
 

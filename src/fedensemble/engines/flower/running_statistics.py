@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...modeling.functional_model import FunctionalModel
+from ...runtime.torch_compat import norm_layers
 from .messages import UnreadableError
 
 
@@ -33,7 +34,7 @@ class Statistics:
         norms = [
             n
             for n, module in model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._NormBase)
+            if isinstance(module, norm_layers())
         ]
         variances = {f"{name}.running_var".lstrip(".") for name in norms}
         frozen = {

@@ -31,7 +31,7 @@ def start(tmp_path, bend=None, grid=None, values=VALUES, **given):
     grid = grid or grid_of(app)
     if bend is not None:
         grid.nodes[11].bend = bend
-    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "timeout": 5.0, **given}
+    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "identity": "partition", "timeout": 5.0, **given}
     run_fleet(grid, read_description(app / "fleet"), told)
     return [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

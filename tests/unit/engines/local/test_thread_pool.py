@@ -14,7 +14,7 @@ from fedensemble.engines.local import thread_pool
 from fedensemble.engines.local.block import received
 from fedensemble.engines.local.flops import operations
 from fedensemble.engines.local.vector import VectorEngine
-from fedensemble.errors import DivergedError
+from fedensemble.errors import DivergedError, EngineWarning
 from fedensemble.modeling.factory import SeededFactory
 from fedensemble.testing.assertions import AGREEMENT
 from fedensemble.testing.cases import CASES
@@ -203,7 +203,8 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
                 running.remove(self)
 
     monkeypatch.setattr(VectorEngine, "train_plainly", train_plainly)
-    made = train(federation(), 1)
+    with pytest.warns(EngineWarning, match="Out of memory in round 1"):
+        made = train(federation(), 1)
     assert max(most) <= 3
     assert len(made.engine.threads._idle) == 3
 
