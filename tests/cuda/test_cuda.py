@@ -132,9 +132,9 @@ def test_group_norms_have_kernels(monkeypatch):
     from fedensemble.models import ResNet18
     from fedensemble.testing.toy_problems import labels, numbers, ragged
 
-    used, known = [], GroupNorm.known
+    used, known = [], GroupNorm.statistics
     monkeypatch.setattr(
-        GroupNorm, "known", lambda self, *given: used.append(self.groups) or known(self, *given)
+        GroupNorm, "statistics", lambda self, *given: used.append(self.groups) or known(self, *given)
     )
     data = ragged(numbers(24, 3, 16, 16).float(), labels(24, classes=4), (8, 5, 11))
 
