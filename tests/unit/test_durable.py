@@ -25,7 +25,8 @@ def mode(path: Path) -> int:
 
 @pytest.mark.parametrize("name", [LEFT, ".file.4711.part", ".file.PID.part", ".file.1.part"])
 def test_what_a_dead_process_left_is_deleted_whatever_its_number(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"half")
+    # The number of this process is filled in here: names of tests must be the same in all workers.
+    (tmp_path / name.replace("PID", str(os.getpid()))).write_bytes(b"half")
     for other in (".other.1.part", "file.part", ".file.part", ".file.x.part", "file"):
         (tmp_path / other).write_bytes(b"")
     durable.write_bytes(tmp_path / "file", b"new")
