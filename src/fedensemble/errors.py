@@ -46,7 +46,7 @@ class RankError(FedEnsembleError, RuntimeError):
 
 
 class AggregatorWarning(UserWarning):
-    """A robust aggregator has too few clients to tell who is malicious."""
+    """A robust aggregator has too few clients to detect the malicious ones."""
 
 
 class EngineWarning(UserWarning):
@@ -55,6 +55,8 @@ class EngineWarning(UserWarning):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for an unknown `name` of a `kind`, with the closest known name as a hint.
+
+    A long name is shortened.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "fedprox"])
     "unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, fedprox."

@@ -58,17 +58,19 @@ class Registry(Generic[T]):
             raise InputError(unknown(self.kind, name, self))
         return self._items[name]
 
-    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
+    # Hidden from type checkers, which would otherwise accept every attribute of a registry.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The registered class of this name; only called for what is no attribute."""
+            """The registered class with this name; Python calls it for missing attributes only."""
             if not name.startswith("_"):
                 for item in self._items.values():
                     if isinstance(item, type) and item.__name__ == name:
                         return item
             raise AttributeError(
-                f"The registry of {self.kind}s has no attribute '{name}', and no {self.kind} of that class name is "
-                f"registered. Write {self.kind}s['name'] with one of: {', '.join(self._items)}."
+                f"The registry of {self.kind}s has no attribute '{name}', and no {self.kind} with "
+                f"that class name is registered. Write {self.kind}s['name'] with one of: "
+                f"{', '.join(self._items)}."
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -85,26 +87,27 @@ class Registry(Generic[T]):
             try:
                 if self[name] is item:
                     return name
-            except InputError:  # another package's, which cannot be loaded and so is not `item`
+            except InputError:  # a plug-in that cannot be loaded, so it is not `item`
                 continue
         return None
 
     def _load(self, name: str) -> T:
-        """What another package registers under `name`; a package that fails says so, and stops
-        nothing else.
+        """The plug-in of another package; raises InputError if importing it fails.
+
+        Plug-ins are loaded one by one, so a broken package does not affect the others.
         """
         point = self._entry_points()[name]
         try:
             return point.load()  # type: ignore[no-any-return]
-        except Exception as error:  # whatever the code of another package raises
+        except Exception as error:  # another package may raise anything
             owner = point.dist.name if point.dist is not None else point.value
             raise InputError(
-                f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: {type(error).__name__}: "
-                f"{first_line(error)}. Repair or uninstall that package."
+                f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: "
+                f"{type(error).__name__}: {first_line(error)}. Repair or uninstall that package."
             ) from error
 
     def _check(self, item: T, name: str) -> None:
-        """Raises unless `item` is of the registry's kind."""
+        """Raises unless `item` is a subclass of the registry's base class."""
         base = None if self._base is None else self._base()
         if base is not None and not (isinstance(item, type) and issubclass(item, base)):
             raise InputError(

@@ -70,39 +70,39 @@ def match_units(vectors: Tensor, used: Tensor, weight: Tensor, prior: Prior, swe
 
 
 def nearest_units(own: Tensor, theirs: Tensor, own_used: Tensor, used: Tensor) -> Tensor:
-    """The place of each of a network's units among those of another, [J, W]; every row is a
-    permutation.
+    """The unit of another network that each own unit is matched to, [J, W]; rows are permutations.
 
-    The closest pair of units comes first, then the closest of those that are left, and so on; units
-    that are not in use on one side come last. Unlike the Hungarian algorithm this is arithmetic on
-    tensors, which clients can do in a batch and on any device; where units of one network have been
-    matched to the other before, both agree.
+    The matching is greedy: the closest pair of units is matched first, then the closest pair of the
+    units that are left, and so on. Pairs with an unused unit come last. Unlike the Hungarian
+    algorithm, this consists of tensor operations, so it can run in a batch of clients and on any
+    device. Both algorithms agree if each own unit is a slightly changed copy of another unit.
 
     Args:
-        own, theirs: what units are told apart by, [J, W, D].
-        own_used, used: which units either network has, [J, W].
+        own, theirs: features of the units, by which they are compared, [J, W, D].
+        own_used, used: which units the networks use, [J, W].
 
-    >>> theirs = torch.tensor([[[0.0], [5.0], [9.0]]])
-    >>> nearest_units(theirs.flip(1) + 0.1, theirs, *(2 * [torch.ones(1, 3, dtype=torch.bool)])).tolist()
+    >>> theirs, all_used = torch.tensor([[[0.0], [5.0], [9.0]]]), torch.ones(1, 3).bool()
+    >>> nearest_units(theirs.flip(1) + 0.1, theirs, all_used, all_used).tolist()
     [[2, 1, 0]]
     """
     networks, width, _ = own.shape
     score = -torch.cdist(own, theirs)
-    both = own_used.unsqueeze(2) & used.unsqueeze(1)
-    score = torch.where(both, score, score.amin((1, 2), keepdim=True) - 1)
+    both_used = own_used.unsqueeze(2) & used.unsqueeze(1)
+    score = torch.where(both_used, score, score.amin((1, 2), keepdim=True) - 1)
     slot = torch.zeros(networks, width, dtype=torch.int64, device=own.device)
     for _ in range(width):
-        row, column = (part.unsqueeze(1) for part in _largest(score))
+        row, column = (index.unsqueeze(1) for index in _argmax_2d(score))
         slot = slot.scatter(1, row, column)
+        # Exclude the pair's row and column from all later matches.
         score = score.scatter(1, row.unsqueeze(2).expand(-1, -1, width), -torch.inf)
         score = score.scatter(2, column.unsqueeze(1).expand(-1, width, -1), -torch.inf)
     return slot
 
 
-def _largest(score: Tensor) -> tuple[Tensor, Tensor]:
+def _argmax_2d(score: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of the largest entry of each matrix, [J] each."""
-    place = score.flatten(1).argmax(1)
-    return place // score.shape[2], place % score.shape[2]
+    position = score.flatten(1).argmax(1)
+    return position // score.shape[2], position % score.shape[2]
 
 
 class _Matching:
