@@ -69,7 +69,7 @@ def match_units(vectors: Tensor, used: Tensor, weight: Tensor, prior: Prior, swe
     return matching.slot
 
 
-def nearest_units(own: Tensor, theirs: Tensor, own_used: Tensor, used: Tensor) -> Tensor:
+def nearest_units(own: Tensor, other: Tensor, own_used: Tensor, other_used: Tensor) -> Tensor:
     """The unit of another network that each own unit is matched to, [J, W]; rows are permutations.
 
     The matching is greedy: the closest pair of units is matched first, then the closest pair of the
@@ -78,16 +78,17 @@ def nearest_units(own: Tensor, theirs: Tensor, own_used: Tensor, used: Tensor) -
     device. Both algorithms agree if each own unit is a slightly changed copy of another unit.
 
     Args:
-        own, theirs: features of the units, by which they are compared, [J, W, D].
-        own_used, used: which units the networks use, [J, W].
+        own, other: features of the units, by which they are compared, [J, W, D].
+        own_used, other_used: which units the networks use, [J, W].
 
-    >>> theirs, all_used = torch.tensor([[[0.0], [5.0], [9.0]]]), torch.ones(1, 3).bool()
-    >>> nearest_units(theirs.flip(1) + 0.1, theirs, all_used, all_used).tolist()
+    >>> other, all_used = torch.tensor([[[0.0], [5.0], [9.0]]]), torch.ones(1, 3).bool()
+    >>> nearest_units(other.flip(1) + 0.1, other, all_used, all_used).tolist()
     [[2, 1, 0]]
     """
     networks, width, _ = own.shape
-    score = -torch.cdist(own, theirs)
-    both_used = own_used.unsqueeze(2) & used.unsqueeze(1)
+    score = -torch.cdist(own, other)
+    both_used = own_used.unsqueeze(2) & other_used.unsqueeze(1)
+    # Below all other scores, but still above those of units that are already matched.
     score = torch.where(both_used, score, score.amin((1, 2), keepdim=True) - 1)
     slot = torch.zeros(networks, width, dtype=torch.int64, device=own.device)
     for _ in range(width):

@@ -183,7 +183,7 @@ class Matched(FedAvg):
 
     @abstractmethod
     def order(self, layers: Sequence[Units]) -> Sequence[Units]:
-        """The layers in the order of matching; a layer is matched given those before it."""
+        """The layers in the order in which they are matched."""
 
     @abstractmethod
     def features(self, units: Units, layers: Sequence[Units]) -> Tensor:

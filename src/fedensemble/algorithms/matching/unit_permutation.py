@@ -175,7 +175,7 @@ class Structure:
 def _unit_table(
     shape: torch.Size, axis: int, first: int, width: int, per_unit: int
 ) -> tuple[Tensor, Tensor]:
-    """The unit of each entry of a parameter, and how far apart in the vector units are, flat [n].
+    """The unit of each entry of a parameter, and the stride between units in the vector, [n] each.
 
     Args:
         axis: of the parameter, of size gates * width * per_unit, that runs over units.
