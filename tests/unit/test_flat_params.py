@@ -1,4 +1,4 @@
-"""Weights as one vector."""
+"""Flattening of named tensors into one parameter vector, and back."""
 
 import torch
 
