@@ -1,5 +1,6 @@
-"""Checks of options of sources, partitions and engines: an error says which one, what was got and
-what is allowed.
+"""Checks of the options of datasets, partitions and engines.
+
+Each error names the owner and the option, the value that was passed, and what is allowed.
 """
 
 import inspect
@@ -18,30 +19,31 @@ def check_names(
     options: Mapping[str, Any],
     given: Collection[str] = (),
 ) -> None:
-    """Raises unless `options` are keywords `function` takes, and none it needs is missing.
+    """Raises unless `function` accepts all `options`, and no required one is missing.
 
     Args:
-        owner: the words for `function` in a message, such as "partition 'iid'".
-        given: names of parameters that are passed in another way, and are no options.
+        owner: what to call `function` in messages, such as "partition 'iid'".
+        given: names of the parameters that the caller passes itself and that are not options.
 
     >>> def split(source, alpha=1.0): ...
-    >>> check_names("partition 'split'", split, {"alfa": 2}, given=["source"])
+    >>> options = {"alfa": 2}
+    >>> check_names("partition 'split'", split, options, ["source"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedensemble.errors.InputError: unknown option of partition 'split' 'alfa': did you mean 'alpha'? Known: alpha.
+    fedensemble.errors.InputError: unknown option of partition 'split' 'alfa': did you mean ...
     """
     parameters = {
-        name: value
-        for name, value in inspect.signature(function).parameters.items()
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
         if name not in given
     }
-    takes_any = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     known = {
-        name: value
-        for name, value in parameters.items()
-        if value.kind in (value.POSITIONAL_OR_KEYWORD, value.KEYWORD_ONLY)
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     for name in options:
-        if name not in known and not takes_any:
+        if name not in known and not accepts_any:
             raise InputError(
                 unknown(f"option of {owner}", name, known)
                 if known
@@ -49,24 +51,24 @@ def check_names(
             )
     missing = [
         name
-        for name, value in known.items()
-        if value.default is value.empty and name not in options
+        for name, parameter in known.items()
+        if parameter.default is parameter.empty and name not in options
     ]
     if missing:
         raise InputError(f"{owner} needs the option '{missing[0]}'. Set it.")
 
 
 def whole(owner: str, name: str, value: Any, minimum: int = 0) -> int:
-    """`value` as an int; raises unless it is a whole number of at least `minimum`."""
+    """`value` as an int; raises unless it is an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
         raise InputError(
-            f"{owner} needs {name} to be a whole number >= {minimum}; got {name}={value!r}."
+            f"{owner} needs {name} to be an integer >= {minimum}; got {name}={value!r}."
         )
     return int(value)
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
-    """`value`; raises unless it is true or false."""
+    """`value`; raises unless it is a bool."""
     if not isinstance(value, bool):
         raise InputError(f"{owner} needs {name} to be true or false; got {name}={value!r}.")
     return value
@@ -117,9 +119,14 @@ def one_of(owner: str, name: str, value: Any, allowed: Collection[str]) -> str:
 
 
 def need_memory(owner: str, size: int, given: str) -> None:
-    """Raises if making something takes more bytes than there are, before anything is allocated."""
+    """Raises if something needs more memory than is free; call it before allocating.
+
+    Args:
+        size: bytes that will be needed.
+        given: the options that determine the size, for the message: "n=1000 and features=20".
+    """
     if size > (free := free_memory()):
         raise InputError(
-            f"{owner} needs about {size / 1e9:.3g} GB of memory with {given}, and {free / 1e9:.3g} GB are free. "
-            "Lower them."
+            f"{owner} needs about {size / 1e9:.3g} GB of memory with {given}, and "
+            f"{free / 1e9:.3g} GB are free. Lower them."
         )

@@ -1,7 +1,7 @@
-"""Tensors and facts in one safetensors file with a checksum, written atomically.
+"""Checkpoints: tensors and JSON metadata in one safetensors file with a checksum.
 
-The checksum has no key: it shows damage, not forgery. Whoever can write the file can compute
-another one.
+Files are written atomically. The checksum has no key, so it detects damage, not forgery: anyone who
+can write the file can also compute its checksum.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
     "write_pieces",
 ]
 
-_ENTRY = "fedensemble"  # in the file's metadata
-_PIECE = 1 << 24  # bytes
-_TYPES = {
+_ENTRY = "fedensemble"  # key in the file's metadata
+_PIECE_BYTES = 1 << 24
+_DTYPES = {  # safetensors' names
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -49,40 +49,43 @@ _TYPES = {
 def write_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, private: bool = False
 ) -> None:
-    """Writes tensors and JSON-able facts to one file that can be checked.
+    """Writes tensors and JSON-serialisable facts to one file with a checksum.
 
-    Tensors on the CPU are written as they lie there, without a copy: a memory-mapped one may exceed
-    memory.
+    The file is assembled here, because safetensors' own writer copies all tensors first. Contiguous
+    CPU tensors are streamed to the file without a copy, so a memory-mapped tensor may be larger
+    than memory.
 
     Args:
-        private: only this user may read the file and the folders that are made for it.
+        private: only this user may read the file and the folders that are created for it.
     """
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
-    # One entry: the order of several is not fixed, and the same content must give the same bytes.
-    entry = json.dumps({"facts": text, "sha256": _checksum(held, text)})
-    names = sorted(held, key=lambda name: (-held[name].element_size(), name))  # everything aligned
-    described: dict[str, Any] = {"__metadata__": {_ENTRY: entry}}
+    # Only one metadata entry, because safetensors does not fix the order of several, and the same
+    # content must give the same bytes.
+    entry = json.dumps({"facts": text, "sha256": _checksum(on_cpu, text)})
+    # Tensors with the largest elements first, so that each one starts at a multiple of its element
+    # size.
+    names = sorted(on_cpu, key=lambda name: (-on_cpu[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {_ENTRY: entry}}
     end = 0
     for name in names:
-        start, end = end, end + held[name].numel() * held[name].element_size()
-        described[name] = {
-            "dtype": _TYPES[held[name].dtype],
-            "shape": list(held[name].shape),
+        tensor = on_cpu[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-    header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    start_of_file = struct.pack("<Q", len(header)) + header
+    header_bytes = json.dumps(header, separators=(",", ":")).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    file_start = struct.pack("<Q", len(header_bytes)) + header_bytes
     write_pieces(
-        path, chain([start_of_file], *(_pieces(held[name]) for name in names)), private=private
+        path, chain([file_start], *(_pieces(on_cpu[name]) for name in names)), private=private
     )
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a checkpoint; raises StoreError if the file is missing, cut short or
-    changed.
-    """
+    """Tensors and facts of a checkpoint; raises StoreError if the file is missing or damaged."""
     try:
         if not path.is_file():
             raise StoreError(f"There is no checkpoint at {path}.")
@@ -110,7 +113,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise StoreError(f"{path} is damaged: its description cannot be read.") from None
     if checksum != expected:
-        raise StoreError(f"{path} is damaged: its checksum does not fit its content.")
+        raise StoreError(f"{path} is damaged: its checksum does not match its content.")
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
@@ -121,9 +124,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_start(path: Path) -> None:
-    """Raises StoreError if a file that is there was cut short or is of another kind; does not read
-    its tensors.
-    """
+    """Raises StoreError if an existing file is truncated or not safetensors; reads no tensors."""
     if path.is_file():
         try:
             with safe_open(path, framework="pt"):
@@ -137,6 +138,7 @@ def _damaged(path: Path, error: Exception) -> StoreError:
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    """SHA-256 of the facts' JSON text and of all tensors with their names, dtypes and shapes."""
     digest = sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -147,8 +149,8 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, piece after piece."""
+    """The bytes of a contiguous tensor, piece by piece, without a copy."""
     if tensor.numel():
-        flat = tensor.flatten().view(torch.uint8).numpy().data
-        for start in range(0, len(flat), _PIECE):
-            yield flat[start : start + _PIECE]
+        data = tensor.flatten().view(torch.uint8).numpy().data
+        for start in range(0, len(data), _PIECE_BYTES):
+            yield data[start : start + _PIECE_BYTES]

@@ -1,8 +1,9 @@
-"""Changes to files that survive a kill or a power cut: a file is replaced as a whole or not at all.
+"""Atomic and durable file writes: a kill or a power cut leaves the old content or the new one.
 
-All files of a run are written through the functions of this module, and those through the steps of
-a `Disk`. Tests put another `Disk` in its place, which stops a run at any step or loses what was not
-yet synced.
+A file is written under a temporary name in the same folder, synced, and renamed; then the folder is
+synced. All files of a run are written by the functions of this module, which change the disk only
+by the methods of a `Disk`. Tests substitute another `Disk`, which stops a run at any step or loses
+everything that was not yet synced.
 """
 
 from __future__ import annotations
@@ -20,45 +21,47 @@ from typing import Any
 
 from .errors import StoreError
 
-# Windows has no fcntl, and there a file that is open cannot be deleted: no lock is needed.
+# None on Windows, which has no fcntl. No lock is needed there, because an open file cannot be
+# deleted.
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
+# Temporary names, see `write_pieces`; those without a hexadecimal suffix are of older versions.
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{8})?\.part")
-# file systems that cannot sync a folder
+# Errors of file systems that cannot sync a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 class Disk:
-    """Every step that changes something on disk. None of them is durable before a sync."""
+    """All operations that change something on disk; their effects are durable only after a sync."""
 
     def make_folder(self, path: Path, mode: int = 0o777) -> None:
-        """Makes one folder; its parent must be there."""
+        """Creates one folder; its parent must exist."""
         path.mkdir(mode=mode, exist_ok=True)
 
     def create(self, path: Path, mode: int = 0o666) -> int:
-        """A descriptor for writing a new file."""
+        """A file descriptor for writing a new file."""
         return os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
         )
 
     def open_end(self, path: Path) -> int:
-        """A descriptor for writing at the end of a file, which is made if it is missing."""
+        """A file descriptor for appending to a file, which is created if it is missing."""
         return os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666
         )
 
     def write(self, descriptor: int, content: bytes | memoryview) -> None:
         """Writes all of the content."""
-        rest = memoryview(content).cast("B")
-        while len(rest):
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(content).cast("B")
+        while len(remaining):  # os.write may write only a part
+            remaining = remaining[os.write(descriptor, remaining) :]
 
     def sync(self, descriptor: int) -> None:
         """Makes the content of a file durable."""
         os.fsync(descriptor)
 
     def sync_folder(self, path: Path) -> None:
-        """Makes the names in a folder durable: new files, renamed files, removed files."""
-        if not hasattr(os, "O_DIRECTORY"):  # Windows
+        """Makes the folder's entries durable: created, renamed and deleted files."""
+        if not hasattr(os, "O_DIRECTORY"):  # Windows cannot sync folders
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -70,11 +73,11 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Gives a file the name of another one, whose content is gone."""
+        """Renames a file; an existing target is replaced atomically."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Deletes a file."""
+        """Deletes a file if it exists."""
         path.unlink(missing_ok=True)
 
 
@@ -82,11 +85,10 @@ disk = Disk()
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part; also across a
-    power cut.
+    """Writes a file atomically and durably: readers see the old or the new content, never a part.
 
     Args:
-        private: only this user may read the file and the folders that are made for it.
+        private: only this user may read the file and the folders that are created for it.
     """
     write_pieces(path, [content], private=private)
 
@@ -94,46 +96,50 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 def write_pieces(
     path: Path, pieces: Iterable[bytes | memoryview], *, private: bool = False
 ) -> None:
-    """As `write_bytes`, piece by piece, so that the whole content need not fit into memory.
+    """As `write_bytes`, piece by piece, so that the content need not fit into memory.
 
-    The content is synced before the rename and the folder after it. Without the first, a power cut
-    can leave an empty file under the final name; without the second, it can take the rename back.
+    The file is synced before the rename, and the folder after it. Without the first sync, a power
+    cut can leave an empty file under the final name; without the second, it can undo the rename.
     """
-    spare = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    # In the same folder, because a rename is atomic only within a file system; unique, because
+    # several processes may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         make_folders(path.parent, private=private)
         clean_leftovers(path.parent, path.name)
-        descriptor = _create_locked(spare, 0o600 if private else 0o666)
+        descriptor = _create_locked(temporary, 0o600 if private else 0o666)
         try:
             for piece in pieces:
                 disk.write(descriptor, piece)
             disk.sync(descriptor)
-            if fcntl is not None:  # renamed while it is locked: never a leftover to another process
-                disk.rename(spare, path)
+            # Rename while the lock is held, or another process could delete the file as a leftover
+            # before the rename. Windows cannot rename an open file.
+            if fcntl is not None:
+                disk.rename(temporary, path)
         finally:
             os.close(descriptor)
         if fcntl is None:
-            disk.rename(spare, path)
+            disk.rename(temporary, path)
         disk.sync_folder(path.parent)
     except OSError as error:
-        # a read-only file system refuses this, too, and its first error is the one to report
+        # Deleting may fail as well, for example on a read-only file system: report the first error.
         with suppress(OSError):
-            disk.remove(spare)
+            disk.remove(temporary)
         raise StoreError(f"Could not write {path}: {reason(error)}") from None
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON that reads well and is the same for the same content."""
+    """Writes a JSON file with indentation; the same content gives the same bytes."""
     write_bytes(path, json_bytes(content))
 
 
 def json_bytes(content: Any) -> bytes:
-    """What `write_json` writes."""
+    """The bytes that `write_json` writes."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def make_folders(path: Path, *, private: bool = False) -> None:
-    """Makes a folder and its parents where they are missing, durably."""
+    """Creates a folder and its missing parents durably."""
     missing = []
     while not path.is_dir():
         if path.exists() or path.is_symlink():
@@ -146,15 +152,15 @@ def make_folders(path: Path, *, private: bool = False) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Lets only this user into a folder that is there; what others own stays as it is."""
-    with suppress(OSError):
+    """Removes the access of other users to an existing folder, if this user may change it."""
+    with suppress(OSError):  # a folder that another user owns
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
 
 
 @contextmanager
 def appending(path: Path) -> Iterator[int]:
-    """A descriptor for `disk.write` at the end of a file; nothing is durable before `sync_file`."""
+    """A descriptor for appending with `disk.write`; the data are durable only after `sync_file`."""
     try:
         descriptor = disk.open_end(path)
         try:
@@ -166,55 +172,58 @@ def appending(path: Path) -> Iterator[int]:
 
 
 def sync_file(path: Path) -> None:
-    """Makes what was appended to a file durable, and its name."""
+    """Makes the data that were appended to a file durable, and its entry in the folder."""
     with appending(path) as descriptor:
         disk.sync(descriptor)
         disk.sync_folder(path.parent)
 
 
 def remove(*paths: Path) -> None:
-    """Deletes files of one folder durably, where they are there."""
-    there = [path for path in paths if path.exists()]
+    """Deletes those of the files that exist, durably; all of them must be in one folder."""
+    existing = [path for path in paths if path.exists()]
     try:
-        for path in there:
+        for path in existing:
             disk.remove(path)
-        if there:
-            disk.sync_folder(there[0].parent)
+        if existing:
+            disk.sync_folder(existing[0].parent)
     except OSError as error:
-        raise StoreError(f"Could not delete {there[0]}: {reason(error)}") from None
+        raise StoreError(f"Could not delete {existing[0]}: {reason(error)}") from None
 
 
 def is_leftover(name: str, of: str | None = None) -> bool:
-    """Whether a file name is one of those that `write_pieces` uses until a file is complete.
+    """True for temporary names, which `write_pieces` uses until a file is complete.
 
     Args:
         of: the final name; None for any.
 
-    >>> is_leftover(".summary.json.4711-0a1b2c3d.part"), is_leftover("summary.json"), is_leftover("my.part")
-    (True, False, False)
+    >>> names = (".summary.json.4711-0a1b2c3d.part", "summary.json", "my.part")
+    >>> [is_leftover(name) for name in names]
+    [True, False, False]
     """
-    found = _LEFTOVER.fullmatch(name)
-    return found is not None and of in (None, found["name"])
+    match = _LEFTOVER.fullmatch(name)
+    return match is not None and of in (None, match["name"])
 
 
 def clean_leftovers(folder: Path, of: str | None = None) -> None:
-    """Deletes what killed processes have left half-written in a folder; never a file that a live
-    process writes.
+    """Deletes unfinished files of killed processes; files that are being written are kept.
 
-    A writer holds a lock on its file, which the operating system releases when the process ends,
-    however it ends. Process numbers could not tell: another process may have the number by now, or
-    the writer is on another machine.
+    A writer holds a lock on its file, which the operating system releases when the process ends for
+    any reason. The process id in the name would not do: another process may have it by now, or the
+    writer may be on another machine.
+
+    Args:
+        of: only those of this final name; None for all.
     """
     with os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries if is_leftover(entry.name, of)]
-    for path in found:
-        with suppress(OSError):  # gone by now, in use (Windows), or not ours to delete
+        leftovers = [Path(entry.path) for entry in entries if is_leftover(entry.name, of)]
+    for path in leftovers:
+        with suppress(OSError):  # already deleted, open (Windows), or without permission
             if fcntl is None:
                 disk.remove(path)
                 continue
             descriptor = os.open(path, os.O_RDWR)
             try:
-                # raises where a writer holds it
+                # Raises if a writer holds the lock.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 disk.remove(path)
             finally:
@@ -222,17 +231,17 @@ def clean_leftovers(folder: Path, of: str | None = None) -> None:
 
 
 def _create_locked(path: Path, mode: int) -> int:
-    """A descriptor of a new file that holds its lock, so that nobody takes it for a leftover.
+    """A descriptor of a new, locked file; the lock shows other processes that it is no leftover.
 
-    Another process may delete the file between its creation and the lock; it then has no name, and
-    is made again.
+    Another process may delete the file after it is created and before it is locked. Its link count
+    is then 0, and it is created again.
     """
     for _ in range(10):
         descriptor = disk.create(path, mode)
         try:
             if fcntl is None:
                 return descriptor
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # the file system does not support locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor
@@ -240,20 +249,21 @@ def _create_locked(path: Path, mode: int) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise OSError(errno.EBUSY, "another process deletes it again and again")
+    raise OSError(errno.EBUSY, "another process keeps deleting it")
 
 
 def reason(error: OSError) -> str:
-    """What went wrong with a file and what to do, as the end of a sentence."""
+    """The cause of a file error and what to do about it, as the end of a sentence."""
     permission = "no permission. Choose another folder, or change its permissions."
-    known = {
-        errno.ENOSPC: "the disk is full. Free some space and run the same command again; finished work is kept.",
-        errno.EDQUOT: "the disk quota is used up. Free some space and run the same command again; finished work is "
-        "kept.",
+    not_a_folder = "a part of its path is a file, not a folder."
+    free_space = "Free some space and run the same command again; finished work is kept."
+    messages = {
+        errno.ENOSPC: f"the disk is full. {free_space}",
+        errno.EDQUOT: f"the disk quota is used up. {free_space}",
         errno.EACCES: permission,
         errno.EPERM: permission,
         errno.EROFS: "the file system is read-only. Choose another folder.",
-        errno.ENOTDIR: "a part of its path is a file, not a folder.",
-        errno.EEXIST: "a part of its path is a file, not a folder.",
+        errno.ENOTDIR: not_a_folder,
+        errno.EEXIST: not_a_folder,
     }
-    return known.get(error.errno or 0, f"{error.strerror or error}.")
+    return messages.get(error.errno or 0, f"{error.strerror or error}.")

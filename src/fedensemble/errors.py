@@ -1,12 +1,13 @@
-"""The errors a user can meet: each says what was wrong, where, what was got and what to do."""
+"""Errors and warnings for users: each message says what is wrong, where, and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class FedEnsembleError(Exception):
-    """Any error this package raises on purpose; the CLI prints it as one line, without a
-    traceback.
+    """Base class of the errors that this package raises on purpose.
+
+    The command line prints them on one line, without a traceback.
     """
 
 
@@ -27,27 +28,35 @@ class StoreError(FedEnsembleError, OSError):
 
 
 class RankError(FedEnsembleError, RuntimeError):
-    """A process of the job that failed or is gone.
+    """A process of a distributed job that failed or exited.
 
     Args:
-        heard: whether rank 0 knows of it, and so tells the user; otherwise this process does.
+        reported: True if rank 0 knows of the failure and reports it to the user; if False, this
+            process has to.
     """
 
-    def __init__(self, message: str, heard: bool = True) -> None:
+    def __init__(self, message: str, reported: bool = True, *, heard: bool | None = None) -> None:
         super().__init__(message)
-        self.heard = heard
+        self.reported = reported if heard is None else heard  # `heard` is the old name
+
+    @property
+    def heard(self) -> bool:
+        """Old name of `reported`."""
+        return self.reported
 
 
 class AggregatorWarning(UserWarning):
-    """A robust aggregator has too few clients to tell who is malicious."""
+    """A robust aggregator has too few clients to detect the malicious ones."""
 
 
 class EngineWarning(UserWarning):
-    """An engine trains a model more slowly, or less precisely, than it could train another."""
+    """An engine has to train this model more slowly, or less precisely, than others."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """A sentence that says `name` is no `kind` and names the nearest ones.
+    """The message for an unknown `name` of a `kind`, with the closest known name as a hint.
+
+    A long name is shortened.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "fedprox"])
     "unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, fedprox."
@@ -60,7 +69,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line without a full stop.
+    """The first line of an error's message, without a full stop.
 
     >>> first_line(ValueError("bad.")), first_line(KeyError())
     ('bad', 'KeyError')

@@ -1,4 +1,13 @@
-"""A model's weights as one vector: the names, shapes and places of its tensors."""
+"""Flat parameter vectors: which named tensor of a model is where in one vector of length P.
+
+A model's parameters are one vector [P], those of K models one matrix [K, P]. Algorithms then are
+arithmetic on matrices and need not know the layers of a model.
+
+Storage order: a vector holds its tensors one after another, each in row-major order, except
+convolution weights. A 2-d convolution weight [O, C, h, w] is stored as [h, w, C, O], because a
+convolution is then one matmul of patches [h * w * C] with a slice of the vector that needs no copy.
+Checkpoints store vectors in this order.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# named tensors of shape [..., P]; in an algorithm, "theta" is always the model
+# Named tensors of shape [..., P]; in an algorithm, "theta" always holds the model's parameters.
 Tree = dict[str, Tensor]
+
+# Tensors with this many dimensions are convolution weights and have their own storage order.
+_CONV_WEIGHT_DIMS = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a vector of length `total`.
-
-    Tensors lie there one after another, filters [O, C, h, w] as [h, w, C, O]: the matrix that a
-    convolution multiplies patches with.
+    """Names and shapes of the tensors that a vector of length `total` consists of, in their order.
 
     >>> layout = Layout.of({"w": torch.ones(2, 3), "b": torch.zeros(2)})
     >>> vector = layout.flatten({"w": torch.ones(2, 3), "b": torch.zeros(2)})
@@ -31,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """The layout of some named tensors, in their order."""
+        """The layout of some named tensors, in the order of the mapping."""
         return cls(tuple(tensors), tuple(t.shape for t in tensors.values()))
 
     @property
@@ -45,60 +54,61 @@ class Layout:
         return sum(self.sizes)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One vector [..., P] from named tensors [..., *shape]."""
-        lead = [
+        """One vector [..., P] of named tensors [..., *shape]."""
+        batch_shapes = [
             tensors[n].shape[: tensors[n].dim() - len(s)]
             for n, s in zip(self.names, self.shapes, strict=True)
         ]
-        if not lead:
+        if not batch_shapes:
             return torch.empty(0)
-        pieces = (
-            stored(tensors[n], s).reshape(*d, -1)
-            for n, s, d in zip(self.names, self.shapes, lead, strict=True)
+        slices = (
+            to_storage_order(tensors[n], s).reshape(*b, -1)
+            for n, s, b in zip(self.names, self.shapes, batch_shapes, strict=True)
         )
-        return torch.cat(list(pieces), dim=-1)
+        return torch.cat(list(slices), dim=-1)
 
     def unflatten(self, vector: Tensor) -> Tree:
-        """Named tensors [..., *shape] from a vector [..., P]; one split, so that its backward is
-        one concatenation.
-        """
-        pieces = torch.split(vector, self.sizes, dim=-1)
-        lead = vector.shape[:-1]
+        """Named tensors [..., *shape] of a vector [..., P]; they are views of it."""
+        # One `split` instead of a slice per tensor: its backward is one concatenation, while each
+        # slice would add a zero-filled vector [..., P].
+        slices = torch.split(vector, self.sizes, dim=-1)
+        batch_shape = vector.shape[:-1]
         return {
-            n: _shaped(p, (*lead, *s), s)
-            for n, s, p in zip(self.names, self.shapes, pieces, strict=True)
+            n: from_storage_order(piece, (*batch_shape, *s), s)
+            for n, s, piece in zip(self.names, self.shapes, slices, strict=True)
         }
 
 
-def stored(tensor: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor [..., *shape] with its last dimensions in the order in which they lie in the
-    vector.
-    """
-    return tensor.movedim((-2, -1, -3, -4), (-4, -3, -2, -1)) if len(shape) == 4 else tensor
+def to_storage_order(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """A view of a tensor [..., *shape] with its dimensions in the order of the vector."""
+    if len(shape) != _CONV_WEIGHT_DIMS:
+        return tensor
+    return tensor.movedim((-2, -1, -3, -4), (-4, -3, -2, -1))
 
 
-def _shaped(piece: Tensor, whole: tuple[int, ...], shape: torch.Size) -> Tensor:
-    """A piece of a vector as the tensor that lies there."""
-    if len(shape) != 4:
-        return piece.reshape(whole)
-    outputs, channels, tall, wide = shape
-    filters = piece.reshape(*whole[:-4], tall, wide, channels, outputs)
-    return filters.movedim((-4, -3, -2, -1), (-2, -1, -3, -4))
+def from_storage_order(piece: Tensor, full_shape: tuple[int, ...], shape: torch.Size) -> Tensor:
+    """The tensor of shape `full_shape` = [..., *shape] that a slice [..., n] of a vector holds."""
+    if len(shape) != _CONV_WEIGHT_DIMS:
+        return piece.reshape(full_shape)
+    out_channels, in_channels, height, width = shape
+    weight = piece.reshape(*full_shape[:-4], height, width, in_channels, out_channels)
+    return weight.movedim((-4, -3, -2, -1), (-2, -1, -3, -4))
 
 
 def payload_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of one row of a tree of [..., P] tensors: what one client sends or receives,
-    uncompressed.
-    """
+    """Bytes of one row of a tree of [..., P] tensors: one client's uncompressed message."""
     return sum(t.shape[-1] * t.element_size() for t in tree.values())
 
 
-def rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
+def select_rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:
     """The rows of every tensor at `index`."""
     if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1:
-        # on a GPU half the time of t[index]
+        # On a GPU, `index_select` takes half the time of t[index].
         return {name: t.index_select(0, index) for name, t in tree.items()}
     return {name: t[index] for name, t in tree.items()}
+
+
+rows = select_rows  # old name
 
 
 def tensor_leaves(values: Any) -> list[Tensor]:

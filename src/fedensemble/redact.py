@@ -1,17 +1,20 @@
-"""Takes credentials out of text that is printed or written to files."""
+"""Removes credentials from text before it is printed or written to files."""
 
 from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(?<=://)[^/\s?#]+@")  # greedy: a password may hold an unescaped @
+# User name and password: "user:password@" after "://". Greedy, because a password may contain an
+# unescaped @.
+_USER = re.compile(r"(?<=://)[^/\s?#]+@")
+# A query parameter whose name ends in a word for a secret, such as "?access_token=...".
 _SECRET = re.compile(
     r"(?i)([?&;](?:[\w.-]*(?:token|password|passwd|secret|signature|key|sig))=)[^&;#\s'\"]+"
 )
 
 
 def redact(text: str) -> str:
-    """The text with user names, passwords and tokens of its URLs replaced by ***.
+    """The text with the user names, passwords and tokens in its URLs replaced by ***.
 
     >>> redact("https://user:pass@host/path"), redact("sqlite:////tmp/mlflow.db")
     ('https://***@host/path', 'sqlite:////tmp/mlflow.db')

@@ -1,6 +1,4 @@
-"""Names for what can be plugged in: algorithms, schedules, engines, models, data sources,
-partitions.
-"""
+"""Registries of plug-ins by name: algorithms, schedules, engines, models, datasets, partitions."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -12,16 +10,16 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table from names to things of one kind, open to other packages.
+    """A mapping from names to plug-ins of one kind, open to other packages.
 
-    A package outside adds its own by the entry-point group `fedensemble.<kind>s`; it is loaded when
-    first asked for. A registered class is also an attribute under its own name:
-    `fe.algorithms.FedBE` is `fe.algorithms["fedbe"]`.
+    Another package adds its own plug-ins with the entry-point group `fedensemble.<kind>s`. An entry
+    point is imported when its name is first looked up. A registered class is also an attribute
+    under its own name: `fe.algorithms.FedBE` is `fe.algorithms["fedbe"]`.
 
     Args:
         kind: what is registered, for messages and for the entry-point group.
-        base: returns the class that items must be subclasses of; a function, since that class is
-            usually defined after its registry. None accepts anything.
+        base: returns the class that items must be subclasses of; None accepts anything. It is a
+            function because that class is usually defined after its registry.
 
     >>> colours: Registry[int] = Registry("colour")
     >>> _ = colours.register("red")(0xFF0000)
@@ -32,16 +30,17 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, base: Callable[[], type] | None = None) -> None:
         self.kind, self._base = kind, base
         self._items: dict[str, T] = {}
-        self._outside: dict[str, Any] | None = None
+        self._external: dict[str, Any] | None = None
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that files what it decorates under `name`."""
+        """A decorator that registers a function or class under `name`."""
 
         def add(item: T) -> T:
             self._check(item, name)
             if name in self._items and self._items[name] is not item:
                 raise InputError(
-                    f"The {self.kind} name '{name}' is taken by {self._items[name]!r}; choose another."
+                    f"The {self.kind} name '{name}' is already registered for "
+                    f"{self._items[name]!r}; choose another."
                 )
             self._items[name] = item
             return item
@@ -59,17 +58,19 @@ class Registry(Generic[T]):
             raise InputError(unknown(self.kind, name, self))
         return self._items[name]
 
-    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
+    # Hidden from type checkers, which would otherwise accept every attribute of a registry.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The registered class of this name; only called for what is no attribute."""
+            """The registered class with this name; Python calls it for missing attributes only."""
             if not name.startswith("_"):
                 for item in self._items.values():
                     if isinstance(item, type) and item.__name__ == name:
                         return item
             raise AttributeError(
-                f"The registry of {self.kind}s has no attribute '{name}', and no {self.kind} of that class name is "
-                f"registered. Write {self.kind}s['name'] with one of: {', '.join(self._items)}."
+                f"The registry of {self.kind}s has no attribute '{name}', and no {self.kind} with "
+                f"that class name is registered. Write {self.kind}s['name'] with one of: "
+                f"{', '.join(self._items)}."
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -81,31 +82,32 @@ class Registry(Generic[T]):
         return name in self._items or name in self._entry_points()
 
     def name_of(self, item: T) -> str | None:
-        """The name `item` is registered under, or None."""
+        """The name under which `item` is registered, or None."""
         for name in self:
             try:
                 if self[name] is item:
                     return name
-            except InputError:  # another package's, which cannot be loaded and so is not `item`
+            except InputError:  # a plug-in that cannot be loaded, so it is not `item`
                 continue
         return None
 
     def _load(self, name: str) -> T:
-        """What another package registers under `name`; a package that fails says so, and stops
-        nothing else.
+        """The plug-in of another package; raises InputError if importing it fails.
+
+        Plug-ins are loaded one by one, so a broken package does not affect the others.
         """
         point = self._entry_points()[name]
         try:
             return point.load()  # type: ignore[no-any-return]
-        except Exception as error:  # whatever the code of another package raises
+        except Exception as error:  # another package may raise anything
             owner = point.dist.name if point.dist is not None else point.value
             raise InputError(
-                f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: {type(error).__name__}: "
-                f"{first_line(error)}. Repair or uninstall that package."
+                f"The {self.kind} '{name}' of package '{owner}' cannot be loaded: "
+                f"{type(error).__name__}: {first_line(error)}. Repair or uninstall that package."
             ) from error
 
     def _check(self, item: T, name: str) -> None:
-        """Raises unless `item` is of the registry's kind."""
+        """Raises unless `item` is a subclass of the registry's base class."""
         base = None if self._base is None else self._base()
         if base is not None and not (isinstance(item, type) and issubclass(item, base)):
             raise InputError(
@@ -113,8 +115,9 @@ class Registry(Generic[T]):
             )
 
     def _entry_points(self) -> dict[str, Any]:
-        if self._outside is None:
-            self._outside = {
+        """Entry points of other packages by name; read once, because it scans all packages."""
+        if self._external is None:
+            self._external = {
                 point.name: point for point in entry_points(group=f"fedensemble.{self.kind}s")
             }
-        return self._outside
+        return self._external

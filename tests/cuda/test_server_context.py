@@ -46,13 +46,19 @@ def images(method):
 def test_fedbe(made):
     method = FedBE(samples=3, server_epochs=2, server_batch=12 if made is images else 3, cycle=3)
     replayed, plain = made(method), made(method)
-    for one in (plain.algorithm.workshop.outputs_of, plain.algorithm.workshop.gradient_of):
-        one.record = None
+    for one in (
+        plain.algorithm.workshop.graphed_outputs,
+        plain.algorithm.workshop.graphed_gradient,
+    ):
+        one.capture = None
     train(replayed, ROUNDS)
     train(plain, ROUNDS)
-    for one in (replayed.algorithm.workshop.outputs_of, replayed.algorithm.workshop.gradient_of):
-        assert one.reason is None
-        assert any(replay is not None for replay in one.known.values())
+    for one in (
+        replayed.algorithm.workshop.graphed_outputs,
+        replayed.algorithm.workshop.graphed_gradient,
+    ):
+        assert one.failure is None
+        assert any(replay is not None for replay in one.cache.values())
     difference = replayed.state.modes["theta"] - plain.state.modes["theta"]
     assert float(difference.abs().max()) <= SAME
 
@@ -62,7 +68,9 @@ def inputs_of(shop, word):
     count, shape = 3, shop.unlabelled.shape
     theta = 0.1 * numbers(count, shop.learner.theta_layout.total, word=word)
     x = numbers(count, *shape, word=word + 1)
-    outputs = shop.outputs_of.function(theta.cuda(), theta[:, :0].cuda(), shop.unlabelled).shape
+    outputs = shop.graphed_outputs.function(
+        theta.cuda(), theta[:, :0].cuda(), shop.unlabelled
+    ).shape
     return tuple(t.cuda() for t in (theta, theta[:, :0], x, numbers(*outputs, word=word + 2)))
 
 
@@ -77,13 +85,13 @@ def test_graphs_read_what_they_are_given(made):
         theta, buffers, x, target = inputs_of(shop, word)
         for batch in (2, 5):
             given = (F.mse_loss, theta, buffers, x[:, :batch], target[:, :batch])
-            kept.append((shop.gradient(*given), shop.gradient_of.function(*given)))
+            kept.append((shop.gradient(*given), shop.graphed_gradient.function(*given)))
             given = (theta, buffers, x[0, :batch])
-            kept.append((shop.outputs(*given), shop.outputs_of.function(*given)))
-    assert shop.gradient_of.reason is None
-    assert shop.outputs_of.reason is None
-    for one in (shop.gradient_of, shop.outputs_of):
-        assert [replay is not None for replay in one.known.values()] == [True, True]
+            kept.append((shop.outputs(*given), shop.graphed_outputs.function(*given)))
+    assert shop.graphed_gradient.failure is None
+    assert shop.graphed_outputs.failure is None
+    for one in (shop.graphed_gradient, shop.graphed_outputs):
+        assert [replay is not None for replay in one.cache.values()] == [True, True]
     for replayed, plain in kept:  # all at the end: results must not be overwritten by later calls
         assert float((replayed - plain).abs().max()) <= SAME
     assert float((kept[0][1] - kept[4][1]).abs().max()) > 1e-6
@@ -97,19 +105,19 @@ def test_what_cannot_be_recorded_runs_as_it_is():
     before = torch.cuda.current_stream()
     for call in range(4):
         assert torch.equal(function(x + call), looks(x + call))
-    assert function.reason
-    assert function.record is None
+    assert function.failure
+    assert function.capture is None
     assert torch.cuda.current_stream() == before
     good = GraphedFunction(torch.square, capture_graph)  # others still can
     for call in range(4):
         assert torch.equal(good(x + call), torch.square(x + call))
-    assert good.reason is None
-    assert all(replay is not None for replay in good.known.values())
+    assert good.failure is None
+    assert all(replay is not None for replay in good.cache.values())
 
 
 def test_memory_of_graphs_is_given_back():
     function, x = (
-        GraphedFunction(lambda x: (x @ x).sum(0), capture_graph, most=2),
+        GraphedFunction(lambda x: (x @ x).sum(0), capture_graph, cache_size=2),
         torch.ones(300, 300, device="cuda"),
     )
     for size in (300, 290):
@@ -122,7 +130,7 @@ def test_memory_of_graphs_is_given_back():
                 function(x[:size, :size]), torch.full((size,), size * size, device="cuda").float()
             )
     assert torch.cuda.memory_allocated() <= before
-    assert len(function.known) == 2
+    assert len(function.cache) == 2
 
 
 def test_too_little_memory_halves_what_is_tried(monkeypatch):
@@ -136,7 +144,7 @@ def test_too_little_memory_halves_what_is_tried(monkeypatch):
 
     monkeypatch.setattr(ServerContext, "outputs", crowded)
     made = train(small(method), ROUNDS)
-    assert made.algorithm.workshop.room <= 20
+    assert made.algorithm.workshop.chunk_size <= 20
     assert float((made.state.modes["theta"] - reference.state.modes["theta"]).abs().max()) <= SAME
 
 

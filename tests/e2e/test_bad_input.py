@@ -33,11 +33,11 @@ BAD_SETTINGS = [
     (["engine.options.blok=3"], "unknown option of engine 'vector' 'blok': did you mean 'block'?"),
     (
         ["engine.options.block=1.5"],
-        "Engine 'vector' needs block to be a whole number >= 1; got block=1.5.",
+        "Engine 'vector' needs block to be an integer >= 1; got block=1.5.",
     ),
     (
         ["engine.options.block=x"],
-        "Engine 'vector' needs block to be a whole number >= 1; got block='x'.",
+        "Engine 'vector' needs block to be an integer >= 1; got block='x'.",
     ),
     (
         ["engine.options.memory=-1"],

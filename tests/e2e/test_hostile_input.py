@@ -25,7 +25,7 @@ BAD_SETTINGS = [
     ("algorithm.optimizer.clip=1e39", "SGD needs clip <= 3.4e+38; got 1e+39"),
     ("algorithm.optimizer.weight_decay=nan", "a setting cannot be nan"),
     ("algorithm.lr=inf", "FedAvg needs lr to be a finite number; got inf"),
-    ("data.classes=1", "classes to be a whole number >= 2; got classes=1"),
+    ("data.classes=1", "classes to be an integer >= 2; got classes=1"),
     ("name=" + "a" * 300, "name: string should have at most 100 characters"),
     ("ensemble.modes=1000000000", "needs modes <= 100,000; got 1,000,000,000"),
     ("model.hidden=[1000000000]", "lower ensemble.modes, or use a smaller model"),

@@ -94,7 +94,7 @@ def test_the_original_network_is_found_again(name, method):
     model, inputs = MODELS[name]
     learner, workshop = make(model, inputs())
     bound = method.bind(workshop)
-    theta, buffers = (tensor[0] for tensor in learner.initial(1, 1))
+    theta, buffers = (tensor[0] for tensor in learner.init_params(1, 1))
     copies = shuffled(bound.structure, theta, CLIENTS)
 
     def outputs(weights):
@@ -113,7 +113,7 @@ def test_the_original_network_is_found_again(name, method):
 def test_noisy_copies_are_matched_and_averaged_by_weight(method):
     learner, workshop = make(*(f if i == 0 else f() for i, f in enumerate(MODELS["MLP"])))
     bound = method.bind(workshop)
-    theta = learner.initial(1, 1)[0]
+    theta = learner.init_params(1, 1)[0]
     noisy = theta + 0.01 * numbers(3, theta.shape[1])
     slot = torch.arange(bound.structure.units).repeat(3, 1)
     for units in bound.structure.layers:
@@ -196,12 +196,12 @@ def test_units_that_many_have_are_preferred():
 def test_a_layer_grows_to_the_models_width_and_no_further(kind):
     learner, workshop = make(lambda: MLP((6,), 3, hidden=(6,)), numbers(9, 6))
     method = kind(start=0.5, sigma=0.01, gamma=100.0).bind(workshop)
-    start = method.init_mode(learner.initial(0, 3)[0])["theta"]
-    assert method.structure.alive(start).sum(1).tolist() == [3, 3, 3]
+    start = method.init_mode(learner.init_params(0, 3)[0])["theta"]
+    assert method.structure.used_units(start).sum(1).tolist() == [3, 3, 3]
     # unlike networks share no units while there is room
     for count, width in ((1, 3), (2, 6), (3, 6)):
         grown = merged(method, start[:count])
-        assert int(method.structure.alive(grown).sum()) == width
+        assert int(method.structure.used_units(grown).sum()) == width
     buffers = torch.empty(0, dtype=torch.float64)
     x = numbers(9, 6)
     # has every unit of either with its own weights; only the output bias is shared
@@ -243,11 +243,11 @@ def test_unused_units_stay_at_zero_in_local_training(model, data, engine):
     request = federation.ask()
     returned = federation.engine.visit(*request)
     uploads = returned.cohort.members.uploads["theta"]
-    used = structure.alive(state.modes["theta"])[returned.cohort.members.mode]
-    assert bool((uploads[~structure.held(used)] == 0).all())
-    assert torch.equal(structure.alive(uploads), used)
+    used = structure.used_units(state.modes["theta"])[returned.cohort.members.mode]
+    assert bool((uploads[~structure.used_weights(used)] == 0).all())
+    assert torch.equal(structure.used_units(uploads), used)
     train(federation, 2)
-    assert bool(structure.alive(federation.state.modes["theta"]).any())
+    assert bool(structure.used_units(federation.state.modes["theta"]).any())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Checkpoints: round trips, damaged files, and writes that fail."""
 
 import errno
 import json
@@ -49,7 +49,7 @@ def test_same_content_same_bytes(path, tmp_path):
     assert other.read_bytes() == path.read_bytes()
 
 
-def test_views_and_transposed_tensors_are_stored_as_they_look(tmp_path):
+def test_views_and_transposed_tensors_are_stored_by_value(tmp_path):
     whole = torch.arange(12.0).reshape(3, 4)
     write_checkpoint(tmp_path / "a", {"t": whole.T, "part": whole[1:, ::2], "whole": whole}, {})
     tensors, _ = read_checkpoint(tmp_path / "a")
@@ -141,7 +141,7 @@ def test_disk_full_while_writing(path, monkeypatch):
 
 
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
-    """Deleting the temporary file fails there, too; the message is about the first failure."""
+    """Deleting the temporary file fails as well; the message reports the first failure."""
 
     class ReadOnly(durable.Disk):
         def create(self, path, mode=0o666):
@@ -167,7 +167,7 @@ def test_facts_that_are_nested_too_deep(tmp_path):
             read_checkpoint(tmp_path / "file")
 
 
-def test_a_file_in_the_way(tmp_path):
+def test_a_parent_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="is a file, not a folder"):
         write_bytes(tmp_path / "file" / "inside", b"")

@@ -1,4 +1,4 @@
-"""Files are written whole, leave nothing behind, and are private where they should be."""
+"""Writes are atomic, leave no temporary files, and are private on request."""
 
 import os
 import stat
@@ -9,7 +9,6 @@ import pytest
 from fedensemble import durable
 from fedensemble.errors import StoreError
 
-OWN = ".file.own.part"
 LEFT = ".file.4711-0a1b2c3d.part"
 
 
@@ -24,11 +23,12 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("name", [LEFT, ".file.4711.part", OWN, ".file.1.part"])
-def test_what_a_dead_process_left_is_deleted_whatever_its_number(tmp_path: Path, name: str) -> None:
-    if name == OWN:  # a process number that is in use again; not in the id of the test, which differs between workers
-        name = f".file.{os.getpid()}.part"
-    (tmp_path / name).write_bytes(b"half")
+@pytest.mark.parametrize("name", [LEFT, ".file.4711.part", ".file.PID.part", ".file.1.part"])
+def test_leftovers_of_dead_processes_are_deleted_for_any_process_id(
+    tmp_path: Path, name: str
+) -> None:
+    # Insert the process id here, because test names must be the same in all workers.
+    (tmp_path / name.replace("PID", str(os.getpid()))).write_bytes(b"half")
     for other in (".other.1.part", "file.part", ".file.part", ".file.x.part", "file"):
         (tmp_path / other).write_bytes(b"")
     durable.write_bytes(tmp_path / "file", b"new")
@@ -41,11 +41,11 @@ def test_what_a_dead_process_left_is_deleted_whatever_its_number(tmp_path: Path,
     )
 
 
-def test_a_file_that_is_being_written_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_not_a_leftover(tmp_path: Path) -> None:
     def pieces():
         yield b"first, "
         durable.clean_leftovers(tmp_path)
-        durable.write_bytes(tmp_path / "file", b"somebody else's")
+        durable.write_bytes(tmp_path / "file", b"of another writer")
         yield b"second"
 
     durable.write_pieces(tmp_path / "file", pieces())
@@ -53,7 +53,7 @@ def test_a_file_that_is_being_written_is_not_taken_for_a_leftover(tmp_path: Path
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_of_another_live_process_stays_until_that_is_gone(tmp_path: Path) -> None:
+def test_a_file_of_another_process_is_kept_while_that_process_lives(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def test_a_file_of_another_live_process_stays_until_that_is_gone(tmp_path: Path)
 
         def pieces():
             yield b"half"
-            os.read(reader, 1)  # until the parent lets go
+            os.read(reader, 1)  # until the parent closes the pipe
             os._exit(0)
 
         durable.write_pieces(tmp_path / "file", pieces())
@@ -76,7 +76,7 @@ def test_a_file_of_another_live_process_stays_until_that_is_gone(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_deleted_before_it_was_locked_is_made_again(
+def test_a_file_deleted_before_it_was_locked_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Racing(durable.Disk):
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_synced_is_no_error(
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_what_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deletion_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
 
     def refuse(*_, **__):

@@ -1,8 +1,8 @@
-"""Weights as one vector."""
+"""Flattening of named tensors into one parameter vector, and back."""
 
 import torch
 
-from fedensemble.flat_params import Layout, payload_bytes, rows
+from fedensemble.flat_params import Layout, payload_bytes, select_rows
 from fedensemble.testing.toy_problems import numbers
 
 TENSORS = {"w": numbers(2, 3), "scalar": numbers(1).reshape(()), "b": numbers(2, word=1)}
@@ -41,6 +41,6 @@ def test_nothing_is_an_empty_vector():
 
 def test_rows_and_bytes():
     tree = {"a": torch.zeros(3, 4, dtype=torch.float64), "b": torch.ones(3, 1, dtype=torch.float32)}
-    assert payload_bytes(tree) == payload_bytes(rows(tree, 0)) == 4 * 8 + 4
-    assert rows(tree, torch.tensor([2, 0]))["a"].shape == (2, 4)
-    assert rows(tree, 1)["b"].shape == (1,)
+    assert payload_bytes(tree) == payload_bytes(select_rows(tree, 0)) == 4 * 8 + 4
+    assert select_rows(tree, torch.tensor([2, 0]))["a"].shape == (2, 4)
+    assert select_rows(tree, 1)["b"].shape == (1,)

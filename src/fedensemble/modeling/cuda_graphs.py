@@ -1,5 +1,9 @@
-"""A function of tensors as CUDA graphs: Python runs it a few times for each shape, then the card
-repeats it.
+"""A cache of CUDA graphs: captures a function once per argument signature, then replays it.
+
+Launching a small kernel from Python costs more time than the kernel itself. A CUDA graph records
+all kernel launches of one call and replays them with a single launch. A graph reads and writes
+fixed addresses, so arguments are copied into buffers of the graph's own before a replay, and the
+result is copied out afterwards.
 """
 
 from __future__ import annotations
@@ -13,58 +17,65 @@ import torch
 from torch import Tensor
 
 Function = Callable[..., Tensor]
-# (function, arguments of a kind) -> the same for that kind
-Record = Callable[[Function, tuple[Any, ...]], Function]
+# (function, example arguments) -> the same function for arguments of that signature
+Capture = Callable[[Function, tuple[Any, ...]], Function]
 
-# kinds of arguments remembered; each that is recorded keeps a copy of its arguments on the card
-_MOST = 8
-# runs before recording, as torch does: libraries set themselves up, which no graph may record
-_WARM_UP = 3
+# Signatures in the cache; each captured one holds a copy of its arguments on the GPU.
+_CACHE_SIZE = 8
+# Calls before capture, as torch recommends: libraries such as cuBLAS initialise themselves in their
+# first call, which must not happen during capture.
+_WARM_UP_CALLS = 3
 
 
 class GraphedFunction:
-    """A function that is recorded when arguments of a kind come the second time, and replayed from
-    then on.
+    """A function that is captured at the second call with a signature, and replayed from then on.
 
-    Arguments are of one kind if their tensors have the same shapes and types and the others are
-    equal. What cannot be recorded runs as it is, for good.
+    Two calls have the same signature if their tensors have the same shapes, dtypes and devices, and
+    their other arguments are equal. A function that cannot be captured always runs eagerly.
 
     Args:
-        function: of tensors and of values that can be hashed; what else it reads must stay as and
-            where it is.
-        record: how to record it; None never does.
-        most: kinds remembered; the one that has not come for longest is forgotten.
+        function: takes tensors and hashable values. Whatever else it reads must keep its value and
+            its address.
+        capture: captures the function; None never does.
+        cache_size: signatures to keep; the least recently used one is dropped.
     """
 
-    def __init__(self, function: Function, record: Record | None = None, most: int = _MOST) -> None:
-        self.function, self.record, self.most = function, record, most
-        self.reason: str | None = None  # why it is no longer recorded
-        # None: came once, which is not worth a recording
-        self.known: dict[Any, Function | None] = {}
+    def __init__(
+        self, function: Function, capture: Capture | None = None, cache_size: int = _CACHE_SIZE
+    ) -> None:
+        self.function, self.capture, self.cache_size = function, capture, cache_size
+        self.failure: str | None = None  # why the function is no longer captured
+        # By signature, least recently used first. None: seen once, and not captured, because
+        # capture costs more than one call.
+        self.cache: dict[Any, Function | None] = {}
 
-    def __call__(self, *given: Any) -> Tensor:
-        replay = None if self.record is None else self._find(self.record, given)
-        return self.function(*given) if replay is None else replay(*given)
+    def __call__(self, *args: Any) -> Tensor:
+        replay = None if self.capture is None else self._find_replay(self.capture, args)
+        return self.function(*args) if replay is None else replay(*args)
 
-    def _find(self, record: Record, given: tuple[Any, ...]) -> Function | None:
-        kind = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in given)
-        came, replay = kind in self.known, self.known.pop(kind, None)
-        if came and replay is None:
+    def _find_replay(self, capture: Capture, args: tuple[Any, ...]) -> Function | None:
+        """The replay of the arguments' signature, captured if need be; None to run eagerly."""
+        signature = tuple(
+            (a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args
+        )
+        seen, replay = signature in self.cache, self.cache.pop(signature, None)
+        if seen and replay is None:
             try:
-                replay = record(self.function, given)
-            except RuntimeError as error:  # also where memory runs out: a graph keeps what it needs
-                self.record, self.reason = None, str(error).partition("\n")[0]
-                self.known.clear()
+                replay = capture(self.function, args)
+            except RuntimeError as error:  # also out of memory: a graph keeps all it allocates
+                self.capture, self.failure = None, str(error).partition("\n")[0]
+                self.cache.clear()
                 return None
-        self.known[kind] = replay
-        if len(self.known) > self.most:
-            self.known.pop(next(iter(self.known)))
+        self.cache[signature] = replay
+        if len(self.cache) > self.cache_size:
+            self.cache.pop(next(iter(self.cache)))
         return replay
 
 
-class _Place(NamedTuple):
-    """Where a device's graphs are recorded, and those that are in use: one stream and one memory
-    pool for all.
+class _CaptureState(NamedTuple):
+    """What all graphs of a device share: the stream of their capture, and their memory pool.
+
+    The pool belongs to the graphs; it is freed with the last of them.
     """
 
     stream: torch.cuda.Stream
@@ -72,40 +83,42 @@ class _Place(NamedTuple):
 
 
 @cache
-def _place(device: torch.device) -> _Place:
-    return _Place(torch.cuda.Stream(device), WeakSet())  # type: ignore[no-untyped-call]
+def _capture_state(device: torch.device) -> _CaptureState:
+    return _CaptureState(torch.cuda.Stream(device), WeakSet())  # type: ignore[no-untyped-call]
 
 
-def capture_graph(function: Function, given: tuple[Any, ...]) -> Function:
-    """The function for arguments like `given` as a CUDA graph."""
-    held = tuple(v.detach().clone() if isinstance(v, Tensor) else v for v in given)
-    device = next(v.device for v in held if isinstance(v, Tensor))
-    place, current, graph = (
-        _place(device),
+def capture_graph(function: Function, args: tuple[Any, ...]) -> Function:
+    """The function as a CUDA graph, for arguments of the same signature as `args`."""
+    buffers = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)
+    device = next(b.device for b in buffers if isinstance(b, Tensor))
+    state, current, graph = (
+        _capture_state(device),
         torch.cuda.current_stream(device),
         torch.cuda.CUDAGraph(),
     )
-    with torch.cuda.stream(current):  # a recording that fails would leave its own stream behind
-        place.stream.wait_stream(current)
-        with torch.cuda.stream(place.stream):
-            for _ in range(_WARM_UP):
-                function(*held)
-        current.wait_stream(place.stream)
-        # A pool lives as long as its graphs; they share it since results are copied before the next
-        # one runs.
-        pool = next((other.pool() for other in place.graphs), None)
+    # The outer context restores the current stream: a failed capture would leave its own behind.
+    with torch.cuda.stream(current):
+        state.stream.wait_stream(current)
+        with torch.cuda.stream(state.stream):
+            for _ in range(_WARM_UP_CALLS):
+                function(*buffers)
+        current.wait_stream(state.stream)
+        # All graphs share one memory pool. This is safe because a result is copied out of the pool
+        # before another graph can run and overwrite it.
+        pool = next((other.pool() for other in state.graphs), None)
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=place.stream):
-                result = function(*held)
+            with torch.cuda.graph(graph, pool=pool, stream=state.stream):
+                result = function(*buffers)
         except RuntimeError:
-            place.graphs.clear()  # of a pool in which recording was cut off nobody should take more
+            # An aborted capture leaves the pool in an undefined state: later graphs need a new one.
+            state.graphs.clear()
             raise
-    place.graphs.add(graph)
+    state.graphs.add(graph)
 
-    def replay(*given: Any) -> Tensor:
-        for mine, value in zip(held, given, strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(value.detach())
+    def replay(*args: Any) -> Tensor:
+        for buffer, value in zip(buffers, args, strict=True):
+            if isinstance(buffer, Tensor):
+                buffer.copy_(value.detach())
         graph.replay()
         return result.clone()
 

@@ -1,4 +1,4 @@
-"""Models made by a user's function: each from a seed, and none with a part of another."""
+"""Builds a user's models: each from its own seed, and no two with a submodule in common."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from ..errors import InputError, first_line
 from ..runtime.torch_compat import apply_to_tensors
 
 ModelFactory = Callable[[], nn.Module]
-RNG_LOCK = RLock()  # who holds it has torch's generator, one for all threads, to themselves
+# Hold it while seeding and drawing from torch's global generator, which all threads share.
+RNG_LOCK = RLock()
 
 
 class ModelSpec:
-    """A model with its options, plain values as in a config: recipes of one key make models of one
-    structure.
+    """A model's class with its options, plain values as in a config.
+
+    Specs with the same `key` build models of the same structure, so that checks of one hold for the
+    other.
 
     >>> ModelSpec(nn.Linear, {"in_features": 2, "out_features": 3})()
     Linear(in_features=2, out_features=3, bias=True)
@@ -35,41 +38,43 @@ class ModelSpec:
 
 
 class SeededFactory:
-    """Calls a factory, and looks at what it returns.
+    """Calls a user's factory with a seeded generator, and checks what it returns.
 
-    Parts that the models have in common, such as a network that was trained before, are copied:
-    they stay as they are, and no two models write into them at the same time.
+    Submodules that the factory's models share, such as a pretrained backbone, are copied: the
+    user's own stay unchanged, and threads that train two models do not write to the same tensors.
 
     Args:
         factory: a callable that returns a new nn.Module, freshly initialised.
-        dtype: of the models' floating-point numbers.
+        dtype: of the models' floating-point parameters and buffers.
     """
 
     def __init__(self, factory: ModelFactory, dtype: torch.dtype) -> None:
         if isinstance(factory, nn.Module) or not callable(factory):
             raise InputError(
-                f"model must be a callable that returns a new nn.Module, such as the class itself or a lambda; "
-                f"got {type(factory).__name__}. Each of the K modes starts from its own initialisation."
+                "model must be a callable that returns a new nn.Module, such as the class itself "
+                f"or a lambda; got {type(factory).__name__}. Each of the K modes starts from its "
+                "own initialisation."
             )
         self.factory, self.dtype = factory, dtype
-        self._share: bool | None = None  # whether models have parts in common
+        self._shares_submodules: bool | None = None  # unknown before the first call
 
     def __call__(self, seed: int) -> nn.Module:
-        """A model initialised from a seed, on the CPU so that every device starts alike."""
+        """A model initialised from a seed, on the CPU so that it is the same for every device."""
         with RNG_LOCK, torch.random.fork_rng(devices=[]):
-            _seed(seed)
-            model = self._checked()
-            if self._share is None:
-                self._share = _share(model, self._checked())
-        if self._share:
-            model = _copied(model)
+            _seed_generators(seed)
+            model = self._build()
+            if self._shares_submodules is None:
+                self._shares_submodules = _have_common_submodules(model, self._build())
+        if self._shares_submodules:
+            model = _copy_model(model)
         # Not `model.to(dtype)`, which would cast complex parameters as well.
         return apply_to_tensors(model, lambda t: t.to(self.dtype) if t.is_floating_point() else t)
 
-    def _checked(self) -> nn.Module:
+    def _build(self) -> nn.Module:
+        """Calls the factory; raises unless it returns an initialised nn.Module."""
         try:
             model = self.factory()
-        except TypeError as error:  # such as a class whose arguments are missing
+        except TypeError as error:  # for example a class that requires arguments
             raise InputError(
                 f"model() failed: {first_line(error)}. It is called without arguments."
             ) from error
@@ -82,32 +87,35 @@ class SeededFactory:
         return model
 
 
-def _share(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two models have parts in common; raises if they are one."""
-    if one is other:
+def _have_common_submodules(first: nn.Module, second: nn.Module) -> bool:
+    """True if two models share a submodule; raises if they are the same object."""
+    if first is second:
         raise InputError(
-            "model() returned the same nn.Module twice, so all modes would share one start. Make it anew in each call: "
-            "the class itself, or lambda: Net(...); for a given start, lambda: copy.deepcopy(net)."
+            "model() returned the same nn.Module twice, so all modes would share one "
+            "initialisation. Build a new module in each call: pass the class itself, or "
+            "lambda: Net(...); to start from given weights, lambda: copy.deepcopy(net)."
         )
-    return bool({*map(id, one.modules())} & {*map(id, other.modules())})
+    return bool({*map(id, first.modules())} & {*map(id, second.modules())})
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """A copy of a model that shares parts with others."""
+def _copy_model(model: nn.Module) -> nn.Module:
+    """A deep copy of a model that shares submodules with others."""
     try:
         if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
             raise TypeError("copies of scripted modules have no weights of their own.")
         return deepcopy(model)
-    except Exception as error:  # whatever a module raises
+    except Exception as error:  # a user's module may raise anything
         raise InputError(
-            f"model() returns modules that share a part, and cannot be copied: {first_line(error)} Make all of it anew "
-            "in each call."
+            "The models that model() returns share a submodule, which cannot be copied: "
+            f"{first_line(error)}. Build all submodules again in each call."
         ) from None
 
 
-def _seed(seed: int) -> None:
-    """As torch.manual_seed, which also puts every seed on a list, with a traceback, for devices not
-    in use yet.
+def _seed_generators(seed: int) -> None:
+    """Seeds torch's generators on all devices in use.
+
+    Not torch.manual_seed: for a device that is not initialised yet it stores every seed, with a
+    traceback, in a list that only grows.
     """
     torch.default_generator.manual_seed(seed)
     for device in (torch.cuda, torch.xpu):  # for models that draw their weights there

@@ -1,5 +1,8 @@
-"""A model as a function of a weight vector: its loss and gradient for one client, or for many by
-`vmap`.
+"""An nn.Module as a pure function of a parameter vector, buffers, a batch and a PRNG key.
+
+Engines train many clients and modes with one module. They need its loss and gradient as a function
+of the parameters, without state of its own: `FunctionalModel` swaps tensors into the module for one
+forward pass, for one client at a time or for many with `vmap`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from .factory import ModelFactory, SeededFactory
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, find_loss, task_of
 from .model_checks import (
-    check_counters,
+    check_constants,
     check_layers,
     collect_buffers,
     require_tensor,
@@ -35,15 +38,17 @@ GradientFn = Callable[
 
 
 class FunctionalModel:
-    """What all clients share: the model's structure and the loss, without any weights.
+    """A model's structure and loss, without weights; all clients and modes share it.
 
-    Weights are a vector "theta" [P] of the trainable parameters; everything else that is floating
-    point (running statistics, frozen parameters) is a second vector, "buffers" [R].
+    The trainable parameters are one vector "theta" [P]. All other floating-point tensors (running
+    statistics, frozen parameters) are a second vector, "buffers" [R].
 
     Args:
         model: a callable that returns a new nn.Module, freshly initialised.
         loss: "cross_entropy", "mse" or a callable of outputs and targets.
-        targets: a few targets, to tell classification from regression.
+        targets: a few targets, to distinguish classification from regression.
+        device: of the modules and of all vectors.
+        dtype: of parameters and buffers, torch.float32 or torch.float64.
     """
 
     def __init__(
@@ -55,36 +60,39 @@ class FunctionalModel:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
-            raise InputError(f"dtype is torch.float32 or torch.float64; got {dtype}.")
+            raise InputError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
         self.factory, self.device, self.dtype = model, torch.device(device), dtype
-        self.loss_given = loss
+        self.user_loss = loss  # a name or a callable
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
-        self._make = SeededFactory(model, dtype)
+        self._build = SeededFactory(model, dtype)
         template = self.build(0).to(device)
         self.theta_layout = Layout.of(
             {n: p for n, p in template.named_parameters() if p.requires_grad}
         )
         self.buffer_layout = Layout.of(
-            {n: t for n, t in self._fixed(template) if t.is_floating_point()}
+            {n: t for n, t in self._untrained(template) if t.is_floating_point()}
         )
         norms = {n: m for n, m in template.named_modules() if isinstance(m, norm_layers())}
-        counts = {
-            f"{n}.num_batches_tracked".lstrip("."): type(m) in _COUNTING for n, m in norms.items()
+        # Names of the norm layers' batch counters; True for those that are never read.
+        counters = {
+            f"{n}.num_batches_tracked".lstrip("."): type(m) in _WITH_COUNTER
+            for n, m in norms.items()
         }
-        # those of BatchNorm, which nobody reads, on the CPU: a GPU would be asked for each of them
-        self.counters = {
-            n: t.cpu().clone() if counts.get(n) else t.clone()
-            for n, t in self._fixed(template)
+        # A counter that is never read stays on the CPU, where incrementing it in each forward pass
+        # costs no kernel launch.
+        self.non_float_buffers = {
+            n: t.cpu().clone() if counters.get(n) else t.clone()
+            for n, t in self._untrained(template)
             if not t.is_floating_point()
         }
-        self.constants = [name for name in self.counters if name not in counts]
+        self.constant_names = [name for name in self.non_float_buffers if name not in counters]
         if not self.theta_layout.names:
             raise InputError(f"{type(template).__name__} has no trainable parameters.")
         check_layers(template)
         self.has_batch_statistics = any(uses_batch_statistics(m) for m in norms.values())
-        self.training_model, self.eval_model = template, self._twin(template)
-        # dropout active, BatchNorm with its running statistics
-        self.dropout_model = self._twin(template)
+        self.training_model, self.eval_model = template, self._copy_module(template)
+        # For predictions with dropout: dropout in train mode, BatchNorm in eval mode.
+        self.dropout_model = self._copy_module(template)
         self.training_model.train()
         self.eval_model.eval()
         self.dropout_model.train()
@@ -93,46 +101,59 @@ class FunctionalModel:
                 module.eval()
 
     def build(self, seed: int) -> nn.Module:
-        """A model initialised from a seed, on the CPU so that every device starts alike."""
-        return self._make(seed)
+        """A module initialised from a seed, on the CPU so that it is the same for every device."""
+        return self._build(seed)
 
     def clone_module(self) -> FunctionalModel:
-        """The same with another module to train, whatever its weights: not a copy, which a module
-        need not allow.
+        """The same model with a training module of its own, as a second thread needs it.
+
+        The module is built, not copied, because some modules cannot be copied; its weights do not
+        matter.
         """
         other = copy(self)
         other.training_model = self.build(0).to(self.device)
         other.training_model.train()
         return other
 
-    def _twin(self, template: nn.Module) -> nn.Module:
-        """A copy of a module, or one made anew where it does not allow that."""
+    def _copy_module(self, template: nn.Module) -> nn.Module:
+        """A deep copy of a module, or a newly built one if it cannot be copied."""
         try:
             return deepcopy(template)
-        except Exception:  # whatever a module raises
+        except Exception:  # a user's module may raise anything
             return self.build(0).to(self.device)
 
-    def initial(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
-        """Weights [K, P] and buffers [K, R] of freshly initialised modes; mode k is the same for
-        every K > k.
-        """
+    def init_params(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
+        """Parameters [K, P] and buffers [K, R] of K new modes; mode k does not depend on K."""
         thetas, buffers = [], []
         for mode in range(modes):
             model = self.build(prng.torch_seed(prng.key(seed, "initialisation", mode)))
-            theta, fixed = self.flatten_module(model)
+            theta, own_buffers = self.flatten_module(model)
             thetas.append(theta)
-            buffers.append(fixed)
+            buffers.append(own_buffers)
         return torch.stack(thetas).to(self.device), torch.stack(buffers).to(self.device, self.dtype)
 
+    initial = init_params  # old name
+
+    @property
+    def loss_given(self) -> str | Loss:
+        """Old name of `user_loss`."""
+        return self.user_loss
+
+    @property
+    def counters(self) -> Tree:
+        """Old name of `non_float_buffers`."""
+        return self.non_float_buffers
+
     def flatten_module(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Weights [P] and buffers [R] of a model of this structure, in copies."""
+        """Parameters [P] and buffers [R] of a module of this structure, as copies."""
         theta = self.theta_layout.flatten(dict(model.named_parameters())).detach()
-        return theta, self.buffer_layout.flatten(dict(self._fixed(model))).detach()
+        return theta, self.buffer_layout.flatten(dict(self._untrained(model))).detach()
 
     def gradient_function(self, batched: bool) -> GradientFn:
         """A function (theta, buffers, x, y, weight, key) -> (gradient, (loss, new buffers)).
 
-        Batched, every argument has a leading dimension of visits.
+        `weight` [B] is 1 for examples and 0 for padding. If `batched`, every argument has a leading
+        dimension of visits.
         """
 
         def objective(
@@ -143,28 +164,31 @@ class FunctionalModel:
             weight: Tensor,
             key: Tensor,
             *,
-            then: Callable[[Tensor], Tensor] = Tensor.detach,
+            inside: Callable[[Tensor], Tensor] = Tensor.detach,
         ) -> Any:
-            # BatchNorm adds 1 in place
-            counters = {name: count.clone() for name, count in self.counters.items()}
-            tensors = {**self.theta_layout.unflatten(theta), **buffers, **counters}
+            """Returns (loss, (inside(loss), new buffers))."""
+            # Clones, because BatchNorm increments num_batches_tracked in place.
+            others = {name: buffer.clone() for name, buffer in self.non_float_buffers.items()}
+            tensors = {**self.theta_layout.unflatten(theta), **buffers, **others}
             with swap_parameters(self.training_model, tensors):
                 with KeyedRandomness(key):
                     outputs = require_tensor(self.training_model(x))
-                share = weight.to(outputs.dtype)
-                value = (self.loss(outputs, y) * share).sum() / share.sum().clamp(min=1)
-                last = then(value)  # for which checkpointing runs the module again
-            check_counters(self.constants, counters, tensors)
-            return value, (last, collect_buffers(buffers, tensors))
+                mask = weight.to(outputs.dtype)
+                value = (self.loss(outputs, y) * mask).sum() / mask.sum().clamp(min=1)
+                # A gradient is taken here, while the parameters are still swapped in, because
+                # activation checkpointing runs the module again for it.
+                result = inside(value)
+            check_constants(self.constant_names, others, tensors)
+            return value, (result, collect_buffers(buffers, tensors))
 
         def single(theta: Tensor, *others: Any) -> Any:
-            """As `grad_and_value`, without loading what only `vmap` needs."""
+            """As `grad_and_value`, without loading the parts of torch that only `vmap` needs."""
             theta = theta.detach().requires_grad_()
             with torch.enable_grad():
-                value, more = objective(
-                    theta, *others, then=lambda value: torch.autograd.grad(value, theta)[0]
+                value, aux = objective(
+                    theta, *others, inside=lambda value: torch.autograd.grad(value, theta)[0]
                 )
-            return more[0], (value.detach(), more)
+            return aux[0], (value.detach(), aux)
 
         evaluate = (
             vmap(grad_and_value(objective, has_aux=True), randomness="error") if batched else single
@@ -173,8 +197,8 @@ class FunctionalModel:
         def gradient(
             theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
         ) -> Any:
-            # Separate tensors, not views of one: under vmap an update of a view would be lost
-            # without a word.
+            # Separate tensors, not views of one vector: inside vmap, in-place updates of a view
+            # would be lost silently.
             named = {n: b.clone() for n, b in self.buffer_layout.unflatten(buffers).items()}
             grad, (value, (_, named)) = evaluate(theta, named, x, y, weight, key)
             return grad, (value, self.buffer_layout.flatten(named) if named else buffers)
@@ -183,10 +207,11 @@ class FunctionalModel:
 
     @cached_property
     def train_mode_model(self) -> nn.Module:
-        """The model in train mode, for predictions: dropout active, BatchNorm with the statistics
-        of each batch.
+        """A module in train mode for predictions: active dropout, BatchNorm with batch statistics.
+
+        It is built on first use, because only evaluation with `batch_statistics` needs it.
         """
-        return self._twin(self.dropout_model).train()
+        return self._copy_module(self.dropout_model).train()
 
     def outputs(
         self,
@@ -196,20 +221,20 @@ class FunctionalModel:
         dropout_key: prng.Key | None = None,
         batch_statistics: bool = False,
     ) -> Tensor:
-        """Outputs of one model [P] in eval mode, or with dropout active where a key is given.
+        """Outputs of one model [P] in eval mode, or with dropout active if a key is given.
 
-        With `batch_statistics` the model is in train mode altogether.
+        With `batch_statistics` all layers are in train mode: BatchNorm normalises with the
+        statistics of the batch.
         """
         tensors = {
             **self.theta_layout.unflatten(theta),
             **self.buffer_layout.unflatten(buffers.clone()),
-            **self.counters,
+            **self.non_float_buffers,
         }
-        if batch_statistics:  # train mode counts batches in place
-            model, tensors = (
-                self.train_mode_model,
-                {**tensors, **{n: c.clone() for n, c in self.counters.items()}},
-            )
+        if batch_statistics:
+            model = self.train_mode_model
+            # Clones, because BatchNorm in train mode increments num_batches_tracked in place.
+            tensors |= {n: buffer.clone() for n, buffer in self.non_float_buffers.items()}
         else:
             model = self.eval_model if dropout_key is None else self.dropout_model
         with torch.no_grad(), swap_parameters(model, tensors):
@@ -219,10 +244,11 @@ class FunctionalModel:
                 return model(x)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _fixed(model: nn.Module) -> list[tuple[str, Tensor]]:
-        """Tensors that gradient descent does not move."""
+    def _untrained(model: nn.Module) -> list[tuple[str, Tensor]]:
+        """Named tensors that training steps do not change: buffers and frozen parameters."""
         frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
         return [*model.named_buffers(), *frozen]
 
 
-_COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# BatchNorm layers whose forward pass increments num_batches_tracked and does not read it.
+_WITH_COUNTER = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

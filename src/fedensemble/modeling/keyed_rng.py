@@ -1,5 +1,9 @@
-"""Random layers that draw by key: dropout gives the same mask on every engine, device and order of
-clients.
+"""Keyed random layers: dropout masks are a function of a PRNG key, not of torch's global generator.
+
+A client's dropout masks must not depend on the engine, the device or the order in which clients
+train, or a run could not be repeated. A TorchFunctionMode therefore intercepts torch's random
+functions during a forward pass and draws from `fedensemble.prng` instead. Functions that it cannot
+replace raise an error.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from .. import prng
 from ..errors import InputError
 from .recurrent import RECURRENT
 
-# Functions that draw from torch's global generator in a way we cannot key; silence here would cost
-# repeatability.
-_REFUSED = {
+# Names of functions that draw from torch's global generator and have no keyed replacement. They
+# raise, because a model that uses them would train, but not reproducibly.
+_UNSUPPORTED = {
     "alpha_dropout",
     "feature_alpha_dropout",
     "rrelu",
@@ -44,14 +48,16 @@ _REFUSED = {
 
 
 class KeyedRandomness(TorchFunctionMode):
-    """While active, random functions of torch draw from a key instead of the global generator.
+    """While active, torch's random functions draw from a key instead of the global generator.
 
-    The n-th random call of a forward pass uses the n-th child of the key. Under `vmap` the key
-    differs by visit.
+    The n-th random call of a forward pass uses the n-th child of the key. Inside `vmap` every visit
+    has its own key.
 
-    >>> with KeyedRandomness(draws.key(0, "doc")): a = F.dropout(torch.ones(8), 0.5)
-    >>> with KeyedRandomness(draws.key(0, "doc")): b = F.dropout(torch.ones(8), 0.5)
-    >>> bool((a == b).all())
+    >>> masks = []
+    >>> for _ in range(2):
+    ...     with KeyedRandomness(prng.key(0, "doc")):
+    ...         masks.append(F.dropout(torch.ones(8), 0.5))
+    >>> torch.equal(*masks)
     True
     """
 
@@ -62,32 +68,32 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _HANDLED:
-            return _HANDLED[func](self, *args, **kwargs)
+        if func in _REPLACEMENTS:
+            return _REPLACEMENTS[func](self, *args, **kwargs)
         if func in RECURRENT:
             return RECURRENT[func](self.dropout, *args, **kwargs)
-        if getattr(func, "__name__", "") in _REFUSED and kwargs.get("training", True):
+        if getattr(func, "__name__", "") in _UNSUPPORTED and kwargs.get("training", True):
             raise InputError(
-                f"The model draws random numbers with torch's {func.__name__}, which cannot be repeated on every "
-                "engine. Use dropout, torch.rand_like, torch.randn_like or torch.bernoulli."
+                f"The model draws random values with torch's {func.__name__}, which is not "
+                "reproducible across engines. Use dropout, torch.rand_like, torch.randn_like or "
+                "torch.bernoulli."
             )
         return func(*args, **kwargs)
 
     def next_key(self) -> prng.Key:
         """The key of the next random call of the forward pass."""
         self.calls += 1
-        return prng.fold(self.key, self.calls)
+        return prng.fold_in(self.key, self.calls)
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """The next uniform numbers, float64."""
-        return prng.uniform(self.next_key(), torch.Size(shape).numel(), device).reshape(
-            tuple(shape)
-        )
+        """Uniform values in (0, 1) of the next key, float64."""
+        values = prng.uniform(self.next_key(), torch.Size(shape).numel(), device)
+        return values.reshape(tuple(shape))
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """The next normal numbers, float64."""
-        drawn: Tensor = torch.special.ndtri(self.uniform(shape, device))
-        return drawn
+        """Standard normal values of the next key, float64."""
+        values: Tensor = torch.special.ndtri(self.uniform(shape, device))
+        return values
 
     def dropout(
         self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -100,18 +106,20 @@ class KeyedRandomness(TorchFunctionMode):
     def channel_dropout(
         self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """As F.dropout1d, 2d and 3d: whole channels [B, C] are dropped."""
+        """As F.dropout1d, F.dropout2d and F.dropout3d, which drop entire channels [B, C]."""
         return self._drop(x, (*x.shape[:2], *(1,) * (x.dim() - 2)), p, training)
 
     def _drop(self, x: Tensor, shape: Sequence[int], p: float, training: bool) -> Tensor:
+        """Drops entries of `x` by a mask of `shape`, which broadcasts against it."""
         if not training or p == 0:
             return x
         if p == 1:
             return x * 0
-        drawn = prng.bits(self.next_key(), torch.Size(shape).numel(), x.device).reshape(
-            tuple(shape)
-        )
-        return x * (drawn >= int(p * 2**63)).to(x.dtype) / (1 - p)
+        # Compares integers: a draw of 63 bits is below p * 2^63 with probability p, and int64
+        # comparisons have the same result on every device.
+        draws = prng.bits(self.next_key(), torch.Size(shape).numel(), x.device)
+        mask = draws.reshape(tuple(shape)) >= int(p * 2**63)
+        return x * mask.to(x.dtype) / (1 - p)
 
     def rand_like(self, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         """As torch.rand_like."""
@@ -125,41 +133,45 @@ class KeyedRandomness(TorchFunctionMode):
         self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
         """As torch.rand."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self.uniform(wanted, device).to(dtype or torch.get_default_dtype())
+        return self.uniform(_as_shape(shape), device).to(dtype or torch.get_default_dtype())
 
     def randn(
         self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
         """As torch.randn."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self.normal(wanted, device).to(dtype or torch.get_default_dtype())
+        return self.normal(_as_shape(shape), device).to(dtype or torch.get_default_dtype())
 
     def bernoulli(self, x: Tensor, p: float | None = None, **_: Any) -> Tensor:
         """As torch.bernoulli."""
         return (self.uniform(x.shape, x.device) < (x if p is None else p)).to(x.dtype)
 
     def attention(self, *args: Any, **kwargs: Any) -> Any:
-        """Attention passes through; dropout inside it is refused, for it cannot be keyed."""
+        """As F.scaled_dot_product_attention; raises for dropout inside it, which has no key."""
         if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0:
             raise InputError(
-                "Dropout inside attention cannot be repeated on every engine; set its dropout to 0."
+                "Dropout inside attention is not reproducible across engines; set it to 0."
             )
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels know no `vmap`
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels do not support `vmap`
             return F.scaled_dot_product_attention(*args, **kwargs)
 
-    def multi_head(self, *args: Any, **kwargs: Any) -> Any:
+    def multi_head_attention(self, *args: Any, **kwargs: Any) -> Any:
         """As `attention`, for nn.MultiheadAttention, whose dropout is the eleventh argument."""
         p = kwargs.get("dropout_p", args[10] if len(args) > 10 else 0.0)
         if p > 0 and kwargs.get("training", True):
             raise InputError(
-                "Dropout inside nn.MultiheadAttention cannot be repeated on every engine; set it to 0."
+                "Dropout inside nn.MultiheadAttention is not reproducible across engines; set it "
+                "to 0."
             )
         with sdpa_kernel(SDPBackend.MATH):
             return F.multi_head_attention_forward(*args, **kwargs)
 
 
-_HANDLED: dict[Any, Callable[..., Any]] = {
+def _as_shape(size: tuple[Any, ...]) -> Sequence[int]:
+    """The shape that torch.rand(2, 3) and torch.rand((2, 3)) mean."""
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.dropout: KeyedRandomness.dropout,
     torch.dropout: lambda mode, x, p, train: mode.dropout(x, p, train),
     F.dropout1d: KeyedRandomness.channel_dropout,
@@ -171,9 +183,10 @@ _HANDLED: dict[Any, Callable[..., Any]] = {
     torch.rand: KeyedRandomness.rand,
     torch.randn: KeyedRandomness.randn,
     torch.bernoulli: KeyedRandomness.bernoulli,
-    # recurrent layers look whether weights lie side by side; ours never do
+    # nn.LSTM & co. compare the addresses of their weights to see if cuDNN could use them as one
+    # block of memory. Swapped-in weights have no address inside `vmap`, so all addresses are 0.
     Tensor.data_ptr: lambda mode, x: 0,
     Tensor.bernoulli: KeyedRandomness.bernoulli,
     F.scaled_dot_product_attention: KeyedRandomness.attention,
-    F.multi_head_attention_forward: KeyedRandomness.multi_head,
+    F.multi_head_attention_forward: KeyedRandomness.multi_head_attention,
 }

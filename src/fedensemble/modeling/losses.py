@@ -1,4 +1,4 @@
-"""Losses by example: what a model is trained on, and whether its outputs are classes or numbers."""
+"""Losses per example, and whether a task is classification or regression."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ Task = Literal["classification", "regression"]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example, [B]; a sequence counts by the mean over its positions.
+    """Cross-entropy per example, [B]; for a sequence, the mean over its positions.
 
     Classes are the last dimension of the outputs, [B, C] or [B, T, C], as in predictions; torch
-    itself wants [B, C, T].
+    itself expects [B, C, T].
     """
     losses = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none")
     return losses.reshape(len(losses), -1).mean(1)
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error of each example, the mean over its outputs, [B]."""
+    """Mean squared error per example, [B]: the mean over the example's outputs."""
     if outputs.shape != targets.shape and outputs.shape == (*targets.shape, 1):
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:
         raise InputError(
-            f"The model's outputs have shape {tuple(outputs.shape)}, the targets {tuple(targets.shape)}; "
-            "loss 'mse' needs them equal."
+            f"The model's outputs have shape {tuple(outputs.shape)}, the targets "
+            f"{tuple(targets.shape)}; loss 'mse' needs equal shapes."
         )
     return ((outputs - targets) ** 2).reshape(len(outputs), -1).mean(1)
 
 
-def by_example(loss: Loss) -> Loss:
-    """Any loss as one that gives a number an example.
+def per_example(loss: Loss) -> Loss:
+    """Wraps a user's loss so that it returns one value per example, [B].
 
-    A loss that returns one number is taken as a mean over examples, and is asked about one example
-    at a time.
+    A loss that returns a scalar is taken for a mean over examples. It is evaluated for each example
+    separately, with `vmap`.
     """
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         value = loss(outputs, targets)
         if not isinstance(value, Tensor):
             raise InputError(
-                f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() in it."
+                f"The loss must return a tensor; got {type(value).__name__}. Do not call .item() "
+                "in it."
             )
         if value.dim() == 0:
             try:
@@ -60,65 +61,69 @@ def by_example(loss: Loss) -> Loss:
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
+                reason = str(error).partition(". ")[0].removeprefix("vmap: ")
                 raise InputError(
-                    "The loss returns one number, so it is asked about one example at a time by vmap, which says: "
-                    f"{str(error).partition('. ')[0].removeprefix('vmap: ')}. Write it without `if` on numbers and "
-                    ".item(), as with torch.where, or return one number an example: reduction='none'."
+                    "The loss returns a scalar, so it is evaluated for each example separately "
+                    f"with vmap, which raises: {reason}. Write the loss without data-dependent "
+                    "control flow (`if` on tensor values, .item()), for example with torch.where, "
+                    "or return one value per example: reduction='none'."
                 ) from None
         if value.shape[:1] != outputs.shape[:1]:
             raise InputError(
-                f"The loss returned shape {tuple(value.shape)} for {len(outputs)} examples; return one number, or one "
-                "an example."
+                f"The loss returned shape {tuple(value.shape)} for {len(outputs)} examples; return "
+                "a scalar, or one value per example."
             )
         return value.reshape(len(outputs), -1).mean(1)
 
     return losses
 
 
-_NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
 
 
 def find_loss(loss: str | Loss) -> Loss:
-    """The loss by example for a name or a callable."""
+    """The loss per example for a name or a callable."""
     if callable(loss):
-        return by_example(loss)
-    if not isinstance(loss, str) or loss not in _NAMED:
-        raise InputError(unknown("loss", str(loss), _NAMED))
-    return _NAMED[loss]
+        return per_example(loss)
+    if not isinstance(loss, str) or loss not in _LOSSES:
+        raise InputError(unknown("loss", str(loss), _LOSSES))
+    return _LOSSES[loss]
 
 
 def lower_bound(loss: str | Loss) -> float:
-    """The smallest value of a loss: 0 for those that have a name; nothing is known of a
-    callable.
-    """
+    """The smallest value that a loss can take: 0 for a named loss, -inf for a callable."""
     return -math.inf if callable(loss) else 0.0
 
 
 def task_of(loss: str | Loss, targets: Tensor) -> Task:
-    """What is being learned: a named loss says so, otherwise integer targets are classes."""
+    """The task of a named loss; otherwise integer targets mean classification."""
     if loss == "mse" or (loss != "cross_entropy" and targets.is_floating_point()):
         return "regression"
     return "classification"
 
 
-def check_loss(given: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """Raises if a loss is not what training takes it for: a mean over examples, or one number an
-    example.
+def check_loss(loss: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raises unless a user's loss is a mean over examples, or one value per example.
+
+    Args:
+        loss: as the user passed it.
+        losses: the same per example, by `find_loss`.
     """
-    if isinstance(given, str) or len(outputs) < 2:
+    if isinstance(loss, str) or len(outputs) < 2:
         return
-    each, whole = losses(outputs, targets), given(outputs, targets)
-    close: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-5, "equal_nan": True}
-    if whole.dim() == 0 and not torch.allclose(whole, each.mean(), **close):
+    each, value = losses(outputs, targets), loss(outputs, targets)
+    tolerance: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-5, "equal_nan": True}
+    if value.dim() == 0 and not torch.allclose(value, each.mean(), **tolerance):
         raise InputError(
-            f"The loss is not the mean over its examples: it gives {float(whole):.6g} for {len(outputs)} of them, and "
-            f"{float(each.mean()):.6g} on average one by one (class weights, ignore_index, reduction='sum' do this). "
-            "Return one number an example: reduction='none'."
+            f"The loss is not the mean over its examples: it is {float(value):.6g} for "
+            f"{len(outputs)} examples together, and {float(each.mean()):.6g} on average for each "
+            "separately (class weights, ignore_index and reduction='sum' have this effect). Return "
+            "one value per example: reduction='none'."
         )
-    if whole.dim() > 0 and not torch.allclose(
-        losses(outputs[:-1], targets[:-1]), each[:-1], **close
+    if value.dim() > 0 and not torch.allclose(
+        losses(outputs[:-1], targets[:-1]), each[:-1], **tolerance
     ):
         raise InputError(
-            f"The loss of an example depends on the others: outputs {tuple(outputs.shape)} and targets "
-            f"{tuple(targets.shape)} may have been broadcast against each other."
+            f"The loss of an example depends on the others: outputs {tuple(outputs.shape)} and "
+            f"targets {tuple(targets.shape)} may have been broadcast against each other."
         )

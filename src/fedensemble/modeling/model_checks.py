@@ -1,5 +1,8 @@
-"""What a model must not do in training, found in its layers, after each pass, and by one step
-before the first.
+"""Checks of a user's module: of its layers, after each forward pass, and by one training step.
+
+Parameters are trained as one vector and floating-point buffers are averaged over clients. A module
+that changes its parameters by itself, keeps other state, or draws random values that have no key
+would train, but wrongly or not reproducibly; these checks raise an error instead.
 """
 
 from __future__ import annotations
@@ -26,81 +29,87 @@ if TYPE_CHECKING:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Raises for layers that are known not to work, on any engine."""
+    """Raises for layers that no engine can train."""
     for module in model.modules():
         if uses_batch_statistics(module) and module.momentum is None:
             raise InputError(
-                "BatchNorm with momentum=None keeps a count that cannot be averaged; give it a momentum."
+                "BatchNorm with momentum=None depends on a count of batches, which cannot be "
+                "averaged over clients; give it a momentum."
             )
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             continue
         if module.max_norm is not None:
             raise InputError(
-                f"{type(module).__name__} with max_norm changes weights in the forward pass, and only training steps "
-                "may; leave max_norm out, or normalise what the layer returns."
+                f"{type(module).__name__} with max_norm changes its weights in the forward pass, "
+                "and only training steps may; remove max_norm, or normalise the layer's output."
             )
         if module.sparse:
             raise InputError(
-                f"{type(module).__name__} with sparse=True gives sparse gradients, which have no place in a vector of "
-                "weights; leave it out: the numbers stay the same."
+                f"{type(module).__name__} with sparse=True has sparse gradients, which cannot be "
+                "part of a flat gradient vector; remove sparse=True: the results are the same."
             )
 
 
 def require_tensor(outputs: object) -> Tensor:
-    """What a model returned; raises unless it is one tensor."""
+    """The outputs of a model; raises unless they are one tensor."""
     if not isinstance(outputs, Tensor):
         raise InputError(
-            f"The model must return one tensor, in training, too; got {type(outputs).__name__}. What else it returns "
-            "cannot be used: leave it out, or take the loss of it inside the model."
+            f"The model must return one tensor, also in training; got {type(outputs).__name__}. "
+            "Other outputs cannot be used: remove them, or compute their loss inside the model."
         )
     return outputs
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether a layer takes statistics over a batch: BatchNorm, or InstanceNorm that keeps running
-    statistics.
-    """
+    """True for BatchNorm, and for InstanceNorm that tracks running statistics."""
     running = isinstance(module, norm_layers()) and bool(module.track_running_stats)
     return running or isinstance(module, batch_norm_layers())
 
 
-def check_counters(
-    constants: Iterable[str], given: Mapping[str, Tensor], left: Mapping[str, Tensor]
+def check_constants(
+    names: Iterable[str], before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> None:
-    """Raises if a pass changed a buffer of whole numbers: what it was `given` is not what it
-    `left`, or was written.
+    """Raises if a forward pass changed a buffer that is not floating-point.
+
+    Args:
+        names: of the buffers to check.
+        before: clones that the module had in the pass.
+        after: what the module has after it; an in-place write shows in the clone's version.
     """
-    for name in constants:
-        if left[name] is not given[name] or version(given[name]):  # a clone starts at version 0
+    for name in names:
+        if after[name] is not before[name] or version(before[name]):  # a clone has version 0
             raise InputError(
-                f"The model changes its buffer '{name}' of {given[name].dtype} in training, and only floating-point "
-                "buffers are averaged and kept. Register it as floats, such as torch.zeros(()), or do without it."
+                f"The model changes its buffer '{name}' of {before[name].dtype} in training, but "
+                "only floating-point buffers are averaged and saved. Register it as floating "
+                "point, such as torch.zeros(()), or remove it."
             )
 
 
-def collect_buffers(given: Mapping[str, Tensor], left: Mapping[str, Tensor | None]) -> Tree:
-    """Floating-point buffers after a pass, whether it wrote into them or assigned others."""
-    found = {}
-    for name, before in given.items():
-        after = left[name]
-        if after is None or after.shape != before.shape:
-            other = "None" if after is None else f"shape {tuple(after.shape)}"
+def collect_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor | None]) -> Tree:
+    """Floating-point buffers after a forward pass, written in place or assigned."""
+    buffers = {}
+    for name, old in before.items():
+        new = after[name]
+        if new is None or new.shape != old.shape:
+            changed = "None" if new is None else f"shape {tuple(new.shape)}"
             raise InputError(
-                f"The model gives its buffer '{name}' of shape {tuple(before.shape)} another one in training, {other}. "
-                "Keep what is not averaged out of buffers."
+                f"The model's buffer '{name}' of shape {tuple(old.shape)} becomes {changed} in "
+                "training. Keep state that is not averaged out of buffers."
             )
-        found[name] = after.detach().to(before.dtype)
-    return found
+        buffers[name] = new.detach().to(old.dtype)
+    return buffers
 
 
-def try_training(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
-    """One step of another model, as engine 'loop' takes it; raises whatever it raises."""
-    learner = learner.clone_module()  # what this one keeps in Python stays as it was
+def check_training_step(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
+    """Takes one training step with a new module, as engine 'loop' does; raises what it raises."""
+    # A new module: Python attributes that the forward pass changes stay as they are in this one.
+    learner = learner.clone_module()
     theta, buffers = learner.flatten_module(learner.training_model)
     before = theta.clone()
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
-    loss, learner.loss = learner.loss, lambda outputs, y: check_graph(loss(outputs, y))
+    loss = learner.loss
+    learner.loss = lambda outputs, y: check_no_reentrant_checkpoint(loss(outputs, y))
     with _forbid_unkeyed_randomness():
         learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
@@ -109,30 +118,38 @@ def try_training(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
         )
 
 
-def check_graph(value: Tensor) -> Tensor:
-    """What is to be derived; raises if it was made by checkpointing that takes gradients on its
-    own.
+try_training = check_training_step  # old name
+
+
+def check_no_reentrant_checkpoint(value: Tensor) -> Tensor:
+    """Returns `value`; raises if reentrant activation checkpointing is in its autograd graph.
+
+    It calls `backward` inside the backward pass, which accumulates gradients in the parameters'
+    `.grad` and hides them from torch.autograd.grad.
     """
-    known, waiting = set[Any](), [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
+    visited, pending = set[Any](), [value.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise InputError(
-                "torch.utils.checkpoint with use_reentrant=True keeps the gradient of what is in it to itself; give it "
-                "use_reentrant=False, which torch recommends, too."
+                "torch.utils.checkpoint with use_reentrant=True hides the gradients of the "
+                "checkpointed part; pass use_reentrant=False, which torch recommends as well."
             )
-        known.add(node)
-        waiting += [before for before, _ in node.next_functions]
+        visited.add(node)
+        pending += [previous for previous, _ in node.next_functions]
     return value
 
 
 def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
-    """Raises inside where torch's generators are used, also by checkpointing in the backward pass.
+    """A context that raises when an operator draws from torch's generators.
 
-    Without the private class of torch that sees every operator nothing is checked: such a model
-    then trains, but its runs cannot be repeated.
+    `KeyedRandomness` sees the torch functions that a module calls. This mode works below autograd
+    and sees every operator, also those that activation checkpointing runs in the backward pass.
+
+    If the private class of torch that it needs is missing, nothing is checked: such a model then
+    trains, but its runs are not reproducible.
     """
     try:
         base: Any = dispatch_mode()
@@ -142,7 +159,7 @@ def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
     class ForbidUnkeyedRandomness(base):  # type: ignore[misc]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            # The default is True, for which torch imports torch._dynamo; that takes a second.
+            # With the default, True, torch imports torch._dynamo, which takes a second.
             return False
 
         def __torch_dispatch__(
@@ -150,10 +167,10 @@ def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
         ) -> Any:
             if torch.Tag.nondeterministic_seeded in func.tags:
                 raise InputError(
-                    f"The model draws random numbers by {func.overloadpacket}, which cannot be "
-                    "repeated on every engine. Use nn.Dropout, torch.rand_like, torch.randn_like "
-                    "or torch.bernoulli, and none of them inside torch.utils.checkpoint, which "
-                    "draws again."
+                    f"The model draws random values with {func.overloadpacket}, which is not "
+                    "reproducible across engines. Use nn.Dropout, torch.rand_like, "
+                    "torch.randn_like or torch.bernoulli, and none of them inside "
+                    "torch.utils.checkpoint, which draws again."
                 )
             return func(*args, **(kwargs or {}))
 

@@ -1,4 +1,4 @@
-"""A module with other tensors in the place of its own."""
+"""Temporarily replaces a module's parameters and buffers by other tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ..runtime.torch_compat import module_tensors
 
 
 class ParamSlot(NamedTuple):
-    """Where a module keeps a tensor, and the name that stands for it: the first that leads
-    there.
+    """Where a submodule keeps one tensor, and the tensor's name in the top-level module.
+
+    A tensor that several submodules share has several slots with the same name, the first one in
+    `named_parameters` or `named_buffers`.
     """
 
     owner: dict[str, Any]
@@ -22,45 +24,47 @@ class ParamSlot(NamedTuple):
     name: str
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, list[ParamSlot]] = WeakKeyDictionary()
+# Slots of each module, found once: modules are swapped thousands of times per round.
+_SLOTS: WeakKeyDictionary[nn.Module, list[ParamSlot]] = WeakKeyDictionary()
 
 
 @contextmanager
 def swap_parameters(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
-    """The module has these for its parameters and buffers, and afterwards its own again; what it
-    assigned is in them.
+    """Replaces the module's parameters and buffers by `tensors` inside the context.
 
-    As torch.func.functional_call, but a part that stands under two names is filled and emptied once
-    (there it keeps another's weights), and a gradient can be taken inside: checkpointing runs the
-    module again for it.
+    On exit the originals are restored, and `tensors` holds whatever the module has assigned to its
+    parameters and buffers meanwhile.
 
-    >>> layer = nn.Linear(1, 1, bias=False)
+    It differs from torch.func.functional_call in two ways. A submodule that has two names is
+    swapped and restored once; functional_call leaves other weights in it. And a gradient can be
+    taken inside the context, as activation checkpointing needs: it runs the module again during the
+    backward pass, which must see the same tensors.
+
     >>> import torch
-    >>> with swap_parameters(layer, {"weight": torch.full((1, 1), 3.0)}): layer(torch.ones(1)).item()
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> with swap_parameters(layer, {"weight": torch.full((1, 1), 3.0)}):
+    ...     layer(torch.ones(1)).item()
     3.0
     """
-    if module not in _KNOWN:
-        _KNOWN[module] = _slots(module)
-    slots = _KNOWN[module]
-    own, given = (
-        [slot.owner[slot.attribute] for slot in slots],
-        [tensors[slot.name] for slot in slots],
-    )
+    if module not in _SLOTS:
+        _SLOTS[module] = _find_slots(module)
+    slots = _SLOTS[module]
+    originals = [slot.owner[slot.attribute] for slot in slots]
+    replacements = [tensors[slot.name] for slot in slots]
     try:
-        for slot, tensor in zip(slots, given, strict=True):
+        for slot, tensor in zip(slots, replacements, strict=True):
             slot.owner[slot.attribute] = tensor
         yield
     finally:
-        for slot, before in zip(slots, own, strict=True):
-            # which a pass may have changed; scripted parts have no `get`
-            there = slot.attribute in slot.owner
-            tensors[slot.name], slot.owner[slot.attribute] = (
-                slot.owner[slot.attribute] if there else None,
-                before,
-            )
+        for slot, original in zip(slots, originals, strict=True):
+            # Not `owner.get`, which the dictionaries of scripted modules do not have.
+            present = slot.attribute in slot.owner
+            tensors[slot.name] = slot.owner[slot.attribute] if present else None
+            slot.owner[slot.attribute] = original
 
 
-def _slots(module: nn.Module) -> list[ParamSlot]:
+def _find_slots(module: nn.Module) -> list[ParamSlot]:
+    """The slots of all parameters and buffers of a module."""
     names = {
         id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }

@@ -1,5 +1,7 @@
-"""Recurrent layers in plain operations: torch's fused ones know neither `vmap` nor keyed
-dropout.
+"""LSTM, GRU and RNN layers in elementary operations.
+
+torch's fused recurrent functions support neither `vmap` nor keyed dropout. `RECURRENT` maps each of
+them (torch.lstm, torch.gru, ...) to a replacement with the same arguments.
 """
 
 from __future__ import annotations
@@ -15,66 +17,71 @@ from ..errors import InputError
 from ..runtime.torch_compat import is_batched
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# (given, state, what the state adds) -> next state
+# (gates from the input, state, gates from the hidden state) -> next state
 Cell = Callable[[Tensor, list[Tensor], Tensor], list[Tensor]]
 
 
-def _lstm_cell(given: Tensor, state: list[Tensor], fed: Tensor) -> list[Tensor]:
-    i, f, g, o = (given + fed).chunk(4, dim=-1)
+def _lstm_cell(from_input: Tensor, state: list[Tensor], from_hidden: Tensor) -> list[Tensor]:
+    i, f, g, o = (from_input + from_hidden).chunk(4, dim=-1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return [torch.sigmoid(o) * torch.tanh(c), c]
 
 
-def _gru_cell(given: Tensor, state: list[Tensor], fed: Tensor) -> list[Tensor]:
-    r, z, n = given.chunk(3, dim=-1)
-    hr, hz, hn = fed.chunk(3, dim=-1)
+def _gru_cell(from_input: Tensor, state: list[Tensor], from_hidden: Tensor) -> list[Tensor]:
+    r, z, n = from_input.chunk(3, dim=-1)
+    hr, hz, hn = from_hidden.chunk(3, dim=-1)
     z = torch.sigmoid(z + hz)
     return [(1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn) + z * state[0]]
 
 
-def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
-    return lambda given, state, fed: [activation(given + fed)]
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda from_input, state, from_hidden: [activation(from_input + from_hidden)]
 
 
-def _layer(
+def _run_layer(
     x: Tensor,
     state: list[Tensor],
     weights: Sequence[Tensor],
     cell: Cell,
-    backwards: bool,
+    reverse: bool,
     linear: Linear,
     projection: Tensor | None = None,
 ) -> Any:
-    """One direction of one layer: outputs [B, T, H] and the last state."""
-    bias_in, bias_state = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
-    # all time steps at once; one unbind has one backward
-    given = linear(x, weights[0], bias_in).unbind(1)
+    """Outputs [B, T, H] and the last state of one direction of one layer, for inputs [B, T, F]."""
+    bias_ih, bias_hh = (weights[2], weights[3]) if len(weights) == 4 else (None, None)
+    # One matmul for all time steps. `unbind` instead of indexing, because its backward is one
+    # stack, while every index would add a zero-filled tensor.
+    steps = linear(x, weights[0], bias_ih).unbind(1)
     outputs = []
-    for now in reversed(given) if backwards else given:
-        state = cell(now, state, linear(state[0], weights[1], bias_state))
+    for from_input in reversed(steps) if reverse else steps:
+        state = cell(from_input, state, linear(state[0], weights[1], bias_hh))
         if projection is not None:
             state = [linear(state[0], projection, None), *state[1:]]
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if backwards else outputs, dim=1), state
+    return torch.stack(outputs[::-1] if reverse else outputs, dim=1), state
 
 
-def _packed(whole: Callable[..., Any], linear: Linear, *given: Any) -> Any:
-    """Packed sequences as torch does them, for one client; `given` are its own arguments."""
-    _, _, _, weights, _, layers, dropout, training, *_ = given
+def _run_packed(function: Callable[..., Any], linear: Linear, *args: Any) -> Any:
+    """Packed sequences by torch's own function, for one client; `args` are its arguments."""
+    _, _, _, weights, _, layers, dropout, training, *_ = args
     if linear is not F.linear or is_batched(weights[0]):
         raise NotImplementedError(
-            "packed sequences are of other lengths for every client; pad them to one"
+            "packed sequences have different lengths for every client; pad them to one length"
         )
     if dropout > 0 and training and layers > 1:
         raise InputError(
-            "Dropout between the layers of packed sequences cannot be repeated on every engine: set it to 0, or pad "
-            "sequences to one length."
+            "Dropout between the layers of packed sequences is not reproducible across engines: "
+            "set it to 0, or pad sequences to one length."
         )
-    return whole(*given)
+    return function(*args)
 
 
-def _network(whole: Callable[..., Any], cell: Cell, states: int) -> Callable[..., Any]:
-    """A stand-in for `whole`: torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+def _replacement(function: Callable[..., Any], cell: Cell, states: int) -> Callable[..., Any]:
+    """A replacement for torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu.
+
+    Args:
+        states: tensors in a state: 2 for an LSTM (h and c), else 1.
+    """
 
     def run(
         dropout: Callable[..., Tensor],
@@ -88,31 +95,38 @@ def _network(whole: Callable[..., Any], cell: Cell, states: int) -> Callable[...
         bidirectional: Any = None,
         batch_first: Any = None,
         linear: Linear = F.linear,
+        run_layer: Any = None,
         layer_of: Any = None,
     ) -> Any:
+        """As `function`; `dropout`, `linear` and `run_layer` implement its parts."""
+        run_layer = run_layer or layer_of  # old name
+        # torch's functions have two signatures. Only that for packed sequences has a tensor here.
         if not isinstance(biases, bool):
-            given = (x, initial, weights, biases, layers, p, training, bidirectional, batch_first)
-            return _packed(whole, linear, *given)
+            args = (x, initial, weights, biases, layers, p, training, bidirectional, batch_first)
+            return _run_packed(function, linear, *args)
         initial = list(initial) if states > 1 else [initial]
-        few, directions = (4 if biases else 2), (2 if bidirectional else 1)
-        per = len(weights) // (layers * directions)  # one more with a projection (proj_size)
+        unprojected, directions = (4 if biases else 2), (2 if bidirectional else 1)
+        # Weights per layer and direction; with a projection (proj_size) there is one more.
+        per_layer = len(weights) // (layers * directions)
         x = x if batch_first else x.transpose(0, 1)
-        finals: list[list[Tensor]] = []
+        final_states: list[list[Tensor]] = []
         for layer in range(layers):
             if layer > 0:
                 x = dropout(x, p, training)
             outputs = []
             for direction in range(directions):
                 at = layer * directions + direction
-                start, own = [s[at] for s in initial], weights[at * per : (at + 1) * per]
-                if per > few:
-                    y, last = _layer(x, start, own[:few], cell, direction == 1, linear, own[few])
+                start, own = [s[at] for s in initial], weights[at * per_layer :][:per_layer]
+                reverse = direction == 1
+                if per_layer > unprojected:
+                    *own, projection = own
+                    y, last = _run_layer(x, start, own, cell, reverse, linear, projection)
                 else:
-                    y, last = (layer_of or _layer)(x, start, own, cell, direction == 1, linear)
+                    y, last = (run_layer or _run_layer)(x, start, own, cell, reverse, linear)
                 outputs.append(y)
-                finals.append(last)
+                final_states.append(last)
             x = torch.cat(outputs, dim=-1) if directions == 2 else outputs[0]
-        hidden = [torch.stack([f[s] for f in finals]) for s in range(states)]
+        hidden = [torch.stack([f[s] for f in final_states]) for s in range(states)]
         return (x if batch_first else x.transpose(0, 1), *hidden)
 
     return run
@@ -121,9 +135,9 @@ def _network(whole: Callable[..., Any], cell: Cell, states: int) -> Callable[...
 _CELLS: dict[Callable[..., Any], tuple[Cell, int]] = {
     torch.lstm: (_lstm_cell, 2),
     torch.gru: (_gru_cell, 1),
-    torch.rnn_tanh: (_plain_cell(torch.tanh), 1),
-    torch.rnn_relu: (_plain_cell(torch.relu), 1),
+    torch.rnn_tanh: (_rnn_cell(torch.tanh), 1),
+    torch.rnn_relu: (_rnn_cell(torch.relu), 1),
 }
 RECURRENT: dict[Any, Callable[..., Any]] = {
-    whole: _network(whole, *cell) for whole, cell in _CELLS.items()
+    function: _replacement(function, *cell) for function, cell in _CELLS.items()
 }

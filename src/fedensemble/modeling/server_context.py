@@ -1,5 +1,7 @@
-"""What a method's server may use besides messages: the model as a function of many weight vectors,
-and its own data.
+"""Resources of server-side algorithms: the model as a function of many parameter vectors, and data.
+
+FedBE evaluates an ensemble and distils it on the server's unlabelled inputs; PFNM and FedMA inspect
+the model's structure.
 """
 
 from __future__ import annotations
@@ -19,25 +21,24 @@ from .functional_model import FunctionalModel
 from .keyed_rng import KeyedRandomness
 from .parameter_swap import swap_parameters
 
-Objective = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ..., C] and targets -> a number
+Objective = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ..., C] and targets -> a scalar
 
-# models times inputs in a call: enough to keep the device busy
-_ROOM = {"cpu": 1 << 11, "cuda": 1 << 13}
+# Models times inputs per forward pass: enough to keep the device busy.
+_CHUNK_SIZE = {"cpu": 1 << 11, "cuda": 1 << 13}
 
 
 class ServerContext:
-    """The server's place of work; a method that needs one is bound to it.
+    """The model and the server's data, for algorithms that compute with models on the server.
 
-    Models are evaluated as they are in predictions: without dropout, with the running statistics
-    they have. On a GPU what is asked for again and again is recorded as CUDA graphs.
+    Models are evaluated as in predictions: without dropout, and with their own running statistics.
+    On a GPU, repeated computations run as CUDA graphs.
 
     Args:
         learner: the model's structure and the task.
-        examples: a few inputs as the model sees them, to try a model on; their values do not
-            matter.
-        unlabelled: inputs of the server's own as the model sees them, or None.
-        clients_per_mode: how many clients the schedule has train a mode in a round, on average,
-            where that is known.
+        examples: a few inputs as the model receives them, to probe a model with; their values do
+            not matter.
+        unlabelled: the server's own inputs as the model receives them, or None.
+        clients_per_mode: mean number of clients that train a mode per round, or None if unknown.
     """
 
     def __init__(
@@ -49,90 +50,102 @@ class ServerContext:
     ) -> None:
         self.learner, self.examples, self.unlabelled = learner, examples, unlabelled
         self.clients_per_mode = clients_per_mode
-        self.room = _ROOM.get(learner.device.type, _ROOM["cpu"])
-        record = capture_graph if learner.device.type == "cuda" else None
-        # Functions of the learner, not methods: graphs would otherwise wait for the garbage
-        # collector.
-        self.outputs_of = GraphedFunction(partial(_outputs, learner), record)
-        self.gradient_of = GraphedFunction(partial(_gradient, learner), record)
+        self.chunk_size = _CHUNK_SIZE.get(learner.device.type, _CHUNK_SIZE["cpu"])
+        capture = capture_graph if learner.device.type == "cuda" else None
+        # Functions of the learner, not bound methods: these would make a reference cycle, and the
+        # graphs' GPU memory would be held until the garbage collector runs.
+        self.graphed_outputs = GraphedFunction(partial(_outputs, learner), capture)
+        self.graphed_gradient = GraphedFunction(partial(_gradient, learner), capture)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the work is slower than it could be, if it is."""
-        reasons = {
-            replayed.reason for replayed in (self.outputs_of, self.gradient_of) if replayed.reason
-        }
+        """Reasons why the server's computations are slower than they could be."""
+        graphed = (self.graphed_outputs, self.graphed_gradient)
+        failures = {function.failure for function in graphed if function.failure}
         return tuple(
-            f"The server's work runs without CUDA graphs: {reason}" for reason in sorted(reasons)
+            f"The server's computations run without CUDA graphs: {failure}"
+            for failure in sorted(failures)
         )
 
     def outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        """Outputs of M models [M, P] for the same inputs [B, ...], all at once: [M, B, ..., C]."""
-        with _repeatable():
-            return self.outputs_of(theta, buffers, x)
+        """Outputs of M models [M, P] for the same inputs [B, ...], in one pass: [M, B, ..., C]."""
+        with _deterministic_cudnn():
+            return self.graphed_outputs(theta, buffers, x)
 
     def gradient(
         self, objective: Objective, theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor
     ) -> Tensor:
-        """Gradients of M models' objectives on their own inputs [M, B, ...] and targets [M, B,
-        ...], [M, P].
+        """Gradients [M, P] of an objective for M models, each with its own inputs and targets.
 
-        An objective is a function of what it is given alone: Python may run it only once for each
-        shape.
+        Args:
+            objective: a pure function of its arguments: with CUDA graphs, Python calls it only a
+                few times per shape.
+            theta, buffers: of the models, [M, P] and [M, R].
+            x, target: of each model, [M, B, ...].
         """
-        with _repeatable():
-            return self.gradient_of(objective, theta, buffers, x, target)
+        with _deterministic_cudnn():
+            return self.graphed_gradient(objective, theta, buffers, x, target)
 
-    def mixture(self, shares: Tensor, theta: Tensor, buffers: Tensor) -> Tensor:
-        """Mixtures of what M models [M, P] say of the server's own inputs, by shares [K, M]: [K, n,
-        ..., C].
+    def mixture_of_predictions(self, weights: Tensor, theta: Tensor, buffers: Tensor) -> Tensor:
+        """K mixtures of M models' predictions for the server's own inputs, [K, n, ..., C].
 
-        Models say probabilities in classification. What does not fit into memory at once is tried
-        in halves.
+        Predictions are probabilities in classification and outputs in regression. The models and
+        inputs are processed in chunks; when one does not fit into memory, the chunk size is halved.
+
+        Args:
+            weights: of the models in each mixture, [K, M].
+            theta, buffers: of the models, [M, P] and [M, R].
         """
         if self.unlabelled is None:
             raise InputError("The server has no inputs of its own; pass x_server to FederatedData.")
-        pieces: list[Tensor] = []
+        mixtures: list[Tensor] = []
         done, total = 0, len(self.unlabelled)
         while done < total:
-            # pieces of one size, as far as possible
-            size = ceil(total / ceil(total / max(1, self.room // len(theta))))
+            # Chunks of equal size as far as possible: each size would need a CUDA graph of its own.
+            size = ceil(total / ceil(total / max(1, self.chunk_size // len(theta))))
             x = self.unlabelled[done : done + size]
             try:
-                pieces.append(self._mixture(shares, theta, buffers, x))
+                mixtures.append(self._mix_predictions(weights, theta, buffers, x))
                 done += len(x)
                 continue
             except torch.OutOfMemoryError:
-                tried = min(self.room, len(theta) * len(x))
-                if tried == 1:
+                attempted = min(self.chunk_size, len(theta) * len(x))
+                if attempted == 1:
                     raise InputError(
-                        f"One model and one of the server's inputs do not fit into the memory of "
-                        f"{self.learner.device}: use a smaller model or a larger card."
+                        "One model and one of the server's inputs do not fit into the memory of "
+                        f"{self.learner.device}: use a smaller model or a larger GPU."
                     ) from None
-            self.room = tried // 2  # out here, where the failed try holds no memory any more
-            self.outputs_of.known.clear()
+            # After the handler, because the exception's traceback keeps the failed pass's tensors.
+            self.chunk_size = attempted // 2
+            self.graphed_outputs.cache.clear()
             torch.cuda.empty_cache()
-        return torch.cat(pieces, 1)
+        return torch.cat(mixtures, 1)
 
-    def _mixture(self, shares: Tensor, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        """The mixtures for some inputs, `room` models at a time."""
-        parts = []
-        models = zip(
-            *(torch.split(t, self.room, d) for t, d in ((shares, 1), (theta, 0), (buffers, 0))),
+    mixture = mixture_of_predictions  # old name
+
+    def _mix_predictions(
+        self, weights: Tensor, theta: Tensor, buffers: Tensor, x: Tensor
+    ) -> Tensor:
+        """The mixtures for some inputs, with `chunk_size` models per forward pass."""
+        partial_sums = []
+        chunks = zip(
+            *(
+                torch.split(tensor, self.chunk_size, dim)
+                for tensor, dim in ((weights, 1), (theta, 0), (buffers, 0))
+            ),
             strict=True,
         )
-        for share, some, statistics in models:
-            said = self.outputs(some, statistics, x)
-            said = said.softmax(-1) if self.learner.task == "classification" else said
-            parts.append(torch.einsum("km,m...->k...", share, said))
-        return sum(parts[1:], parts[0])
+        for chunk_weights, chunk_theta, chunk_buffers in chunks:
+            predictions = self.outputs(chunk_theta, chunk_buffers, x)
+            if self.learner.task == "classification":
+                predictions = predictions.softmax(-1)
+            partial_sums.append(torch.einsum("km,m...->k...", chunk_weights, predictions))
+        return sum(partial_sums[1:], partial_sums[0])
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
-    """Within it, convolutions add up in the same order each time: a run that goes on must give the
-    same bytes.
-    """
+def _deterministic_cudnn() -> Iterator[None]:
+    """Lets cuDNN use only deterministic algorithms: a resumed run must give the same bytes."""
     before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
         yield
@@ -141,11 +154,10 @@ def _repeatable() -> Iterator[None]:
 
 
 def _outputs(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-    """Outputs of M models for the same inputs; a copy of them, for a model may write into its
-    inputs.
-    """
+    """Outputs of M models for the same inputs."""
     with torch.no_grad():
-        outputs: Tensor = vmap(partial(_of_one, learner), in_dims=(0, 0, None))(
+        # A copy of the inputs, because a model may write to them.
+        outputs: Tensor = vmap(partial(_single_outputs, learner), in_dims=(0, 0, None))(
             theta, buffers, x.clone()
         )
         return outputs
@@ -161,21 +173,21 @@ def _gradient(
 ) -> Tensor:
     """Gradients of M models' objectives."""
 
-    def value(theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        return objective(_of_one(learner, theta, buffers, x), target)
+    def evaluate(theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        return objective(_single_outputs(learner, theta, buffers, x), target)
 
-    gradient: Tensor = vmap(grad(value))(theta, buffers, x, target)
+    gradient: Tensor = vmap(grad(evaluate))(theta, buffers, x, target)
     return gradient
 
 
-def _of_one(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+def _single_outputs(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
     """Outputs of one model."""
     tensors = {
         **learner.theta_layout.unflatten(theta),
         **learner.buffer_layout.unflatten(buffers),
-        **learner.counters,
+        **learner.non_float_buffers,
     }
-    # the former's recurrent layers know `vmap`
+    # KeyedRandomness is needed for its recurrent layers, which support `vmap`; nothing is drawn.
     with KeyedRandomness(0), swap_parameters(learner.eval_model, tensors):
         outputs: Tensor = learner.eval_model(x)
         return outputs

@@ -1,1 +1,1 @@
-"""The machine under the library: hardware, threads, memory and allocator."""
+"""The machine: hardware, threads, memory, and the private names of torch."""

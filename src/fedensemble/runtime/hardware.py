@@ -1,4 +1,4 @@
-"""The machine: its processor in words, and how much memory it has left."""
+"""The host machine: the name of its CPU, for reports, and its free memory."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's name; of which kind it is where nobody knows more."""
+    """The CPU's model name, or its architecture if the model is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -15,10 +15,10 @@ def processor() -> str:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free on the host."""
+    """Bytes of the host's memory that are free."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            known = dict(line.split(":") for line in file)
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # another system: half of what it has
+            fields = dict(line.split(":") for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux: assume that half of the memory is free
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

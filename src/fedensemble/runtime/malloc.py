@@ -1,4 +1,4 @@
-"""glibc's allocator: keep freed memory for the next training step."""
+"""Tunes glibc's malloc: the process keeps freed memory for the next training step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def keep_freed_memory() -> bool:
     """Lets the process keep up to 1 GiB of freed memory; returns whether the setting was accepted.
 
     By default glibc returns large freed blocks to the operating system, and the next training step
-    page-faults them back in: a quarter of the time of a small CNN on a CPU. The setting holds for
-    the whole process, so the library never makes it: the command line does, and a program may.
-    Other C libraries, and users who set `MALLOC_*` or `GLIBC_TUNABLES`, are left alone.
+    page-faults them back in, which takes a quarter of the time of a small CNN on a CPU. The setting
+    applies to the entire process, so the library never makes it by itself: the command line does,
+    and other programs may call this function. It does nothing with another C library, or if the
+    user has set `MALLOC_*` or `GLIBC_TUNABLES`.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

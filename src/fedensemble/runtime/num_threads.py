@@ -1,4 +1,4 @@
-"""How many cores torch uses, by the user's choice and for a while."""
+"""The number of threads that torch's operators use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """So many threads inside torch's operations, and as many as before afterwards.
+    """Sets the number of threads inside torch's operators, and restores it on exit.
 
-    One for what is small: on a busy machine several wait for each other, in a trial over twenty
-    times as long as one works.
+    One thread is best for small operators: on a busy machine, several threads wait for each other
+    at the end of every operator, which was measured to take more than 20 times as long.
     """
     before = torch.get_num_threads()
     if count != before:
@@ -25,6 +25,9 @@ def num_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def cores() -> int:
-    """Cores that torch may use: the user's choice, by torch.set_num_threads or OMP_NUM_THREADS."""
+def available_threads() -> int:
+    """Threads that torch may use, as set by torch.set_num_threads or OMP_NUM_THREADS."""
     return torch.get_num_threads()
+
+
+cores = available_threads  # old name

@@ -1,4 +1,4 @@
-"""Running out of memory: how to tell, how much there was, and how to say it."""
+"""Out-of-memory (OOM) errors: how to recognise them, and messages that say what did not fit."""
 
 from __future__ import annotations
 
@@ -11,47 +11,53 @@ import torch
 from ..errors import InputError
 from .hardware import free_memory
 
-OOM_ERRORS = (MemoryError, RuntimeError)  # what may be one; `out_of_memory` tells
-SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger card or machine"
-# by whoever has no type for it
-_SAID = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
-_ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+# Types that an out-of-memory error may have. A RuntimeError often is something else, so a handler
+# has to check `out_of_memory` as well.
+OOM_ERRORS = (MemoryError, RuntimeError)
+SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger GPU or machine"
+
+# Texts of allocators that raise a plain RuntimeError: torch's on the CPU, C++, cuBLAS and cuDNN.
+_OOM_TEXTS = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
+_REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory left, on a GPU or on the host.
+    """True if an error says that the GPU or the host is out of memory.
 
-    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), out_of_memory(RuntimeError("bad"))
-    (True, False)
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    True
+    >>> out_of_memory(RuntimeError("bad"))
+    False
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OOM_TEXTS)
 
 
-def lack(error: BaseException, device: torch.device) -> str:
-    """What was asked for and what was free, as far as it is known, in brackets after a space; to be
-    asked at once.
+def memory_report(error: BaseException, device: torch.device) -> str:
+    """For messages, e.g. " (3.0 GiB requested, 1.2 GiB free)", or "" if nothing is known.
 
-    >>> lack(RuntimeError("you tried to allocate 3221225472 bytes."), torch.device("meta"))
-    ' (3.0 GiB more were asked for)'
+    Call it right after the failure, before memory is freed.
+
+    >>> memory_report(RuntimeError("you tried to allocate 3221225472 bytes."), torch.device("meta"))
+    ' (3.0 GiB requested)'
     """
-    known = []
-    if found := _ASKED.search(str(error)):
-        known.append(
-            f"{format_gib(float(found[1]) * _UNITS[found[2].lower()])} more were asked for"
-        )
-    with suppress(Exception):  # after an error, even this may fail
+    facts = []
+    if match := _REQUESTED.search(str(error)):
+        facts.append(f"{format_gib(float(match[1]) * _UNITS[match[2].lower()])} requested")
+    with suppress(Exception):  # after a CUDA error, even this query may fail
         if device.type in ("cpu", "cuda"):
-            known.append(
-                f"{format_gib(free_bytes(device if device.type == 'cuda' else None))} were free"
-            )
-    return f" ({', '.join(known)})" if known else ""
+            free = free_bytes(device if device.type == "cuda" else None)
+            facts.append(f"{format_gib(free)} free")
+    return f" ({', '.join(facts)})" if facts else ""
+
+
+lack = memory_report  # old name
 
 
 def format_gib(count: float) -> str:
-    """Bytes in words.
+    """A number of bytes in GiB, as text.
 
     >>> format_gib(3 << 30), format_gib(3 << 20)
     ('3.0 GiB', '0.003 GiB')
@@ -60,30 +66,32 @@ def format_gib(count: float) -> str:
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.1g} GiB"
 
 
-def oom_error(what: str, device: torch.device, lacking: str, advice: str) -> InputError:
-    """The error for something that nobody can make smaller but the user."""
-    return InputError(f"{what} not fit into the memory of {device}{lacking}: {advice}.")
+def oom_error(what: str, device: torch.device, report: str, advice: str) -> InputError:
+    """The error for something that only the user can make smaller.
+
+    Args:
+        what: what does not fit, with its verb: "The data do".
+        report: of `memory_report`.
+        advice: what to do about it.
+    """
+    return InputError(f"{what} not fit into the memory of {device}{report}: {advice}.")
 
 
 @contextmanager
 def raise_on_oom(what: str, device: torch.device, advice: str) -> Iterator[None]:
-    """Within it, running out of memory is an error a user understands.
-
-    Args:
-        what: what does not fit then, with its verb: "The data do".
-        advice: what to do about it.
-    """
+    """Turns an out-of-memory error inside it into an InputError; arguments as for `oom_error`."""
     try:
         yield
     except OOM_ERRORS as error:
         if not out_of_memory(error):
             raise
-        raise oom_error(what, device, lack(error, device), advice) from None
+        raise oom_error(what, device, memory_report(error, device), advice) from None
 
 
 def free_bytes(device: torch.device | None) -> int:
-    """Bytes that are free on a GPU, or on the host."""
+    """Free bytes on a GPU, or on the host if `device` is None."""
     if device is not None:
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        # torch's caching allocator reserves more than its tensors occupy; the rest is free for us.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     return free_memory()

@@ -2,8 +2,8 @@
 
 Nothing else in the library may import a private name of torch. Each name is looked up when it is
 first needed, so that `import fedensemble` and engine `loop` work with a torch that lacks it. A
-missing name either has a fallback here or raises `MissingTorchName`, which the engine answers by
-using a slower implementation.
+missing name either has a fallback here or raises `MissingTorchName`; the engine then uses a slower
+implementation.
 
 `tests/unit/runtime/test_torch_compat.py` has a test for each of them.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 
-class MissingTorchName(Exception):  # noqa: N818 (a finding, not a fault)
+class MissingTorchName(Exception):  # noqa: N818 (a condition with a fallback, not an error)
     """The installed torch does not have a private name that is needed."""
 
     def __init__(self, name: str) -> None:
@@ -25,14 +25,14 @@ class MissingTorchName(Exception):  # noqa: N818 (a finding, not a fault)
 
 
 def _find(root: Any, path: str) -> Any:
-    """The attribute `path` of `root`, or MissingTorchName."""
-    found = root
+    """The attribute at a dotted `path` below `root`; raises MissingTorchName if there is none."""
+    value = root
     for part in path.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
             raise MissingTorchName(f"{getattr(root, '__name__', root)}.{path}") from None
-    return found
+    return value
 
 
 # functorch wraps tensors inside `vmap` and `grad`.
@@ -64,19 +64,19 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that identifies the memory of a strided tensor while that memory is alive."""
+    """An integer that identifies the memory of a strided tensor until that memory is freed."""
     return int(_find(unwrap(tensor).untyped_storage(), "_cdata"))
 
 
 def storage_reference(tensor: Tensor) -> Any:
-    """A weak reference that keeps the storage's address from being used again."""
+    """A weak reference to a tensor's storage; while it exists, `storage_id` is not used again."""
     from torch.multiprocessing import reductions
 
     return _find(reductions, "StorageWeakRef")(tensor.untyped_storage())
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written to in place; 0 where torch does not count."""
+    """How often the tensor was written to in place; 0 if torch does not count."""
     return 0 if tensor.is_inference() else int(getattr(tensor, "_version", 0))
 
 
@@ -113,12 +113,12 @@ def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """True if a hook sees the inputs or outputs of any submodule; also if that cannot be told."""
+    """True if a submodule has forward (pre-)hooks, or if torch's tables of hooks are missing."""
     names = ("_forward_hooks", "_forward_pre_hooks")
-    everywhere = nn.modules.module
-    missing: dict[str, Any] = {"unknown": None}
-    tables = [getattr(everywhere, f"_global{name}", missing) for name in names]
-    tables += [getattr(part, name, missing) for part in module.modules() for name in names]
+    unknown: dict[str, Any] = {"unknown": None}  # not empty: counts as a hook
+    # Hooks that are registered for all modules of the process, then those of each submodule.
+    tables = [getattr(nn.modules.module, f"_global{name}", unknown) for name in names]
+    tables += [getattr(part, name, unknown) for part in module.modules() for name in names]
     return any(len(table) > 0 for table in tables)
 
 

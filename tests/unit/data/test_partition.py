@@ -75,7 +75,7 @@ def test_known_partitions():
         ("classes", 2, {}, "needs the option 'classes_per_client'"),
         ("iid", None, {}, "needs a number of clients"),
         ("iid", 13, {}, "got clients=13 and 12 examples. Lower clients to 12"),
-        ("iid", 0, {}, "clients to be a whole number >= 1; got clients=0"),
+        ("iid", 0, {}, "clients to be an integer >= 1; got clients=0"),
         ("iid", 2.5, {}, "got clients=2.5"),
         ("iid", True, {}, "got clients=True"),
         ("dirichlet", 4, {"min_examples": 4}, "Lower clients to 3 or less, or lower min_examples"),
@@ -91,7 +91,7 @@ def test_known_partitions():
         ),
         ("classes", 1, {"classes_per_client": 2}, "at least the 3 classes .*Raise either"),
         ("classes", 12, {"classes_per_client": 2}, "24 pairs .* only 12 .*Lower clients"),
-        ("classes", 4, {"classes_per_client": 0}, "whole number >= 1"),
+        ("classes", 4, {"classes_per_client": 0}, "integer >= 1"),
     ],
 )
 def test_impossible_divisions(source, name, clients, options, problem):

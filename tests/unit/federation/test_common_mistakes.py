@@ -231,7 +231,7 @@ def test_a_model_that_is_always_the_same_object_is_refused():
 @pytest.mark.parametrize("count", ["3", -1, 2.5])
 def test_rounds_wants_a_whole_number(count):
     federation = Federation(linear, DATA)
-    with pytest.raises(InputError, match="whole number"):
+    with pytest.raises(InputError, match="integer"):
         federation.rounds(count)
     assert list(federation.rounds(0)) == []
 

@@ -98,7 +98,7 @@ ERRORS = {
     ),
     "a block of nothing": (
         {"engine_options": {"block": 0}},
-        "needs block to be a whole number >= 1; got block=0",
+        "needs block to be an integer >= 1; got block=0",
     ),
     "BatchNorm with keep": (
         {"model": batch_norm, "last_batch": "keep"},

@@ -230,7 +230,7 @@ CHECKPOINTS = {
     "no statistics": (lambda t, f: t.pop("buffers"), "no entry 'buffers'"),
     "strata": (put("schedule/stratum", 10**12), "'stratum' of its schedule"),
     "visits": (put("memory/visits", 77), "visits beyond 3 clients and 2 modes"),
-    "round": (lambda t, f: f.update(round=-1), "round to be a whole number >= 0"),
+    "round": (lambda t, f: f.update(round=-1), "round to be an integer >= 0"),
     "settings": (lambda t, f: f["settings"].update(rate=1), r"unknown settings \['rate'\]"),
     "algorithm": (
         lambda t, f: f["settings"]["algorithm"].update(rate=1),

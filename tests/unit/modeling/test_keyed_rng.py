@@ -1,4 +1,4 @@
-"""Random layers that draw by key."""
+"""Keyed random layers: reproducible, correctly distributed, and the same inside vmap."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fedensemble.modeling.keyed_rng import KeyedRandomness
 
 KEY = prng.key(0, "test")
 MANY = 100_000
-SIX_SIGMA = 6 / MANY**0.5  # of the mean of so many numbers of variance one
+SIX_SIGMA = 6 / MANY**0.5  # of the mean of MANY values with variance one
 
 
 def keyed(function, at=KEY):
@@ -45,7 +45,7 @@ def keyed(function, at=KEY):
         lambda: F.dropout(torch.ones(4), 1.5),
     ],
 )
-def test_refused(function):
+def test_functions_without_a_keyed_replacement_are_rejected(function):
     with pytest.raises(InputError):
         keyed(function)
 
@@ -83,9 +83,9 @@ DRAWING = [
 
 
 @pytest.mark.parametrize("function", DRAWING)
-def test_key_decides_and_torchs_generator_is_left_alone(function):
+def test_the_key_determines_the_values_and_torchs_generator_is_not_used(function):
     before = torch.get_rng_state()
-    first, again, other = keyed(function), keyed(function), keyed(function, prng.fold(KEY, 1))
+    first, again, other = keyed(function), keyed(function), keyed(function, prng.fold_in(KEY, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -112,7 +112,7 @@ def test_dropout_of_nothing_and_everything():
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
-def test_channels_are_dropped_whole(layer):
+def test_entire_channels_are_dropped(layer):
     spatial = {nn.Dropout1d: (5,), nn.Dropout2d: (5, 4), nn.Dropout3d: (5, 4, 3)}[layer]
     dropped = keyed(lambda: layer(0.5)(torch.ones(16, 16, *spatial))).reshape(16, 16, -1)
     assert bool((dropped == dropped[..., :1]).all())
@@ -122,11 +122,11 @@ def test_channels_are_dropped_whole(layer):
 def test_moments():
     uniform = keyed(lambda: torch.rand(MANY, dtype=torch.float64))
     normal = keyed(lambda: torch.randn(MANY, dtype=torch.float64))
-    coin = keyed(lambda: torch.bernoulli(torch.full((MANY,), 0.3, dtype=torch.float64)))
+    bernoulli = keyed(lambda: torch.bernoulli(torch.full((MANY,), 0.3, dtype=torch.float64)))
     assert abs(float(uniform.mean()) - 0.5) < SIX_SIGMA
     assert abs(float(normal.mean())) < SIX_SIGMA
     assert abs(float(normal.var()) - 1) < 2 * SIX_SIGMA
-    assert abs(float(coin.mean()) - 0.3) < SIX_SIGMA
+    assert abs(float(bernoulli.mean()) - 0.3) < SIX_SIGMA
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What a model does to its buffers and parameters in training is as in plain torch, or refused
-before training.
-"""
+"""Buffers and parameters change in training as in plain torch, or the model is rejected before."""
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ both_engines = pytest.mark.parametrize("engine", ["loop", "vector"])
 
 
 class Centred(nn.Linear):
-    """Subtracts a running mean of its inputs, which `update` moves."""
+    """Subtracts a running mean of its inputs, which `update` updates."""
 
     def __init__(self, update):
         super().__init__(FEATURES, CLASSES)
@@ -47,7 +45,7 @@ def of_weights(model, x):
 
 
 class Forgetting(nn.Linear):
-    """Has a buffer until it is trained."""
+    """Sets its buffer to None in training."""
 
     def __init__(self):
         super().__init__(FEATURES, CLASSES)
@@ -60,7 +58,7 @@ class Forgetting(nn.Linear):
 
 
 class Counting(nn.Linear):
-    """Divides by a count of its passes, which is of type `dtype`."""
+    """Divides by a count of its forward passes, of type `dtype`."""
 
     def __init__(self, dtype, assigned):
         super().__init__(FEATURES, CLASSES)
@@ -81,8 +79,8 @@ def federation(model, engine, data=DATA, **options):
     )
 
 
-def by_torch(federation, x, y):
-    """Weights and buffers after some steps on one batch, by nothing but torch."""
+def train_with_torch(federation, x, y):
+    """Parameters and buffers after some steps on one batch, in plain torch."""
     model = federation.ensemble.module(0).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for _ in range(STEPS):
@@ -123,11 +121,11 @@ def test_buffers_move_as_in_torch(engine, model):
     x, y = numbers(BATCH, FEATURES), labels(BATCH, classes=CLASSES)
     data = FederatedData.from_clients([(x, y)])
     trained = federation(model, engine, data, modes=1, batch_size=BATCH, epochs=STEPS)
-    theta, buffers = by_torch(trained, x.double(), y)
+    theta, buffers = train_with_torch(trained, x.double(), y)
     assert buffers.abs().max() > 0
     next(trained.rounds(1))
     got = {"theta": trained.state.modes["theta"][0], "buffers": trained.state.buffers[0]}
-    require_close(got, {"theta": theta, "buffers": buffers}, "Not as by torch")
+    require_close(got, {"theta": theta, "buffers": buffers}, "Not as in plain torch")
 
 
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
@@ -177,8 +175,8 @@ class Embedded(nn.Module):
         self.table, self.out = kind(FEATURES, 4, **options), nn.Linear(4, CLASSES)
 
     def forward(self, x):
-        found = self.table((x > 0).long())
-        return self.out(found.mean(1) if found.dim() == 3 else found)
+        rows = self.table((x > 0).long())
+        return self.out(rows.mean(1) if rows.dim() == 3 else rows)
 
 
 class NeedsFour(nn.Linear):
@@ -191,10 +189,10 @@ class NeedsFour(nn.Linear):
         return super().forward(x.reshape(4, -1, FEATURES).flatten(0, 1))
 
 
-REFUSED = {
+REJECTED = {
     "a count": (
         lambda: Counting(torch.int64, assigned=False),
-        "its buffer 'passes' of torch.int64.*as floats",
+        "its buffer 'passes' of torch.int64.*as floating point",
     ),
     "an assigned count": (
         lambda: Counting(torch.int64, assigned=True),
@@ -202,17 +200,17 @@ REFUSED = {
     ),
     "another shape": (
         Kept,
-        r"buffer 'last' of shape \(1, 4\) another one in training, shape \(2, 4\)",
+        r"buffer 'last' of shape \(1, 4\) becomes shape \(2, 4\) in training",
     ),
-    "nothing": (Forgetting, r"buffer 'mean' of shape \(4,\) another one in training, None"),
+    "nothing": (Forgetting, r"buffer 'mean' of shape \(4,\) becomes None in training"),
     "its weights": (Shrinking, "changes its parameters in the forward pass"),
     "embedding, max_norm": (
         lambda: Embedded(max_norm=1.0),
-        "Embedding with max_norm.*leave max_norm out",
+        "Embedding with max_norm.*remove max_norm",
     ),
     "embedding, sparse": (
         lambda: Embedded(sparse=True),
-        "Embedding with sparse=True.*the numbers stay the same",
+        "Embedding with sparse=True.*the results are the same",
     ),
     "bag, sparse": (
         lambda: Embedded(nn.EmbeddingBag, sparse=True),
@@ -220,11 +218,11 @@ REFUSED = {
     ),
     "dropout_": (
         lambda: Drawing(lambda x: torch.dropout_(x.clone(), 0.5, True)),
-        "draws random numbers",
+        "draws random values",
     ),
     "native_dropout": (
         lambda: Drawing(lambda x: torch.native_dropout(x, 0.5, True)[0]),
-        "draws random numbers",
+        "draws random values",
     ),
     "alpha_dropout": (
         lambda: nn.Sequential(nn.AlphaDropout(), nn.Linear(FEATURES, CLASSES)),
@@ -238,19 +236,19 @@ REFUSED = {
 
 
 @both_engines
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_training(engine, name):
-    model, says = REFUSED[name]
-    with pytest.raises(InputError, match=says):
+@pytest.mark.parametrize("name", REJECTED)
+def test_models_that_are_rejected_before_training(engine, name):
+    model, message = REJECTED[name]
+    with pytest.raises(InputError, match=message):
         federation(model, engine, batch_size=3)
 
 
 @both_engines
-def test_what_only_training_can_tell(engine):
+def test_an_error_in_the_backward_pass(engine):
     class InPlace(nn.Linear):
         def forward(self, x):
             hidden = super().forward(x).exp()
-            hidden[:, 0] = 1.0  # backward needs what stood there
+            hidden[:, 0] = 1.0  # overwrites values that backward needs
             return hidden
 
     with pytest.raises(
@@ -260,7 +258,7 @@ def test_what_only_training_can_tell(engine):
 
 
 @both_engines
-def test_an_error_without_a_word(engine):
+def test_an_error_without_a_message(engine):
     class Silent(nn.Linear):
         def forward(self, x):
             if self.training:
@@ -272,16 +270,16 @@ def test_an_error_without_a_word(engine):
 
 
 def test_a_model_for_batches_of_one_size():
-    """The trial with two examples fails, that with a whole batch does not."""
+    """The check with two examples fails, the check with a complete batch does not."""
     assert next(federation(NeedsFour, "loop", batch_size=4).rounds(1)).losses.isfinite().all()
     with pytest.raises(InputError, match=r"cannot be trained on inputs of shape \(3, 4\)"):
         federation(NeedsFour, "loop", batch_size=3)
 
 
-def test_the_trial_leaves_no_trace():
-    """What a model keeps in Python, and torch's generator, stand as before."""
+def test_the_checks_have_no_side_effects():
+    """A model's Python attributes and torch's generator are as before."""
 
-    class Noting(nn.Linear):
+    class PassCounter(nn.Linear):
         passes = 0
 
         def forward(self, x):
@@ -289,7 +287,7 @@ def test_the_trial_leaves_no_trace():
             return super().forward(x)
 
     state = torch.get_rng_state()
-    made = federation(lambda: Noting(FEATURES, CLASSES), "loop")
+    made = federation(lambda: PassCounter(FEATURES, CLASSES), "loop")
     assert made.learner.training_model.passes == 0
     assert torch.equal(state, torch.get_rng_state())
 
@@ -312,27 +310,29 @@ LOSSES = {
 
 @both_engines
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_that_cannot_be_asked(engine, name):
-    loss, says = LOSSES[name]
-    with pytest.raises(InputError, match=says):
+def test_losses_that_are_rejected(engine, name):
+    loss, message = LOSSES[name]
+    with pytest.raises(InputError, match=message):
         federation(lambda: nn.Linear(FEATURES, CLASSES), engine, loss=loss)
 
 
-def test_a_slower_way_is_told():
-    with pytest.warns(EngineWarning, match="cannot be batched layer by layer.*using vmap") as told:
+def test_a_fallback_to_vmap_is_a_warning():
+    with pytest.warns(
+        EngineWarning, match="cannot be batched layer by layer.*using vmap"
+    ) as caught:
         made = federation(lambda: Centred(assign), "vector")
-    assert [str(each.message) for each in told] == list(made.engine.notes)
-    assert told[0].filename == __file__  # where the federation was made
+    assert [str(each.message) for each in caught] == list(made.engine.notes)
+    assert caught[0].filename == __file__  # where the federation is constructed
 
 
 @both_engines
-def test_a_hook_may_keep_what_it_sees(engine):
-    """Such a module cannot be copied once it has seen something."""
+def test_a_hook_may_keep_its_outputs(engine):
+    """Such a module cannot be copied after its first forward pass."""
 
     def model():
         net = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
         net.seen = []
-        net[0].register_forward_hook(lambda module, given, out: net.seen.append(out))
+        net[0].register_forward_hook(lambda module, inputs, out: net.seen.append(out))
         return net
 
     assert next(federation(model, engine, batch_size=BATCH).rounds(1)).losses.isfinite().all()

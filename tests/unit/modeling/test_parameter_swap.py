@@ -1,6 +1,4 @@
-"""Weights are put into a module and taken out again: whatever its parts have in common, it trains
-as in plain torch.
-"""
+"""Swapping parameters into a module: it trains as in plain torch, whatever its submodules share."""
 
 from copy import deepcopy
 from functools import partial
@@ -33,7 +31,7 @@ def trained(model, engine="loop", **options):
 
 
 class Tied(nn.Module):
-    """A part under two names, and its weights in another part, too, as in T5."""
+    """A submodule with two names, whose weights are tied to another submodule, as in T5."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +69,7 @@ class WithAuxiliary(nn.Linear):
 
 
 class Turned(nn.Linear):
-    """Turns pairs of numbers by angles, as rotary positions do."""
+    """Rotates pairs of features by angles, as rotary position embeddings do."""
 
     def __init__(self):
         super().__init__(FEATURES, CLASSES)
@@ -120,8 +118,8 @@ def test_checkpointing_that_hides_its_gradient(engine):
         made(Hiding, engine)
 
 
-def test_a_part_that_all_models_share(monkeypatch):
-    """As a network trained before: threads would write into it at the same time."""
+def test_a_submodule_that_all_models_share(monkeypatch):
+    """As a pretrained backbone: without copies, threads would write to it at the same time."""
     monkeypatch.setattr(thread_pool, "_WORTH", 0)
     monkeypatch.setattr(thread_pool, "cores", lambda: 3)
     part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
@@ -139,23 +137,25 @@ def test_a_part_that_all_models_share(monkeypatch):
     assert not torch.equal(theta, other)
     list(federation.rounds(2))
     own = trained(lambda: nn.Sequential(deepcopy(part), nn.Linear(64, CLASSES)), modes=2, strata=2)
-    require_close(federation.state.modes, own.state.modes, "Sharing a part changes the numbers")
+    require_close(
+        federation.state.modes, own.state.modes, "Sharing a submodule changes the results"
+    )
     for now, (same, value) in zip(part.parameters(), before, strict=True):
         assert now is same
         assert now.dtype == value.dtype
         assert torch.equal(now, value)
 
 
-def test_a_part_that_all_models_share_and_none_may_copy():
+def test_a_shared_submodule_that_cannot_be_copied():
     part = torch.nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, 4))
-    part.register_buffer("made", part.weight * 1)  # not by the user: torch copies no such tensor
-    with pytest.raises(InputError, match="share a part, and cannot be copied"):
+    part.register_buffer("made", part.weight * 1)  # a result of autograd, which torch does not copy
+    with pytest.raises(InputError, match="share a submodule, which cannot be copied"):
         made(lambda: nn.Sequential(part, nn.Linear(4, CLASSES)))
 
 
 @both_engines
 def test_a_model_that_returns_more_in_training(engine):
-    with pytest.raises(InputError, match="one tensor, in training, too; got tuple"):
+    with pytest.raises(InputError, match="one tensor, also in training; got tuple"):
         made(partial(WithAuxiliary, FEATURES, CLASSES), engine)
 
 
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_be_copied(engine):
 @pytest.mark.filterwarnings(
     "ignore::fedensemble.errors.EngineWarning", "ignore:There is a performance drop:UserWarning"
 )
-def test_a_compiled_part(engine):
+def test_a_scripted_submodule(engine):
     federation = made(
         lambda: nn.Sequential(torch.jit.script(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES)),
         engine,
@@ -185,20 +185,20 @@ def test_a_compiled_part(engine):
     require_close(got, expected, "Not as in plain torch")
 
 
-def test_it_has_its_own_again():
+def test_original_tensors_are_restored():
     module = nn.BatchNorm1d(2)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    given = {name: torch.full_like(tensor, 3) for name, tensor in own.items()}
-    tensors = dict(given)
+    replacements = {name: torch.full_like(tensor, 3) for name, tensor in own.items()}
+    tensors = dict(replacements)
 
     def fail():
         with swap_parameters(module, tensors):
-            assert module.weight is given["weight"]
+            assert module.weight is replacements["weight"]
             module.running_mean = torch.ones(2)
             return 1 / 0
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert tensors["running_mean"].tolist() == [1, 1]
-    assert tensors["weight"] is given["weight"]
+    assert tensors["weight"] is replacements["weight"]
     assert all(getattr(module, name) is tensor for name, tensor in own.items())

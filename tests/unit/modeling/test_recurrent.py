@@ -1,6 +1,4 @@
-"""Recurrent layers give what torch's own give: with projections on every engine, packed on engine
-'loop'.
-"""
+"""Recurrent layers agree with torch's, also with projections, and packed on engine 'loop'."""
 
 import copy
 
@@ -33,7 +31,7 @@ def test_projections(bias, bidirectional):
 
 
 class Text(nn.Module):
-    """Tokens in, a class out; with `packed`, 0 ends a text, but no text is empty."""
+    """Classifies token sequences; if `packed`, token 0 ends a sequence, and none is empty."""
 
     def __init__(self, kind=nn.LSTM, packed=False, **options):
         super().__init__()
@@ -42,15 +40,15 @@ class Text(nn.Module):
         self.out = nn.Linear(options.get("proj_size") or 4, 3)
 
     def forward(self, x):
-        given = self.embedding(x)
+        hidden = self.embedding(x)
         if self.packed:
             lengths = 1 + (x != 0).cumprod(1).sum(1).clamp(max=LENGTH - 1)
-            given = pack_padded_sequence(
-                given, lengths.cpu(), batch_first=True, enforce_sorted=False
+            hidden = pack_padded_sequence(
+                hidden, lengths.cpu(), batch_first=True, enforce_sorted=False
             )
-        given = self.layers(given)[0]
+        hidden = self.layers(hidden)[0]
         return self.out(
-            (pad_packed_sequence(given, batch_first=True)[0] if self.packed else given).sum(1)
+            (pad_packed_sequence(hidden, batch_first=True)[0] if self.packed else hidden).sum(1)
         )
 
 
@@ -85,9 +83,9 @@ def test_engines_agree_on_projections():
 def test_packed_sequences_are_trained_as_in_torch(kind):
     made = federation(lambda: Text(kind, packed=True, num_layers=2), "loop")
     learner, data = made.learner, made.data
-    theta, buffers = (rows[0] for rows in learner.initial(3, 1))
+    theta, buffers = (rows[0] for rows in learner.init_params(3, 1))
     weight, key = torch.ones(len(data.x), dtype=torch.bool), torch.zeros((), dtype=torch.int64)
-    slope, (loss, _) = learner.gradient_function(batched=False)(
+    gradient, (loss, _) = learner.gradient_function(batched=False)(
         theta, buffers, data.x, data.y, weight, key
     )
     model = copy.deepcopy(learner.eval_model).train()
@@ -97,9 +95,9 @@ def test_packed_sequences_are_trained_as_in_torch(kind):
     expected = nn.functional.cross_entropy(model(data.x), data.y)
     expected.backward()
     require_close(
-        {"slope": slope, "loss": loss.reshape(1)},
+        {"gradient": gradient, "loss": loss.reshape(1)},
         {
-            "slope": learner.theta_layout.flatten(
+            "gradient": learner.theta_layout.flatten(
                 {name: p.grad for name, p in model.named_parameters()}
             ),
             "loss": expected.detach().reshape(1),
@@ -110,12 +108,12 @@ def test_packed_sequences_are_trained_as_in_torch(kind):
     assert not torch.equal(train(made, 2).state.modes["theta"], before)
 
 
-def test_packed_sequences_are_for_engine_loop():
+def test_packed_sequences_need_engine_loop():
     with pytest.raises(InputError, match=r"many clients at once: .*Use engine 'loop', which can"):
         federation(lambda: Text(packed=True), "vector")
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-def test_dropout_between_packed_layers_is_refused(engine):
+def test_dropout_between_packed_layers_is_rejected(engine):
     with pytest.raises(InputError, match="Dropout between the layers of packed sequences"):
         federation(lambda: Text(packed=True, num_layers=2, dropout=0.3), engine)

@@ -1,4 +1,4 @@
-"""The server's models all at once are its models one by one, whatever fits into memory."""
+"""The server evaluates many models in one pass as it does one by one, however little fits."""
 
 import pytest
 import torch
@@ -16,24 +16,28 @@ MODELS = 6
 
 
 @pytest.fixture
-def shop():
+def context():
     return small_federation(FedBE(), "loop", 2, 2).algorithm.workshop
 
 
-def some_models(shop):
-    theta = 0.5 * numbers(MODELS, shop.learner.theta_layout.total)
-    shares = numbers(2, MODELS, word=1).softmax(-1)
-    return shares, theta, theta[:, :0]
+def some_models(context):
+    """Weights of two mixtures, parameters and (empty) buffers."""
+    theta = 0.5 * numbers(MODELS, context.learner.theta_layout.total)
+    weights = numbers(2, MODELS, word=1).softmax(-1)
+    return weights, theta, theta[:, :0]
 
 
-def one_by_one(shop, shares, theta):
-    said = torch.stack([shop.learner.outputs(one, theta[0, :0], shop.unlabelled) for one in theta])
-    said = said.softmax(-1) if shop.learner.task == "classification" else said
-    return torch.einsum("km,mnc->knc", shares, said)
+def one_by_one(context, weights, theta):
+    """The mixtures of predictions, one model at a time."""
+    outputs = [context.learner.outputs(one, theta[0, :0], context.unlabelled) for one in theta]
+    predictions = torch.stack(outputs)
+    if context.learner.task == "classification":
+        predictions = predictions.softmax(-1)
+    return torch.einsum("km,mnc->knc", weights, predictions)
 
 
-def crowded(monkeypatch, most):
-    """Lets calls of more than `most` models times inputs fail; returns the sizes of all calls."""
+def limit_memory(monkeypatch, most):
+    """Makes calls with more than `most` models times inputs fail; returns all calls' sizes."""
     calls, real = [], ServerContext.outputs
 
     def outputs(self, theta, buffers, x):
@@ -46,65 +50,67 @@ def crowded(monkeypatch, most):
     return calls
 
 
-def test_on_a_cpu_nothing_is_recorded(shop):
-    _, theta, buffers = some_models(shop)
+def test_on_a_cpu_nothing_is_captured(context):
+    _, theta, buffers = some_models(context)
     for _ in range(3):
-        shop.outputs(theta, buffers, shop.unlabelled)
-    assert shop.outputs_of.record is None
-    assert shop.gradient_of.record is None
-    assert not shop.outputs_of.known
+        context.outputs(theta, buffers, context.unlabelled)
+    assert context.graphed_outputs.capture is None
+    assert context.graphed_gradient.capture is None
+    assert not context.graphed_outputs.cache
 
 
-def test_outputs_and_gradients_are_those_of_each_model(shop):
-    _, theta, buffers = some_models(shop)
-    said = shop.outputs(theta, buffers, shop.unlabelled)
-    target = numbers(*said.shape, word=2)
-    x = numbers(MODELS, *shop.unlabelled.shape, word=3)
-    slopes = shop.gradient(F.mse_loss, theta, buffers, x, target)
+def test_outputs_and_gradients_equal_those_of_single_models(context):
+    _, theta, buffers = some_models(context)
+    together = context.outputs(theta, buffers, context.unlabelled)
+    target = numbers(*together.shape, word=2)
+    x = numbers(MODELS, *context.unlabelled.shape, word=3)
+    gradients = context.gradient(F.mse_loss, theta, buffers, x, target)
     for at, one in enumerate(theta):
-        alone = shop.learner.outputs(one, buffers[at], shop.unlabelled)
-        torch.testing.assert_close(said[at], alone, rtol=0, atol=CLOSE)
+        alone = context.learner.outputs(one, buffers[at], context.unlabelled)
+        torch.testing.assert_close(together[at], alone, rtol=0, atol=CLOSE)
         point = one.clone().requires_grad_()
         outputs = torch.func.functional_call(
-            shop.learner.eval_model, shop.learner.theta_layout.unflatten(point), x[at]
+            context.learner.eval_model, context.learner.theta_layout.unflatten(point), x[at]
         )
-        (slope,) = torch.autograd.grad(F.mse_loss(outputs, target[at]), point)
-        torch.testing.assert_close(slopes[at], slope, rtol=0, atol=CLOSE)
+        (gradient,) = torch.autograd.grad(F.mse_loss(outputs, target[at]), point)
+        torch.testing.assert_close(gradients[at], gradient, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("room", [1, 4, 6, 7, 13, 18, 47, 48, 1000])
-def test_any_room_gives_the_same(shop, monkeypatch, room):
-    shares, theta, buffers = some_models(shop)
-    calls = crowded(monkeypatch, room)
-    shop.room = room
-    said = shop.mixture(shares, theta, buffers)
-    assert shop.room == room  # nothing failed
-    assert sum(models * inputs for models, inputs in calls) == MODELS * len(shop.unlabelled)
-    torch.testing.assert_close(said, one_by_one(shop, shares, theta), rtol=0, atol=CLOSE)
+@pytest.mark.parametrize("chunk_size", [1, 4, 6, 7, 13, 18, 47, 48, 1000])
+def test_the_chunk_size_does_not_change_the_result(context, monkeypatch, chunk_size):
+    weights, theta, buffers = some_models(context)
+    calls = limit_memory(monkeypatch, chunk_size)
+    context.chunk_size = chunk_size
+    mixtures = context.mixture_of_predictions(weights, theta, buffers)
+    assert context.chunk_size == chunk_size  # nothing failed
+    assert sum(models * inputs for models, inputs in calls) == MODELS * len(context.unlabelled)
+    torch.testing.assert_close(mixtures, one_by_one(context, weights, theta), rtol=0, atol=CLOSE)
 
 
-def test_pieces_have_one_size(shop, monkeypatch):
-    calls = crowded(monkeypatch, 1000)
-    shop.room = 7 * MODELS  # eight inputs: four and four, not seven and one
-    shop.mixture(*some_models(shop))
+def test_chunks_have_equal_sizes(context, monkeypatch):
+    calls = limit_memory(monkeypatch, 1000)
+    context.chunk_size = 7 * MODELS  # eight inputs: four and four, not seven and one
+    context.mixture_of_predictions(*some_models(context))
     assert calls == [(MODELS, 4)] * 2
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 6, 12, 40])
-def test_too_little_memory_halves_what_is_tried(shop, monkeypatch, most):
-    shares, theta, buffers = some_models(shop)
-    calls = crowded(monkeypatch, most)
-    said = shop.mixture(shares, theta, buffers)
-    torch.testing.assert_close(said, one_by_one(shop, shares, theta), rtol=0, atol=CLOSE)
-    assert shop.room <= max(most, 1)
+def test_out_of_memory_halves_the_chunk_size(context, monkeypatch, most):
+    weights, theta, buffers = some_models(context)
+    calls = limit_memory(monkeypatch, most)
+    mixtures = context.mixture_of_predictions(weights, theta, buffers)
+    torch.testing.assert_close(mixtures, one_by_one(context, weights, theta), rtol=0, atol=CLOSE)
+    assert context.chunk_size <= max(most, 1)
     assert calls[0] == (MODELS, 8)
     calls.clear()
-    shop.mixture(shares, theta, buffers)
-    assert max(models * inputs for models, inputs in calls) <= most  # it does not run into it again
+    context.mixture_of_predictions(weights, theta, buffers)
+    assert (
+        max(models * inputs for models, inputs in calls) <= most
+    )  # the smaller chunk size is kept
 
 
-def test_memory_that_runs_out_in_the_middle(shop, monkeypatch):
-    shares, theta, buffers = some_models(shop)
+def test_out_of_memory_after_the_first_chunk(context, monkeypatch):
+    weights, theta, buffers = some_models(context)
     real, calls = ServerContext.outputs, []
 
     def outputs(self, theta, buffers, x):
@@ -114,27 +120,29 @@ def test_memory_that_runs_out_in_the_middle(shop, monkeypatch):
         return real(self, theta, buffers, x)
 
     monkeypatch.setattr(ServerContext, "outputs", outputs)
-    shop.room = 4 * MODELS
-    said = shop.mixture(shares, theta, buffers)
+    context.chunk_size = 4 * MODELS
+    mixtures = context.mixture_of_predictions(weights, theta, buffers)
     assert calls == [(MODELS, 4), (MODELS, 4), (MODELS, 2), (MODELS, 2)]
-    torch.testing.assert_close(said, one_by_one(shop, shares, theta), rtol=0, atol=CLOSE)
+    torch.testing.assert_close(mixtures, one_by_one(context, weights, theta), rtol=0, atol=CLOSE)
 
 
-def test_one_model_that_does_not_fit_is_said(shop, monkeypatch):
-    crowded(monkeypatch, 0)
+def test_one_model_that_does_not_fit_raises(context, monkeypatch):
+    limit_memory(monkeypatch, 0)
     with pytest.raises(InputError, match="do not fit into the memory of cpu"):
-        shop.mixture(*some_models(shop))
+        context.mixture_of_predictions(*some_models(context))
 
 
-def test_no_inputs_are_said(shop):
+def test_no_inputs_raise(context):
     with pytest.raises(InputError, match="x_server"):
-        ServerContext(shop.learner, shop.examples).mixture(*some_models(shop))
+        ServerContext(context.learner, context.examples).mixture_of_predictions(
+            *some_models(context)
+        )
 
 
-def test_fedbe_is_the_same_with_little_memory(monkeypatch):
+def test_fedbe_gives_the_same_result_with_little_memory(monkeypatch):
     method = FedBE(samples=3, server_epochs=2, server_batch=3)
     plain = train(small_federation(method, "loop", 2, 2), 2)
-    calls = crowded(monkeypatch, 5)
+    calls = limit_memory(monkeypatch, 5)
     tight = train(small_federation(method, "loop", 2, 2), 2)
     assert max(models for models, _ in calls) > 5
     torch.testing.assert_close(
@@ -149,53 +157,58 @@ def test_regression_mixes_outputs():
     made = Federation(
         lambda: nn.Linear(2, 1), data, FedBE(), loss="mse", modes=1, dtype=torch.float64
     )
-    shop = made.algorithm.workshop
-    shares, theta, buffers = some_models(shop)
+    context = made.algorithm.workshop
+    weights, theta, buffers = some_models(context)
     torch.testing.assert_close(
-        shop.mixture(shares, theta, buffers), one_by_one(shop, shares, theta), rtol=0, atol=CLOSE
+        context.mixture_of_predictions(weights, theta, buffers),
+        one_by_one(context, weights, theta),
+        rtol=0,
+        atol=CLOSE,
     )
 
 
-def test_recorded_fedbe_is_the_same():
-    """With a recorder that computes through buffers of its own: what it is given must all go
-    through them.
+def test_fedbe_gives_the_same_result_with_graphs():
+    """With a fake capture that computes through buffers, as a graph does: an input that is not an
+    argument would keep its old value.
     """
-    recorded = []
+    captured = []
 
-    def record(function, given):
-        held = [v.clone() if isinstance(v, torch.Tensor) else v for v in given]
-        recorded.append(given)
+    def capture(function, args):
+        buffers = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+        captured.append(args)
 
-        def replay(*given):
-            for mine, value in zip(held, given, strict=True):
-                if isinstance(mine, torch.Tensor):
-                    mine.copy_(value)
-            return function(*held)
+        def replay(*args):
+            for buffer, value in zip(buffers, args, strict=True):
+                if isinstance(buffer, torch.Tensor):
+                    buffer.copy_(value)
+            return function(*buffers)
 
         return replay
 
     method = FedBE(samples=3, server_epochs=2, server_batch=3)
     plain = train(small_federation(method, "loop", 2, 2), 4)
     federation = small_federation(method, "loop", 2, 2)
-    shop = federation.algorithm.workshop
-    shop.outputs_of.record = shop.gradient_of.record = record
+    context = federation.algorithm.workshop
+    context.graphed_outputs.capture = context.graphed_gradient.capture = capture
     train(federation, 4)
-    # All outputs at once, gradients of whole batches and of the last one; idle modes are left out,
-    # so that each of them is captured for one trained mode and for two.
-    assert len(recorded) == 6
+    # One or two modes were trained in a round, and for each of these numbers: all outputs;
+    # gradients of full batches, and of the last one.
+    assert len(captured) == 6
     assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])
 
 
-def test_what_cannot_be_recorded_is_said_and_runs_as_it_is():
-    def record(function, given):
+def test_a_failed_capture_is_noted_and_runs_eagerly():
+    def capture(function, args):
         raise RuntimeError("no graph of this\nwith a long explanation")
 
     method = FedBE(samples=3, server_epochs=2, server_batch=3)
     plain = train(small_federation(method, "loop", 2, 2), 2)
     federation = small_federation(method, "loop", 2, 2)
-    shop = federation.algorithm.workshop
-    shop.outputs_of.record = shop.gradient_of.record = record
+    context = federation.algorithm.workshop
+    context.graphed_outputs.capture = context.graphed_gradient.capture = capture
     assert run_notes(federation) == []
     train(federation, 2)
-    assert run_notes(federation) == ["The server's work runs without CUDA graphs: no graph of this"]
+    assert run_notes(federation) == [
+        "The server's computations run without CUDA graphs: no graph of this"
+    ]
     assert torch.equal(federation.state.modes["theta"], plain.state.modes["theta"])

@@ -1,4 +1,4 @@
-"""Memory of local training on a CPU is kept between steps, unless the user decided about it."""
+"""The process keeps freed memory between training steps, unless the user has tuned malloc."""
 
 import os
 import platform
@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-TAKEN_AGAIN = """
+ALLOCATE_AGAIN = """
 import resource, torch
 from fedensemble.runtime.malloc import keep_freed_memory
 print(keep_freed_memory())
 torch.set_num_threads(1)
 def work():
     for _ in range(20):
-        pieces = [torch.ones(2_000_000) for _ in range(4)]  # 8 MB each
-        del pieces
+        blocks = [torch.ones(2_000_000) for _ in range(4)]  # 8 MB each
+        del blocks
 work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 work()
@@ -23,32 +23,33 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def said(**variables):
+def page_faults(**variables):
+    """Whether the setting was accepted, and page faults of a loop that allocates and frees."""
     plain = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", TAKEN_AGAIN],
+        [sys.executable, "-c", ALLOCATE_AGAIN],
         capture_output=True,
         text=True,
         check=True,
         env={**plain, **variables},
     )
-    kept, pages = done.stdout.split()
-    return kept == "True", int(pages)
+    accepted, faults = done.stdout.split()
+    return accepted == "True", int(faults)
 
 
 @pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back so eagerly"
+    platform.libc_ver()[0] != "glibc", reason="only glibc returns freed memory so eagerly"
 )
 def test_freed_memory_is_kept_for_the_next_step():
-    kept, pages = said()
-    assert kept
-    assert pages < 2000  # 80 pieces have 156,000
+    accepted, faults = page_faults()
+    assert accepted
+    assert faults < 2000  # 80 blocks have 156,000 pages
 
 
-def test_a_users_settings_are_left_alone():
-    kept, _ = said(MALLOC_TRIM_THRESHOLD_="131072")
-    assert not kept
+def test_a_users_settings_take_precedence():
+    accepted, _ = page_faults(MALLOC_TRIM_THRESHOLD_="131072")
+    assert not accepted

@@ -1,6 +1,4 @@
-"""Running out of memory: blocks get smaller and nothing is counted twice; what cannot get smaller
-is said.
-"""
+"""Out of memory: blocks shrink, no visit is counted twice, and errors say what does not fit."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,12 +16,15 @@ from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.run_accumulator import Share
 from fedensemble.engines.local.run_visits import run_visits
 from fedensemble.engines.local.vector import VectorEngine
-from fedensemble.runtime.oom import lack, out_of_memory
+from fedensemble.runtime.oom import memory_report, out_of_memory
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.toy_problems import classification, small_federation, train
 
 ROUNDS = 3
-FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes. Error code 12"
+FULL = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes. "
+    "Error code 12"
+)
 ERRORS = {
     "CUDA": lambda: torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
@@ -48,18 +49,18 @@ def made(engine="vector", **options):
     return small_federation(Scaffold(lr=0.1), engine, 2, 2, **options)
 
 
-def crowd(monkeypatch, place, most, error=ERRORS["CUDA"]):
-    """Lets a function fail for more than `most` visits; returns the sizes it was called with."""
+def limit_memory(monkeypatch, place, most, error=ERRORS["CUDA"]):
+    """Makes a function fail for more than `most` visits; returns the sizes of its calls."""
     owner, name, size = PLACES[place]
     real, sizes = getattr(owner, name), []
 
-    def crowded(*args, **options):
+    def limited(*args, **options):
         sizes.append(size(*args, **options))
         if sizes[-1] > most:
             raise error()
         return real(*args, **options)
 
-    monkeypatch.setattr(owner, name, crowded)
+    monkeypatch.setattr(owner, name, limited)
     return sizes
 
 
@@ -67,27 +68,27 @@ def crowd(monkeypatch, place, most, error=ERRORS["CUDA"]):
 @pytest.mark.parametrize("place", PLACES)
 def test_smaller_blocks_give_the_same(monkeypatch, place, error):
     expected = train(made(), ROUNDS)
-    sizes = crowd(monkeypatch, place, 2, ERRORS[error])
+    sizes = limit_memory(monkeypatch, place, 2, ERRORS[error])
     with pytest.warns(
         EngineWarning, match=r"Out of memory in round 1.*: from there on 2 visits .* instead of 4"
     ):
         got = train(made(), ROUNDS)
     assert got.engine.block == 2
     assert got.engine.blocks == [(0, 64), (0, 2)]
-    assert sizes == [4, 2, 2] + [2, 2] * (ROUNDS - 1)  # it does not run into it again
+    assert sizes == [4, 2, 2] + [2, 2] * (ROUNDS - 1)  # the smaller block is kept
     require_close(got.tensors(), expected.tensors(), f"{place} without memory")
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.parametrize("place", PLACES)
-def test_one_visit_that_does_not_fit_is_said_and_leaves_no_trace(monkeypatch, place, engine):
+def test_one_visit_that_does_not_fit_raises_and_is_rolled_back(monkeypatch, place, engine):
     federation = train(made(engine), 1)
     before = {name: value.clone() for name, value in federation.tensors().items()}
     with monkeypatch.context() as patched:
-        crowd(patched, place, 0, ERRORS["CPU"])
-        lacking = r"\(37.3 GiB more were asked for, .* GiB were free\): lower"
+        limit_memory(patched, place, 0, ERRORS["CPU"])
+        report = r"\(37.3 GiB requested, .* GiB free\): lower"
         with pytest.raises(
-            InputError, match=f"One visit does not fit into the memory of cpu {lacking}"
+            InputError, match=f"One visit does not fit into the memory of cpu {report}"
         ):
             next(federation.rounds(1))
     assert federation.round == 1
@@ -100,25 +101,25 @@ class Gathering(FedAvg):
     gathers: ClassVar[bool] = True
 
 
-def test_what_each_client_sent_is_there_once(monkeypatch):
+def test_each_upload_is_gathered_once(monkeypatch):
     federation = small_federation(Gathering(lr=0.1), "vector", 2, 2)
-    crowd(monkeypatch, "sums", 2)
+    limit_memory(monkeypatch, "sums", 2)
     request = federation.ask()
     members = federation.engine.visit(*request).cohort.members
     assert sorted(members.client.tolist()) == sorted(request.plan.client.tolist())
     assert len(members.uploads["theta"]) == 4
 
 
-def test_other_errors_are_raised_at_once(monkeypatch):
-    sizes = crowd(monkeypatch, "train", 2, lambda: RuntimeError("a mistake"))
+def test_other_errors_are_not_retried(monkeypatch):
+    sizes = limit_memory(monkeypatch, "train", 2, lambda: RuntimeError("a mistake"))
     with pytest.raises(RuntimeError, match="a mistake"):
         train(made(), 1)
     assert sizes == [4]
 
 
-def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
+def test_a_block_that_one_of_several_runs_has_added_is_not_added_again(monkeypatch):
     runs, apart = ([made(seed=seed) for seed in (1, 2)] for _ in range(2))
-    trained = crowd(monkeypatch, "train", 100)
+    trained = limit_memory(monkeypatch, "train", 100)
     real, calls = Share.take, []
 
     def take(self, block, trained):
@@ -138,7 +139,7 @@ def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
         require_close(run.tensors(), train(other, 1).tensors(), "Runs that train together")
 
 
-def test_clients_remember_nothing_of_a_round_whose_means_did_not_fit(monkeypatch):
+def test_client_state_is_unchanged_after_a_round_whose_means_do_not_fit(monkeypatch):
     federation = train(made(), 1)
     before = {name: value.clone() for name, value in federation.engine.memory_tensors().items()}
 
@@ -155,7 +156,7 @@ def test_clients_remember_nothing_of_a_round_whose_means_did_not_fit(monkeypatch
 
 
 @pytest.mark.parametrize("visits", [1, 3])
-def test_sums_are_changed_by_all_of_a_block_or_by_nothing(visits):
+def test_adding_a_block_to_the_sums_is_all_or_nothing(visits):
     mode, weight = torch.arange(visits) % 2, torch.ones(visits)
     good = {"a": torch.ones(visits, 2), "b": torch.ones(visits, 3)}
     bad = {"a": torch.ones(visits, 2), "b": torch.ones(0, 3)}  # fails after "a"
@@ -169,7 +170,7 @@ def test_sums_are_changed_by_all_of_a_block_or_by_nothing(visits):
     assert means.sums["b"].sum() == 2 * 3 * visits
 
 
-def test_a_next_round_that_cannot_be_prepared_yet_is_prepared_later(monkeypatch):
+def test_a_failed_prefetch_is_retried_later(monkeypatch):
     federation = made()
     plan = Plan(torch.tensor([0, 1]), torch.tensor([0, 0]))
 
@@ -191,7 +192,7 @@ def full(*args, **options):
 def test_data_that_do_not_fit(monkeypatch):
     monkeypatch.setattr(FederatedData, "to", full)
     with pytest.raises(
-        InputError, match=r"The clients' data, .* GiB, do not fit .*\(0.02 GiB more .*uint8"
+        InputError, match=r"The clients' data, .* GiB, do not fit .*\(0.02 GiB requested.*uint8"
     ):
         made()
 
@@ -201,9 +202,7 @@ def test_a_model_that_does_not_fit():
         def forward(self, x):
             full()
 
-    with pytest.raises(
-        InputError, match=r"there is not enough memory \(0.02 GiB more were asked for"
-    ):
+    with pytest.raises(InputError, match=r"there is not enough memory \(0.02 GiB requested"):
         Federation(lambda: Large(4, 3), classification())
 
 
@@ -218,7 +217,7 @@ def test_a_step_that_does_not_fit():
         Federation(lambda: Large(4, 3), classification())
 
 
-def test_a_trial_that_does_not_fit(monkeypatch):
+def test_a_check_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("fedensemble.engines.local.vector.check_stackable", full)
     with pytest.raises(
         InputError,
@@ -238,14 +237,14 @@ def test_an_evaluation_that_does_not_fit(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["auto", "host"])
-def test_client_memory_goes_where_there_is_room(monkeypatch, place):
+def test_client_state_moves_to_disk_if_the_host_is_full(monkeypatch, place):
     expected = train(made(), ROUNDS).tensors()
     real = ClientMemory._new
 
-    def crowded(self, name, count, like):
+    def limited(self, name, count, like):
         return full() if self.where == "host" and count > 4 else real(self, name, count, like)
 
-    monkeypatch.setattr(ClientMemory, "_new", crowded)
+    monkeypatch.setattr(ClientMemory, "_new", limited)
     federation = made(engine_options={"client_memory": place})
     if place == "host":
         with pytest.raises(
@@ -258,15 +257,15 @@ def test_client_memory_goes_where_there_is_room(monkeypatch, place):
     assert all(torch.equal(value, expected[name]) for name, value in got.tensors().items())
 
 
-def test_what_is_a_lack_of_memory():
+def test_which_errors_are_out_of_memory_errors():
     assert all(out_of_memory(error()) for error in ERRORS.values())
     assert out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not out_of_memory(ValueError("out of memory"))
-    assert "2.0 GiB more were asked for" in lack(ERRORS["CUDA"](), torch.device("cuda"))
+    assert "2.0 GiB requested" in memory_report(ERRORS["CUDA"](), torch.device("cuda"))
 
 
-def test_recorded_programs_are_let_go():
+def test_shrinking_frees_captured_graphs():
     federation = small_federation(FedAvg(), "vector", 2, 2)
     engine = federation.engine
     assert isinstance(engine, VectorEngine)

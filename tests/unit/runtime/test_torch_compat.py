@@ -150,7 +150,7 @@ print(federation.engine.notes)
     ],
 )
 def test_training_works_without_a_private_name(delete):
-    """By `vmap` where the name is needed for stacking; a fresh process, because torch is altered."""
+    """With `vmap` if stacking needs the name; in a new process, because torch is altered."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT.format(delete=delete)],
         capture_output=True,

@@ -1,1 +1,1 @@
-"""Matched averaging of hidden units: the parts of PFNM and FedMA."""
+"""Matched averaging of hidden units, as in PFNM and FedMA."""

@@ -1,9 +1,9 @@
-"""A model as a chain of layers with hidden units, found by watching it run."""
+"""The chain of layers with hidden units that a model consists of, found by running it once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,155 +18,140 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the chain.
+    """A layer of the chain, with the names of its parameters in the model.
 
     Args:
-        name: in the model.
-        width: its units; gates of a recurrent layer share one.
-        weight: the parameter whose second axis is the layer before, which may come with several
-            entries a unit.
-        feeding: parameters with a row (or a row a gate) for each unit: `weight` and biases.
-        own: weights from its units to its units, in recurrent layers.
-        parameters: all that belong to it, also those without units (an embedding before it).
+        name: of the module in the model.
+        width: number of units; all gates of a recurrent layer's cell belong to one unit.
+        weight: the parameter whose second axis runs over the units of the layer before, with one
+            or several entries per unit (as pixels of a channel after flattening).
+        feeding: parameters whose first axis runs over the units, once or once per gate: `weight`
+            and biases.
+        recurrent: weights from the layer's units to its own units.
+        parameters: all of the layer's parameters, also those without units (an embedding before
+            it).
     """
 
     name: str
     width: int
     weight: str
     feeding: tuple[str, ...]
-    own: tuple[str, ...]
+    recurrent: tuple[str, ...]
     parameters: tuple[str, ...]
 
 
-def find_chain(learner: FunctionalModel, examples: Tensor, method: str) -> list[Layer]:
-    """The model's layers in the order they run.
+def find_layer_chain(learner: FunctionalModel, examples: Tensor, caller: str) -> list[Layer]:
+    """The model's layers in the order in which they run.
 
     Args:
-        examples: inputs as the model sees them.
-        method: who asks, for messages.
+        examples: inputs as the model receives them.
+        caller: the algorithm, for messages.
 
     Raises:
-        InputError: naming the layer that does not fit and why.
+        InputError: names the layer that cannot be part of a chain, and why.
     """
     model = learner.eval_model
+    layout = learner.theta_layout
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: list[Layer] = []
-    before: list[str] = []  # parameters of embeddings that wait for their layer
-    for path, module in _run_order(model, examples, method):
-        held = {n: names[id(p)] for n, p in module.named_parameters(recurse=False)}
-        lost = [name for name in held.values() if name not in learner.theta_layout.names]
-        if lost:
-            raise _refusal(
-                method,
-                path,
-                module,
-                f"its parameter '{lost[0]}' is frozen and would not move with its units",
-            )
+    embeddings: list[str] = []  # parameters that are added to the first layer's
+    for path, module in _run_order(model, examples, caller):
+        own = {n: names[id(p)] for n, p in module.named_parameters(recurse=False)}
+        frozen = [name for name in own.values() if name not in layout.names]
+        if frozen:
+            why = f"its parameter '{frozen[0]}' is frozen and would not move with its units"
+            raise _chain_error(caller, path, module, why)
         if isinstance(module, nn.Embedding):
             if layers:
-                raise _refusal(method, path, module, "an embedding can only stand first")
-            before += held.values()
+                raise _chain_error(caller, path, module, "an embedding can only be the first layer")
+            embeddings += own.values()
             continue
-        made = _layers_of(method, path, module, held)
-        first = made[0]
-        made[0] = Layer(
-            first.name,
-            first.width,
-            first.weight,
-            first.feeding,
-            first.own,
-            (*before, *first.parameters),
-        )
-        before = []
-        if (
-            layers
-            and learner.theta_layout.shapes[learner.theta_layout.names.index(first.weight)][1]
-            % layers[-1].width
-        ):
-            raise _refusal(
-                method,
-                path,
-                module,
-                f"it does not follow layer '{layers[-1].name}', which runs before it",
-            )
-        layers += made
-    missed = sorted(
-        set(learner.theta_layout.names) - {name for layer in layers for name in layer.parameters}
-    )
+        first, *others = _layers_of(caller, path, module, own)
+        first = replace(first, parameters=(*embeddings, *first.parameters))
+        embeddings = []
+        if layers and layout.shapes[layout.names.index(first.weight)][1] % layers[-1].width:
+            why = f"its inputs are not the units of layer '{layers[-1].name}', which runs before it"
+            raise _chain_error(caller, path, module, why)
+        layers += [first, *others]
+    missed = sorted(set(layout.names) - {name for layer in layers for name in layer.parameters})
     if missed:
         raise InputError(
-            f"{method} cannot match this model: parameter '{missed[0]}' belongs to no layer that runs by itself."
+            f"{caller} cannot match this model: parameter '{missed[0]}' belongs to no layer that "
+            "runs by itself."
         )
     return layers
 
 
-def _run_order(model: nn.Module, examples: Tensor, method: str) -> list[tuple[str, nn.Module]]:
-    """The modules that own parameters, as they are called."""
-    seen: list[tuple[str, nn.Module]] = []
+def _run_order(model: nn.Module, examples: Tensor, caller: str) -> list[tuple[str, nn.Module]]:
+    """Names and modules that own parameters, in the order in which a forward pass calls them."""
+    called: list[tuple[str, nn.Module]] = []
 
-    def note(path: str) -> Callable[[nn.Module, object, object], None]:
+    def make_hook(path: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, outputs: object) -> None:
-            if any(other is module for _, other in seen):
-                raise _refusal(method, path, module, "it is used more than once")
-            seen.append((path, module))
+            if any(other is module for _, other in called):
+                raise _chain_error(caller, path, module, "it is used more than once")
+            called.append((path, module))
 
         return hook
 
     owners = [
-        (p, m)
-        for p, m in model.named_modules()
-        if next(m.parameters(recurse=False), None) is not None
+        (path, module)
+        for path, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
     ]
-    hooks = [module.register_forward_hook(note(path)) for path, module in owners]
+    hooks = [module.register_forward_hook(make_hook(path)) for path, module in owners]
     try:
         with torch.no_grad():
             model(examples.clone())
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return called
 
 
-def _layers_of(method: str, path: str, module: nn.Module, held: dict[str, str]) -> list[Layer]:
+def _layers_of(caller: str, path: str, module: nn.Module, own: dict[str, str]) -> list[Layer]:
+    """The layers of one module; a recurrent module may have several.
+
+    Args:
+        own: the module's parameters, from their name in the module to that in the model.
+    """
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
         if getattr(module, "groups", 1) > 1:
-            raise _refusal(
-                method, path, module, "its channels are convolved in groups, which keep their order"
-            )
-        every = tuple(held.values())
+            why = "the channels of a convolution with groups cannot be permuted freely"
+            raise _chain_error(caller, path, module, why)
+        parameters = tuple(own.values())
         width = module.out_features if isinstance(module, nn.Linear) else module.out_channels
-        return [Layer(path, int(width), held["weight"], every, (), every)]
+        return [Layer(path, int(width), own["weight"], parameters, (), parameters)]
     if isinstance(module, _RECURRENT):
         if module.bidirectional or module.proj_size:
-            raise _refusal(
-                method,
-                path,
-                module,
-                "only recurrent layers of one direction without projection are known",
-            )
-        made = []
+            why = "only recurrent layers with one direction and without projection are supported"
+            raise _chain_error(caller, path, module, why)
+        layers = []
         for depth in range(module.num_layers):
-            weight, own = held[f"weight_ih_l{depth}"], held[f"weight_hh_l{depth}"]
-            biases = tuple(held[n] for n in (f"bias_ih_l{depth}", f"bias_hh_l{depth}") if n in held)
+            weight, recurrent = own[f"weight_ih_l{depth}"], own[f"weight_hh_l{depth}"]
+            biases = tuple(own[n] for n in (f"bias_ih_l{depth}", f"bias_hh_l{depth}") if n in own)
             name = path if module.num_layers == 1 else f"{path}, layer {depth}"
-            made.append(
+            layers.append(
                 Layer(
                     name,
                     module.hidden_size,
                     weight,
                     (weight, *biases),
-                    (own,),
-                    (weight, own, *biases),
+                    (recurrent,),
+                    (weight, recurrent, *biases),
                 )
             )
-        return made
-    why = "only linear, convolution and recurrent layers have units that are known how to match"
+        return layers
+    why = "only the units of linear, convolution and recurrent layers can be matched"
     if isinstance(module, norm_layers()):
-        why = "its running statistics belong to the units before it, and averages of them do not follow a new order"
+        why = (
+            "its running statistics belong to the units before it, and their averages over clients "
+            "cannot be permuted"
+        )
     elif isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
-        why = "it normalises over units, and so does not let unused ones be"
-    raise _refusal(method, path, module, f"{why}; use a model without it")
+        why = "it normalises over units, so that unused units change the others"
+    raise _chain_error(caller, path, module, f"{why}; use a model without it")
 
 
-def _refusal(method: str, path: str, module: nn.Module, why: str) -> InputError:
-    return InputError(f"{method} cannot match layer '{path}' ({type(module).__name__}): {why}.")
+def _chain_error(caller: str, path: str, module: nn.Module, why: str) -> InputError:
+    return InputError(f"{caller} cannot match layer '{path}' ({type(module).__name__}): {why}.")

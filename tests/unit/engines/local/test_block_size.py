@@ -175,7 +175,7 @@ def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
     monkeypatch.setattr(block_size, "_saved", full)
-    message = r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
+    message = r"One visit does not fit into the memory of cpu \(3.0 GiB requested, .*lower training.batch_size"
     with pytest.raises(InputError, match=message):
         small_federation(FedAvg(), "vector", 2, 2)
 

@@ -23,7 +23,7 @@ from fedensemble.testing.toy_problems import (
 
 NAN = float("nan")
 BAD = [
-    *[("block", value, "a whole number >= 1") for value in (0, -3, 1.5, "2", "x", True, NAN)],
+    *[("block", value, "an integer >= 1") for value in (0, -3, 1.5, "2", "x", True, NAN)],
     *[
         ("memory", value, "a finite number above 0")
         for value in (0, -1, "1", True, NAN, float("inf"))
