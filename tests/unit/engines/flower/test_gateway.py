@@ -62,7 +62,7 @@ REFUSED = [
 
 
 def load_keys():
-    file = Path(__file__).parents[3] / "examples" / "flower_tls" / "keys.py"
+    file = Path(__file__).parents[4] / "examples" / "flower_tls" / "keys.py"
     spec = importlib.util.spec_from_file_location("flower_tls_keys", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
