@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 class IncomingMessage(NamedTuple):
     """A message that arrived."""
 
-    index: int | None  # index of the sent message that it replies to; None if unexpected
+    sent_index: int | None  # index of the sent message that it replies to; None if unexpected
     message: Message
 
 
@@ -61,4 +61,6 @@ class Exchange:
             if index is not None:
                 del self.waiting[message_id]
             incoming.append(IncomingMessage(index, message))
-        return sorted(incoming, key=lambda entry: -1 if entry.index is None else entry.index)
+        return sorted(
+            incoming, key=lambda entry: -1 if entry.sent_index is None else entry.sent_index
+        )
