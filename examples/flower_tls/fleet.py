@@ -74,7 +74,7 @@ class Fleet:
             self.kill(name)
 
     def write_connections(self) -> None:
-        """Configures `flwr` for the operator on the server ("fleet") and an outsider ("outside")."""
+        """Writes connections for `flwr`: "fleet" for the operator, "outside" for an outsider."""
         lines = []
         for name, port in (("fleet", self.port), ("outside", self.public)):
             lines += [f"[superlink.{name}]", f'address = "{HOST}:{port}"']
