@@ -114,7 +114,8 @@ class Fleet:
         for note in notes:
             _warn(note)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, schedule_state)
-        # A checkpoint belongs to the clients it was trained on, so their roster is part of it.
+        # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
+        # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
         checkpoint = store.resume(self.facts, logger.warning)
         if checkpoint is not None:

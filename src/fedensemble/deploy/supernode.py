@@ -145,7 +145,7 @@ def client_class(context: ssl.SSLContext) -> type[FleetHttpClient]:
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802 - Flower's name
             response = super().GetFab(request)
-            # Ignore the SuperLink's own entries: an unreadable one would make Flower fail.
+            # Ignore the SuperLink's own entries, because Flower may be unable to read them.
             response.fab.verifications.clear()
             signatures = self._fetch_signatures(hashlib.sha256(response.fab.content).hexdigest())
             for name, entry in signatures.items():

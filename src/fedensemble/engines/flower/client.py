@@ -36,8 +36,8 @@ from .messages import (
     unpack,
 )
 
-# Upper bound on the number of clients of a fleet. Some work of a client grows with its index, so a
-# hostile server could otherwise exhaust the client's memory with one large index.
+# Upper bound on the number of clients of a fleet. Some work of a client grows with its index, so
+# without a bound a hostile server could make a single visit arbitrarily expensive.
 _MAX_CLIENTS = 10_000_000
 
 
@@ -110,7 +110,7 @@ class LocalClient:
         inputs, result = self.visit(visit, sent, buffers, previous_state)
         new_state = rows(result.memory, 0)
         loss, first_bad_step = summarize_losses(result, inputs)
-        # A diverged visit must not overwrite good state: the server rejects its reply.
+        # The server rejects the reply of a diverged visit, so its state could never count.
         if new_state and bool(loss.isfinite()):
             store.save(visit, new_state)
         uniform_draw = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(

@@ -80,7 +80,7 @@ class RoundLog:
     format. Texts that come from clients are escaped and shortened before they are stored.
     """
 
-    asked: int = 0  # visits for which a message was sent
+    asked: int = 0  # selected visits, without suspended clients and modes with too few clients
     # clients whose reply did not arrive in time, with the reason
     lost: dict[str, str] = field(default_factory=dict)
     # clients whose reply was rejected, with the reason

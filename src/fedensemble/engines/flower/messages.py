@@ -139,7 +139,7 @@ def read_visit(content: RecordDict) -> Visit:
 def check_records(content: RecordDict) -> None:
     """Raises UnreadableError if a reply has records or values that no reply needs.
 
-    Unread content would still be transferred, counted in `bytes_up` and stored by the SuperLink.
+    It would be transferred and stored, although nothing reads it and `bytes_up` does not count it.
     """
     unexpected = [
         *(name for name in content if name not in (VISIT, UPLOAD, RESULT)),

@@ -284,7 +284,8 @@ def test_facts_that_make_no_sense_are_named(app):
 def test_an_app_can_be_written_without_flower(tmp_path):
     code = (
         "import sys; sys.modules['flwr'] = None  # as if it were not installed\n"
-        "from fedensemble.cli.main import main; sys.argv = ['fedensemble', 'deploy', '--out', 'app']; main()"
+        "from fedensemble.cli.main import main\n"
+        "sys.argv = ['fedensemble', 'deploy', '--out', 'app']; main()"
     )
     source = str(Path(fedensemble.__file__).parents[1])
     for expected in (0, BAD_INPUT):  # the second time the folder is there
