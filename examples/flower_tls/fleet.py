@@ -1,9 +1,9 @@
-"""A whole fleet on this machine, closed to outsiders: one training, and what outsiders get, which
-is nothing.
+"""Runs a whole fleet on this machine, trains an app, and shows that outsiders get no access.
 
-python examples/flower_tls/fleet.py FOLDER      # some minutes; FOLDER must be new
+    python examples/flower_tls/fleet.py FOLDER
 
-On real machines the same commands run in the same order; each is printed before it is started.
+This takes some minutes; FOLDER must be new. On real machines the same commands run in the same
+order. Each command is printed before it is started.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 from keys import certify_node, make_certificates, make_node_key, make_operator_key
 
 HOST = "127.0.0.1"
-HERMETIC = {  # nothing is installed, nobody is told, nothing is asked of the outside
+HERMETIC = {  # no installation, no telemetry, no update check, no proxy
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -43,14 +43,12 @@ device = "cpu"
 
 
 class Fleet:
-    """The processes of a fleet on this machine; all of them, and only they, are stopped at the
-    end.
-    """
+    """The processes of a fleet on this machine. On exit, exactly these are stopped."""
 
     def __init__(self, folder: Path, echo=lambda text: None) -> None:
         self.folder, self.echo = folder.resolve(), echo
         self.folder.mkdir(parents=True, exist_ok=True)
-        # of the SuperLink, on loopback, and of the gateway
+        # ports of the SuperLink (loopback only) and of the gateway (public)
         self.port, self.public = free_port(), free_port()
         self.started: dict[str, subprocess.Popen] = {}
         bin_folder = str(Path(sys.executable).parent)
@@ -76,9 +74,7 @@ class Fleet:
             self.kill(name)
 
     def write_connections(self) -> None:
-        """Tells the `flwr` command of the operator, who is on the server, and of an outsider where
-        the SuperLink is.
-        """
+        """Writes connections for `flwr`: "fleet" for the operator, "outside" for an outsider."""
         lines = []
         for name, port in (("fleet", self.port), ("outside", self.public)):
             lines += [f"[superlink.{name}]", f'address = "{HOST}:{port}"']
@@ -113,7 +109,7 @@ class Fleet:
         )
 
     def gateway(self) -> None:
-        """Starts what clients reach, and waits until it listens."""
+        """Starts the gateway, to which clients connect, and waits until it listens."""
         keys = self.folder / "keys"
         self.start(
             "gateway",
@@ -138,7 +134,7 @@ class Fleet:
         wait(lambda: listens(self.public), 120, "the gateway does not listen", self.log("gateway"))
 
     def make_node(self, name: str) -> Path:
-        """Makes a node's key and its certificate, unless they are there; gives the key's file."""
+        """Creates a node's key and certificate unless they exist; returns the path of the key."""
         key = self.folder / "nodes" / name
         if not key.exists():
             make_node_key(key)
@@ -146,7 +142,7 @@ class Fleet:
         return key
 
     def register(self, name: str) -> str:
-        """Registers a node's public key, under a name for people; gives the node's number."""
+        """Registers a node's public key under a name; returns the node's id."""
         key = self.make_node(name)
         done = self.flwr(
             "supernode", "register", f"{key}.pub", "fleet", "--name", name, "--format", "json"
@@ -156,10 +152,10 @@ class Fleet:
     def node(
         self, number: int, authority: str = "keys", name: str = "", data: Path | None = None
     ) -> None:
-        """Starts a SuperNode; its data, its key and its memory are its own."""
+        """Starts a SuperNode with its own data, key and folder for client state."""
         name = name or f"client-{number}"
-        told = f'partition-id={number} memory-dir="{self.folder / "memory" / name}"'
-        told += f' data="{data}"' if data else ""
+        node_config = f'partition-id={number} memory-dir="{self.folder / "memory" / name}"'
+        node_config += f' data="{data}"' if data else ""
         key = self.folder / "nodes" / name
         self.start(
             name,
@@ -180,12 +176,12 @@ class Fleet:
                 "--trusted-entities",
                 self.folder / "trusted.yaml",
                 "--node-config",
-                told,
+                node_config,
             ],
         )
 
     def sign(self, app: Path) -> None:
-        """Signs an app as it is now; clients run no other."""
+        """Signs an app as it is now. Clients run only signed apps."""
         folder = self.folder / "signatures"
         self.command(
             "fedensemble",
@@ -199,11 +195,11 @@ class Fleet:
         )
 
     def flwr(self, *words, check: bool = True) -> subprocess.CompletedProcess:
-        """Runs the `flwr` command to its end."""
+        """Runs the `flwr` command until it exits."""
         return self.command("flwr", *words, check=check)
 
     def command(self, *words, check: bool = True) -> subprocess.CompletedProcess:
-        """Runs a command to its end."""
+        """Runs a command until it exits."""
         command = [str(word) for word in words]
         self.echo(shlex.join(command))
         done = subprocess.run(
@@ -220,11 +216,11 @@ class Fleet:
         return done
 
     def run(self, app: Path, **settings) -> str:
-        """Starts a run of an app; gives its number."""
-        text = " ".join(
+        """Starts a run of an app; returns the run's id."""
+        run_config = " ".join(
             f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items()
         )
-        done = self.flwr("run", app, "fleet", "--format", "json", "-c", text)
+        done = self.flwr("run", app, "fleet", "--format", "json", "-c", run_config)
         return str(read_json(done.stdout)["run-id"])
 
     def start(self, name: str, command: list) -> None:
@@ -241,7 +237,7 @@ class Fleet:
             )
 
     def kill(self, name: str) -> None:
-        """Ends a process and its children at once, as a power cut would."""
+        """Kills a process and its children without notice, like a power failure."""
         process = self.started.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -252,26 +248,26 @@ class Fleet:
 
 
 def read_json(text: str) -> dict:
-    """What a command printed, less the words before it."""
+    """Returns the JSON object in a command's output, without the text around it."""
     return json.loads(text[text.index("{") : text.rindex("}") + 1])
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind((HOST, 0))
+        return server.getsockname()[1]
 
 
 def listens(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex((HOST, port)) == 0
+    with socket.socket() as client:
+        return client.connect_ex((HOST, port)) == 0
 
 
-def wait(true, seconds: float, complaint: str, log: Path | None = None) -> None:
-    """Waits until something is true."""
-    until = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > until:
+def wait(condition, seconds: float, complaint: str, log: Path | None = None) -> None:
+    """Waits until `condition()` is true; exits with `complaint` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
             raise SystemExit(
                 f"{complaint} after {seconds:g} s.\n{log.read_text()[-3000:] if log else ''}"
             )
@@ -299,8 +295,8 @@ def main(folder: Path) -> None:
         fleet.run(fleet.folder / "app", run_dir=str(run_dir), clients=3)
 
         print("\nAn outsider, who has the authority's certificate:")
-        refused = fleet.flwr("list", "outside", check=False)
-        print(f"exit status {refused.returncode}")
+        outsider = fleet.flwr("list", "outside", check=False)
+        print(f"exit status {outsider.returncode}")
         print("\nA node with a certificate and without registration:")
         fleet.make_node("unregistered")
         fleet.node(3, name="unregistered")
@@ -313,12 +309,11 @@ def main(folder: Path) -> None:
         )
         for line in (run_dir / "metrics.jsonl").read_text().splitlines():
             print(line)
-        said = fleet.log("unregistered").read_text()
-        print(
-            f"unregistered got no message; it says: {(said.strip().splitlines() or ['nothing'])[-1]}"
-        )
-        if not refused.returncode or "Receiving" in said:
-            raise SystemExit("outsiders must get nothing")
+        node_log = fleet.log("unregistered").read_text()
+        last_line = (node_log.strip().splitlines() or ["nothing"])[-1]
+        print(f"The unregistered node got no message; its log ends with: {last_line}")
+        if not outsider.returncode or "Receiving" in node_log:
+            raise SystemExit("Outsiders got access, which must not happen.")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""Certificates and keys of a fleet, made with the `cryptography` package that Flower brings.
+"""Creates certificates and keys of a fleet, with the `cryptography` package that Flower installs.
 
-python examples/flower_tls/keys.py authority FOLDER HOST...          # HOST: names and addresses of
-the gateway python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt  # for a public key
-that a client has sent
+Create the authority and the server's certificates; HOST are names and addresses of the gateway:
+
+    python examples/flower_tls/keys.py authority FOLDER HOST...
+
+Create a client certificate for a public key that a client has sent:
+
+    python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt
 """
 
 import datetime
@@ -16,15 +20,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-DAYS = 365
+VALID_DAYS = 365
 LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 
 
 def make_certificates(folder: Path, hosts: list[str]) -> None:
     """Writes the authority and the two certificates of the server.
 
-    ca.crt is for everybody, ca.key is to be locked away; server.crt and server.key are the
-    gateway's, superlink.crt and superlink.key the SuperLink's, which is reached on loopback only.
+    ca.crt is public. ca.key must be kept offline. server.crt and server.key are for the gateway,
+    superlink.crt and superlink.key for the SuperLink, which is reached on loopback only.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("fleet authority")
@@ -38,11 +42,17 @@ def make_certificates(folder: Path, hosts: list[str]) -> None:
     _write_certificate(folder / "ca.crt", authority)
     _write_secret(folder / "ca.key", key, serialization.PrivateFormat.PKCS8)
     for file, names in (("server", hosts), ("superlink", LOOPBACK)):
-        own = ec.generate_private_key(ec.SECP384R1())
-        reached = x509.SubjectAlternativeName([_host(host) for host in names])
-        signed = _sign(folder, names[0], own.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, reached)
-        _write_certificate(folder / f"{file}.crt", signed)
-        _write_secret(folder / f"{file}.key", own, serialization.PrivateFormat.PKCS8)
+        server_key = ec.generate_private_key(ec.SECP384R1())
+        hosts_extension = x509.SubjectAlternativeName([_host(host) for host in names])
+        certificate = _sign(
+            folder,
+            names[0],
+            server_key.public_key(),
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            hosts_extension,
+        )
+        _write_certificate(folder / f"{file}.crt", certificate)
+        _write_secret(folder / f"{file}.key", server_key, serialization.PrivateFormat.PKCS8)
 
 
 def certify_node(folder: Path, public: Path, certificate: Path) -> None:
@@ -50,7 +60,8 @@ def certify_node(folder: Path, public: Path, certificate: Path) -> None:
     key = serialization.load_ssh_public_key(public.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SystemExit(
-            f"{public} is not an ECDSA key, which Flower wants: ssh-keygen -t ecdsa -b 384 -N '' -f node"
+            f"{public} is not an ECDSA key, which Flower requires: "
+            "ssh-keygen -t ecdsa -b 384 -N '' -f node"
         )
     _write_certificate(
         certificate, _sign(folder, public.stem, key, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -58,14 +69,15 @@ def certify_node(folder: Path, public: Path, certificate: Path) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Writes a node's private key, which never leaves its machine, and `path`.pub: ssh-keygen -t
-    ecdsa -b 384.
+    """Writes a node's private key and `path`.pub, like `ssh-keygen -t ecdsa -b 384`.
+
+    The private key never leaves the node's machine.
     """
     _write_pair(path, ec.generate_private_key(ec.SECP384R1()))
 
 
 def make_operator_key(path: Path) -> None:
-    """Writes the key that an operator signs apps with, and `path`.pub: ssh-keygen -t ed25519."""
+    """Writes an operator's key for signing apps and `path`.pub, like `ssh-keygen -t ed25519`."""
     _write_pair(path, ed25519.Ed25519PrivateKey.generate())
 
 
@@ -81,16 +93,18 @@ def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519Pri
 def _sign(
     folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.ObjectIdentifier, *extensions
 ):
-    """A certificate of the authority in a folder; `use` keeps a client from posing as the
-    server.
+    """Returns a certificate signed by the authority in a folder.
+
+    Args:
+        use: extended key usage, server or client. It keeps a client from posing as the server.
     """
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    made = _certificate(_name(name), authority.subject, key)
+    builder = _certificate(_name(name), authority.subject, key)
     for extension in extensions:
-        made = made.add_extension(extension, critical=False)
+        builder = builder.add_extension(extension, critical=False)
     return (
-        made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
             critical=False,
@@ -115,8 +129,8 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks may differ
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 
@@ -147,7 +161,7 @@ def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
 
 def _write_secret(path: Path, key, form: serialization.PrivateFormat) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    # for its owner alone
+    # Create the file with mode 0600, so that it is never readable by other users.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
 

@@ -134,7 +134,9 @@ def test_group_norms_have_kernels(monkeypatch):
 
     used, known = [], GroupNorm.statistics
     monkeypatch.setattr(
-        GroupNorm, "statistics", lambda self, *given: used.append(self.groups) or known(self, *given)
+        GroupNorm,
+        "statistics",
+        lambda self, *given: used.append(self.groups) or known(self, *given),
     )
     data = ragged(numbers(24, 3, 16, 16).float(), labels(24, classes=4), (8, 5, 11))
 

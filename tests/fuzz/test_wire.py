@@ -21,7 +21,7 @@ from fedensemble.engines.flower.messages import (
     UPLOAD,
     VISIT,
     UnreadableError,
-    number,
+    read_metric,
     read_visit,
     unpack,
 )
@@ -111,7 +111,7 @@ def bend(random: np.random.Generator) -> Any:
 def test_answers(method: fe.Algorithm) -> None:
     federation = small_federation(method, "loop", modes=2, strata=1)
     federation.schedule = fe.Stratified(modes=2, strata=1, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=20.0)})
     fleet.serve()
     for random in generators(5, 15):
         fleet.node(BAD).bend = bend(random)
@@ -160,5 +160,5 @@ def test_words_of_any_kind(values: dict[str, Any]) -> None:
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     content = RecordDict({VISIT: ConfigRecord(values), RESULT: MetricRecord(numbers)})
     read(lambda: read_visit(content))
-    read(lambda: number(content, "loss", float))
-    read(lambda: number(content, "examples", int))
+    read(lambda: read_metric(content, "loss", float))
+    read(lambda: read_metric(content, "examples", int))

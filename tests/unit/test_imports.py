@@ -12,7 +12,18 @@ import pytest
 import fedensemble
 
 ROOT = Path(fedensemble.__file__).parent
-GROUND = {"errors", "registry", "prng", "flat_params", "arguments", "version", "runtime", "durable", "redact", "text"}
+GROUND = {
+    "errors",
+    "registry",
+    "prng",
+    "flat_params",
+    "arguments",
+    "version",
+    "runtime",
+    "durable",
+    "redact",
+    "text",
+}
 MODEL = {"modeling"} | GROUND
 DATA = {"data"} | GROUND
 CORE = {"core"} | MODEL

@@ -1,6 +1,4 @@
-"""From a config to a fleet: a Flower app that trains it on real clients. Running one needs the
-extra `flower`.
-"""
+"""Deployment of a config: a Flower app that trains on real clients. Needs the extra `flower`."""
 
 from .app import client_app, server_app
 from .app_spec import example_client

@@ -1,5 +1,7 @@
-"""What an app's folder says: the config, and the facts about the data that a simulation would take
-from them.
+"""Specification of an app: its config, and the shapes that server and clients must agree on.
+
+A simulation reads these shapes from the data. The server of a fleet has no data, so an app's folder
+states them in facts.toml.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ CONFIG, FACTS = "config.toml", "facts.toml"
 
 
 @dataclass(frozen=True)
-class Description:
-    """A config, and what server and clients must agree on beside it.
+class AppSpec:
+    """Specification of an app.
 
     Args:
-        shape: of one input.
-        outputs: of the model.
-        standardise: what inputs go through, or None.
+        config: the config to train.
+        shape: shape of one input.
+        outputs: number of outputs of the model.
+        standardise: normalisation of the inputs, or None.
     """
 
     config: Config
@@ -44,39 +47,38 @@ class Description:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What a model must know of the data."""
+        """The facts about the data that a model needs."""
         return {"shape": list(self.shape), "outputs": self.outputs}
 
     @property
     def algorithm(self) -> Algorithm:
-        """The method."""
+        """The federated algorithm."""
         return build_algorithm(self.config.algorithm)
 
-    def learner(self, device: str) -> FunctionalModel:
-        """The model's structure and the loss."""
+    def build_learner(self, device: str) -> FunctionalModel:
+        """Returns the model as a function, with its loss."""
         loss = self.config.training.loss
+        # A placeholder: the model only needs the dtype, to tell classification from regression.
         targets = torch.zeros(1, dtype=torch.int64 if loss == "cross_entropy" else torch.float32)
         dtype = getattr(torch, self.config.engine.dtype)
         return FunctionalModel(
             build_model(self.config.model, self.model), loss, targets, find_device(device), dtype
         )
 
-    def client_data(self, pair: Any) -> FederatedData:
-        """A client's inputs and targets as data of one client; raises if they are not what the
-        model was made for.
-        """
+    def build_client_data(self, pair: Any) -> FederatedData:
+        """Returns inputs and targets as data of one client; raises InputError if shapes differ."""
         classes = self.outputs if self.config.training.loss == "cross_entropy" else None
         data = FederatedData.from_clients([pair], standardise=self.standardise, classes=classes)
         if tuple(data.x.shape[1:]) != self.shape:
             raise InputError(
-                f"load() in data.py gave inputs of shape {tuple(data.x.shape[1:])}, but the model takes {self.shape}: "
-                f"change load(), or shape in {FACTS}."
+                f"load() in data.py returned inputs of shape {tuple(data.x.shape[1:])}, but the "
+                f"model takes {self.shape}: change load(), or shape in {FACTS}."
             )
         return data
 
 
-def write_description(folder: Path, config: Config) -> Description:
-    """Writes a config and the facts of its data into an app's folder."""
+def write_app_spec(folder: Path, config: Config) -> AppSpec:
+    """Writes a config and the facts about its data into an app's folder; returns them."""
     data = build_data(config)
     facts: dict[str, Any] = model_facts(data, config.training.loss)
     if data.standardise is not None:
@@ -86,47 +88,46 @@ def write_description(folder: Path, config: Config) -> Description:
         }
     write_bytes(folder / CONFIG, config.toml().encode())
     write_bytes(folder / FACTS, tomli_w.dumps(facts).encode())
-    return read_description(folder)
+    return read_app_spec(folder)
 
 
-def refuse_attack(config: Config) -> None:
-    """Raises where a config for real clients simulates malicious ones."""
+def reject_attack(config: Config) -> None:
+    """Raises InputError if a config has a table [attack], which is for simulation only."""
     if config.attack is not None:
         raise InputError(
             f"[attack] '{config.attack['name']}' is for simulation only: take it out of the config."
         )
 
 
-def read_description(folder: Path) -> Description:
-    """The description in an app's folder."""
+def read_app_spec(folder: Path) -> AppSpec:
+    """Returns the specification in an app's folder."""
     config = resolve(read_toml(folder / CONFIG), str(folder / CONFIG))
-    refuse_attack(config)
+    reject_attack(config)
     facts = read_toml(folder / FACTS)
-    rule = facts.get("standardise")
+    standardise = facts.get("standardise")
     try:
-        return Description(
+        return AppSpec(
             config=config,
             shape=tuple(int(length) for length in facts["shape"]),
             outputs=int(facts["outputs"]),
             standardise=None
-            if rule is None
-            else Standardise(tuple(rule["mean"]), tuple(rule["std"])),
+            if standardise is None
+            else Standardise(tuple(standardise["mean"]), tuple(standardise["std"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{folder / FACTS} needs shape (a list of lengths), outputs (a number) and, where inputs are standardised, "
-            f"standardise.mean and standardise.std (lists of numbers): {error!r}."
+            f"{folder / FACTS} needs shape (a list of integers), outputs (an integer) and, where "
+            "inputs are standardised, standardise.mean and standardise.std (lists of numbers): "
+            f"{error!r}."
         ) from None
 
 
 def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Inputs and targets of client `partition-id` in the config's own data set, for trying an app
-    out.
-    """
-    data, partition = build_data(read_description(folder).config), node.get("partition-id")
+    """Returns inputs and targets of client `partition-id` in the config's dataset."""
+    data, partition = build_data(read_app_spec(folder).config), node.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < len(data):
         raise InputError(
-            f"The example data have clients 0 to {len(data) - 1}; got partition-id {partition}. Start the SuperNode "
-            "with --node-config 'partition-id=0', or change load() in data.py."
+            f"The example data have clients 0 to {len(data) - 1}; got partition-id {partition}. "
+            "Start the SuperNode with --node-config 'partition-id=0', or change load() in data.py."
         )
     return data.client(partition)

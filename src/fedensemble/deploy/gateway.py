@@ -1,8 +1,8 @@
-"""The public side of a fleet's server: TLS with client certificates, and only the calls that
-SuperNodes make.
+"""Reverse proxy in front of a SuperLink: mutual TLS, and only the calls that SuperNodes make.
 
 The SuperLink itself listens on loopback. Its Control and Runtime APIs are not authenticated, and
-this gateway never forwards to them: operators use them on the server, or through an SSH tunnel.
+this gateway never forwards requests to them. Operators use them on the server, or through an SSH
+tunnel.
 """
 
 from __future__ import annotations
@@ -40,25 +40,24 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-PEER = "fedensemble.peer_key"  # in a request's scope: the public key of the client certificate, PEM
-PATIENCE = 60.0  # seconds for the next piece of a body
+PEER = "fedensemble.peer_key"  # scope key: public key (PEM) of the client certificate, or None
+TIMEOUT = 60.0  # seconds for the next chunk of a body
 MAX_SIGNATURE_FILE = 64 * 2**10
 
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """Where a gateway listens, what it forwards to, and whom it trusts.
+    """Options of a gateway.
 
     Args:
-        listen: "host:port" that clients reach.
+        listen: "host:port" that clients connect to.
         superlink: "host:port" of the SuperLink; a loopback or private address.
-        authority: certificate (PEM) of the authority that has signed the certificates of clients
+        authority: certificate (PEM) of the authority that signed the certificates of the clients
             and of the SuperLink.
-        certificate, key: the gateway's own (PEM).
-        signatures: folder of the apps' signatures; see `signing.sign_app`.
-        max_body: largest request in bytes.
-        max_connections: more than that are answered with 503, which SuperNodes take for "try
-            again".
+        certificate, key: certificate and private key of the gateway (PEM).
+        signatures: folder of the apps' signatures, see `signing.sign_app`; None serves none.
+        max_body: largest request body in bytes.
+        max_connections: further connections get status 503, after which SuperNodes retry.
     """
 
     listen: str
@@ -79,17 +78,17 @@ class GatewayOptions:
         host = split_address(self.superlink)[0]
         try:
             public = not ipaddress.ip_address(host).is_private
-        except ValueError:  # a name
+        except ValueError:  # a host name
             public = False
         if public or host in ("0.0.0.0", "::"):
             raise InputError(
-                f"The SuperLink is at {self.superlink}, which others can reach past the gateway. Start it with "
-                "--host 127.0.0.1 and give the gateway --superlink 127.0.0.1:8000."
+                f"The SuperLink is at {self.superlink}, which others can reach past the gateway. "
+                "Start it with --host 127.0.0.1 and the gateway with --superlink 127.0.0.1:8000."
             )
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port".
+    """Returns host and port of "host:port".
 
     >>> split_address("[::1]:8000")
     ('::1', 8000)
@@ -100,8 +99,8 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-class RefusedError(Exception):
-    """A request that is not forwarded."""
+class RejectedError(Exception):
+    """A request that is not forwarded, with the HTTP status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -109,7 +108,7 @@ class RefusedError(Exception):
 
 
 class Gateway:
-    """An ASGI app that forwards the calls of SuperNodes and refuses everything else."""
+    """ASGI app that forwards the calls of SuperNodes and rejects all other requests."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self.options = options
@@ -122,36 +121,37 @@ class Gateway:
         self.upstream = httpx.AsyncClient(
             base_url=f"https://{options.superlink}",
             verify=context,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._live(receive, send)
+            return await self._run_lifespan(receive, send)
         path = bytes(scope["raw_path"]).decode("ascii", "replace")
         try:
-            # TLS has asked for a certificate already: without one this is no connection of it
+            # The TLS handshake already requires a certificate. This guards against a connection
+            # that did not go through it.
             if scope[PEER] is None:
-                raise RefusedError(403, "no client certificate")
+                raise RejectedError(403, "no client certificate")
             if scope["query_string"]:
-                raise RefusedError(403, "a query string")
+                raise RejectedError(403, "a query string")
             name = signature_name(scope["method"], path)
             if name is not None:
                 await self._serve_signature(name, send)
             elif is_fleet_call(scope["method"], path):
                 await self._forward(scope, path, receive, send)
             else:
-                raise RefusedError(403, "not a call of a SuperNode")
-        except RefusedError as refused:
+                raise RejectedError(403, "not a call of a SuperNode")
+        except RejectedError as rejected:
             logger.warning(
-                "%s %.60s %.100r: %s", (scope["client"] or "?")[0], scope["method"], path, refused
+                "%s %.60s %.100r: %s", (scope["client"] or "?")[0], scope["method"], path, rejected
             )
-            await _respond(send, refused.status, str(refused).encode())
+            await _respond(send, rejected.status, str(rejected).encode())
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """From the server's start to its end, when connections to the SuperLink are closed."""
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        """Handles ASGI's startup and shutdown events; closes connections to the SuperLink."""
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -161,49 +161,50 @@ class Gateway:
     async def _serve_signature(self, name: str, send: Send) -> None:
         file = self.options.signatures / name if self.options.signatures else None
         if file is None or not file.is_file() or file.stat().st_size > MAX_SIGNATURE_FILE:
-            raise RefusedError(404, "this app is not signed")
+            raise RejectedError(404, "this app is not signed")
         await _respond(send, 200, file.read_bytes(), b"application/json")
 
     async def _forward(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-        self._check(scope, headers)
-        kept = [(name, headers[name]) for name in REQUEST_HEADERS if name in headers]
-        request = self.upstream.build_request("POST", path, headers=kept, content=_body(receive))
+        self._check_request(scope, headers)
+        forwarded = [(name, headers[name]) for name in REQUEST_HEADERS if name in headers]
+        request = self.upstream.build_request(
+            "POST", path, headers=forwarded, content=_read_body(receive)
+        )
         try:
             response = await self.upstream.send(request, stream=True)
-        except (httpx.TransportError, _GoneError) as error:
-            raise RefusedError(
-                502, f"the SuperLink does not answer ({type(error).__name__})"
+        except (httpx.TransportError, _DisconnectedError) as error:
+            raise RejectedError(
+                502, f"the SuperLink does not respond ({type(error).__name__})"
             ) from None
         try:
-            found = [
+            response_headers = [
                 (name.encode(), response.headers[name].encode())
                 for name in RESPONSE_HEADERS
                 if name in response.headers
             ]
-            await send(
-                {"type": "http.response.start", "status": response.status_code, "headers": found}
-            )
-            async for piece in response.aiter_raw():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            start = {"type": "http.response.start", "status": response.status_code}
+            await send({**start, "headers": response_headers})
+            async for chunk in response.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        # the answer stays incomplete, and the SuperNode asks again
+        # The response stays incomplete, so that the SuperNode retries.
         except httpx.TransportError as error:
             logger.warning(
-                "The SuperLink broke off its answer to %s: %s", path, type(error).__name__
+                "The SuperLink broke off its response to %s: %s", path, type(error).__name__
             )
         finally:
             await response.aclose()
 
-    def _check(self, scope: Scope, headers: dict[str, bytes]) -> None:
-        """Refuses a call that is too large, or not of the client whose certificate it came with."""
+    def _check_request(self, scope: Scope, headers: dict[str, bytes]) -> None:
+        """Raises RejectedError if a call is too large, or its key is not the certificate's."""
         length = headers.get("content-length", b"")
-        # With both headers h11 goes by the encoding, and a stated length would say nothing about
-        # the body.
+        # With both headers h11 follows the transfer encoding and ignores the stated length, so the
+        # length would not bound the body.
         if not length.isdigit() or "transfer-encoding" in headers:
-            raise RefusedError(411, "no content-length")
+            raise RejectedError(411, "no content-length")
         if int(length) > self.options.max_body:
-            raise RefusedError(
+            raise RejectedError(
                 413, f"{int(length)} bytes, where {self.options.max_body} are allowed"
             )
         try:
@@ -211,23 +212,24 @@ class Gateway:
         except binascii.Error:
             claimed = b""
         if claimed != scope[PEER]:
-            raise RefusedError(403, "the SuperNode's key is not that of its certificate")
+            raise RejectedError(403, "the SuperNode's key is not that of its certificate")
 
 
-class _GoneError(Exception):
-    """The client went away in the middle of its request."""
+class _DisconnectedError(Exception):
+    """The client disconnected, or stalled, in the middle of its request."""
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
+async def _read_body(receive: Receive) -> AsyncIterator[bytes]:
+    """Yields the chunks of a request's body."""
     more = True
     while more:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 event = await receive()
         except TimeoutError:
-            raise _GoneError from None
+            raise _DisconnectedError from None
         if event["type"] != "http.request":
-            raise _GoneError
+            raise _DisconnectedError
         more = event.get("more_body", False)
         yield event.get("body", b"")
 
@@ -239,8 +241,9 @@ async def _respond(send: Send, status: int, body: bytes, kind: bytes = b"text/pl
 
 
 class _PeerProtocol(H11Protocol):
-    """HTTP/1.1 that tells the app whose certificate the connection was made with; ASGI has no field
-    for it.
+    """HTTP/1.1 protocol that puts the client certificate's key into the scope of each request.
+
+    ASGI has no standard field for it.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -254,9 +257,7 @@ class _PeerProtocol(H11Protocol):
 
 
 def peer_key(connection: ssl.SSLObject | None) -> bytes | None:
-    """The public key (PEM) of the certificate that the other side of a connection has shown; None
-    without one.
-    """
+    """Returns the public key (PEM) of the peer's certificate, or None if it has shown none."""
     certificate = connection.getpeercert(binary_form=True) if connection is not None else None
     if not certificate:
         return None
@@ -265,8 +266,9 @@ def peer_key(connection: ssl.SSLObject | None) -> bytes | None:
 
 
 def build_server(options: GatewayOptions) -> uvicorn.Server:
-    """A server of a gateway, not started yet; nobody without a certificate of the authority gets
-    past its handshake.
+    """Returns the gateway's HTTPS server, not started yet.
+
+    Its TLS handshake fails for clients without a certificate of the authority.
     """
     host, port = split_address(options.listen)
     config = uvicorn.Config(

@@ -12,39 +12,41 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..errors import StoreError
 from ..version import VERSION
-from .app_spec import refuse_attack, write_description
+from .app_spec import reject_attack, write_app_spec
 
 PACKAGE = "fleet"
 _CODE = ("__init__.py", "server_app.py", "client_app.py", "data.py")
 
 
 def write_app(config: Config, out: Path) -> list[str]:
-    """Writes the app into a new folder; gives the commands that start it on one machine."""
+    """Writes the app into a new folder; returns instructions for starting it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreError(
-            f"{out} exists already, and its data.py may be yours. Choose another --out, or delete it."
+            f"{out} exists already, and its data.py may be yours. "
+            "Choose another --out, or delete it."
         )
-    build_algorithm(config.algorithm)
-    refuse_attack(config)
+    build_algorithm(config.algorithm)  # raises before anything is written
+    reject_attack(config)
     template = files("fedensemble.deploy") / "template"
-    description = write_description(out / PACKAGE, config)
+    spec = write_app_spec(out / PACKAGE, config)
     for name in _CODE:
         write_bytes(out / PACKAGE / name, (template / name).read_bytes())
     clients = max(config.ensemble.clients_per_round, config.data.get("clients") or 0)
-    words = {
+    values = {
         "name": re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "fleet",
         "version": VERSION,
         "modes": config.ensemble.modes,
         "rounds": config.rounds,
         "per_round": config.ensemble.clients_per_round,
-        "algorithm": description.config.algorithm["name"],
+        "algorithm": spec.config.algorithm["name"],
         "clients": clients,
         "last": clients - 1,
     }
     for name in ("pyproject.toml", "README.md"):
-        text = Template((template / f"{name}.in").read_text(encoding="utf-8")).substitute(words)
+        text = Template((template / f"{name}.in").read_text(encoding="utf-8")).substitute(values)
         write_bytes(out / name, text.encode())
     return [
-        f"Change {out / PACKAGE / 'data.py'}: load() gives a client's own examples.",
-        f"Then follow {out / 'README.md'}: a SuperLink, {clients} SuperNodes, and  flwr run {out} NAME --stream",
+        f"Change {out / PACKAGE / 'data.py'}: load() returns a client's own examples.",
+        f"Then follow {out / 'README.md'}: a SuperLink, {clients} SuperNodes, "
+        f"and  flwr run {out} NAME --stream",
     ]

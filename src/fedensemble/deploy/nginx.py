@@ -1,4 +1,4 @@
-"""The gateway as a configuration of nginx, from the same list of routes."""
+"""Renders the gateway as an nginx configuration, from the same list of routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ server {{
     ssl_protocols TLSv1.3;
     ssl_certificate {certificate};
     ssl_certificate_key {key};
-    # Mutual TLS: without a certificate of the fleet's authority there is no answer but 400.
+    # Mutual TLS: without a certificate of the fleet's authority, every response is 400.
     ssl_client_certificate {authority};
     ssl_verify_client on;
     ssl_verify_depth 1;
@@ -30,7 +30,7 @@ server {{
     proxy_pass_request_headers off;
 {headers}
     if ($is_args) {{ return 403; }}
-    # What is not named below does not exist for clients, above all the Control and the Runtime API.
+    # Clients reach only the locations below, and in particular not the Control and Runtime APIs.
     location / {{ return 403; }}
 {locations}{signatures}}}
 """
@@ -50,10 +50,10 @@ _SIGNATURES = """\
 
 
 def render_nginx(options: GatewayOptions) -> str:
-    """An nginx server block that forwards what the gateway forwards.
+    """Returns an nginx server block that forwards the same calls as the gateway.
 
-    It does not compare a SuperNode's key with its certificate; the SuperLink checks the key's
-    signature in any case.
+    Unlike the gateway, nginx does not compare a SuperNode's key with its certificate. The SuperLink
+    verifies the key's signature in either case.
     """
     files = {
         name: getattr(options, name) for name in ("authority", "certificate", "key", "signatures")
@@ -62,14 +62,15 @@ def render_nginx(options: GatewayOptions) -> str:
     for name, path in paths.items():
         if not re.fullmatch(r"[\w./@+-]+", path):
             raise InputError(
-                f"nginx takes only plain paths: --{name} {path!r} has other characters than letters and ./@+-_."
+                f"nginx takes only plain paths: --{name} {path!r} has characters other than "
+                "letters, digits and ./@+-_."
             )
     headers = [
         f"    proxy_set_header {name} $http_{name.replace('-', '_')};"
         for name in REQUEST_HEADERS
         if not name.startswith("content-length")
     ]
-    # nginx has already read the body: it sends its own length.
+    # content-length is left out above: nginx buffers the body and sends its own length.
     headers.append("    proxy_set_header Connection close;")
     locations = [
         _LOCATION.format(route=route, superlink=options.superlink) for route in sorted(FLEET_ROUTES)
@@ -91,6 +92,6 @@ def render_nginx(options: GatewayOptions) -> str:
 
 
 def _certified_name(options: GatewayOptions) -> str:
-    """The name in the SuperLink's certificate: nginx compares host names only, never addresses."""
+    """Returns the host name in the SuperLink's certificate; nginx matches names, not addresses."""
     host = split_address(options.superlink)[0]
     return "localhost" if host in ("127.0.0.1", "::1") else host

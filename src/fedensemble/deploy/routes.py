@@ -1,9 +1,8 @@
-"""What a SuperNode may ask of the server: the one list behind the gateway, the nginx configuration
-and their tests.
+"""Routes that a SuperNode may call, shared by the gateway, the nginx configuration and their tests.
 
 Flower's SuperLink serves three APIs on one port: Fleet (SuperNodes), Control (the `flwr` command)
-and Runtime (the ServerApp). Only Fleet calls are authenticated. Whatever is not listed here must
-never be reachable from outside.
+and Runtime (the ServerApp). Only Fleet calls are authenticated. Routes that are not listed here
+must never be reachable from outside.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import re
 
 FLEET_PREFIX = "/v1/fleet/"
-# `register-node` and `unregister-node` are left out on purpose: only an operator registers clients,
-# on the server.
+# `register-node` and `unregister-node` are left out on purpose: only an operator may register
+# clients, on the server.
 FLEET_CALLS = (
     "activate-node",
     "deactivate-node",
@@ -32,8 +31,7 @@ SIGNATURES_PREFIX = "/fedensemble/v1/signatures/"
 SIGNATURE_NAME = r"[0-9a-f]{64}\.json"
 
 PUBLIC_KEY_HEADER = "flwr-public-key"
-# All that is forwarded of a request's headers. Others could be meant for the Control or the Runtime
-# API.
+# The only request headers that are forwarded. Others could be meant for the Control or Runtime API.
 REQUEST_HEADERS = (
     "content-type",
     "content-length",
@@ -51,7 +49,7 @@ MAX_BODY = 64 * 2**20  # Flower sends arrays in chunks of 5 MiB
 
 
 def is_fleet_call(method: str, path: str) -> bool:
-    """Whether a request is one of the calls of a SuperNode.
+    """Returns whether a request is one of the calls of a SuperNode.
 
     >>> is_fleet_call("POST", "/v1/fleet/get-run"), is_fleet_call("POST", "/v1/control/start-run")
     (True, False)
@@ -60,15 +58,15 @@ def is_fleet_call(method: str, path: str) -> bool:
 
 
 def signature_name(method: str, path: str) -> str | None:
-    """The file name in a request for an app's signature; None if it is none.
+    """Returns the file name in a request for an app's signature, or None for other requests.
 
     >>> signature_name("GET", SIGNATURES_PREFIX + "../server.key") is None
     True
     """
     name = path.removeprefix(SIGNATURES_PREFIX)
-    wanted = (
+    is_signature = (
         method == "GET"
         and path.startswith(SIGNATURES_PREFIX)
         and re.fullmatch(SIGNATURE_NAME, name)
     )
-    return name if wanted else None
+    return name if is_signature else None

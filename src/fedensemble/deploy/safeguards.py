@@ -1,4 +1,4 @@
-"""A fleet's limits on answers, and what to tell the operator about them before the first round."""
+"""Limits on replies from a fleet's settings, and notes for the operator before the first round."""
 
 from __future__ import annotations
 
@@ -7,85 +7,92 @@ from torch import Tensor
 
 from ..core.schedule import Schedule
 from ..engines.flower.reply_validation import Limits
-from ..engines.flower.weight_limits import MOST
+from ..engines.flower.weight_limits import DOMINANT_SHARE
 from ..errors import InputError
 from ..flat_params import Tree
 from ..modeling.losses import Loss, lower_bound
 from .server_settings import Settings
 
-_ROUNDS = 40  # of the plan that are looked at
-_NAMED = 5  # clients that a warning names at most
+_PLANNED_ROUNDS = 40  # rounds of the plan that `small_cohort_share` counts
+_MAX_NAMED = 5  # clients that a note names at most
 
 
-def find_limits(settings: Settings, loss: str | Loss) -> Limits:
-    """The limits that settings describe."""
+def build_limits(settings: Settings, loss: str | Loss) -> Limits:
+    """Returns the limits that the settings describe; 0 in a setting means no limit."""
     if settings.min_cohort < 1:
         raise InputError(
             f"The run's setting `min-cohort` is at least 1; got {settings.min_cohort}."
         )
     return Limits(
-        value=settings.max_value,
-        examples=settings.max_examples,
+        max_value=settings.max_value,
+        max_examples=settings.max_examples,
         clip=settings.clip or None,
         clip_factor=settings.clip_factor or None,
         refuse_factor=settings.refuse_factor or None,
-        loss=settings.max_loss,
-        least_loss=lower_bound(loss),
+        max_loss=settings.max_loss,
+        min_loss=lower_bound(loss),
         min_cohort=settings.min_cohort,
         max_weight=settings.max_weight or None,
         suspend_after=settings.suspend_after or None,
     )
 
 
-def small_cohorts(schedule: Schedule, planned: Tree, least: int) -> float:
-    """The share of the visits planned for the first rounds that go to modes with fewer than `least`
-    clients.
-    """
-    few = total = 0
-    for round in range(_ROUNDS):
-        count = torch.bincount(schedule.plan(planned, round).mode, minlength=schedule.modes)
-        few, total = few + int(count[count < least].sum()), total + int(count.sum())
-    return few / max(total, 1)
+def small_cohort_share(schedule: Schedule, schedule_state: Tree, min_cohort: int) -> float:
+    """Returns the share of planned visits to modes with fewer than `min_cohort` clients."""
+    small = total = 0
+    for round in range(_PLANNED_ROUNDS):
+        count = torch.bincount(schedule.plan(schedule_state, round).mode, minlength=schedule.modes)
+        small, total = small + int(count[count < min_cohort].sum()), total + int(count.sum())
+    return small / max(total, 1)
 
 
-def cohort_remarks(schedule: Schedule, planned: Tree, least: int) -> list[str]:
-    """A warning where many modes will have too few clients; raises if no mode would ever be
-    updated.
-    """
-    share = small_cohorts(schedule, planned, least)
-    change = (
-        "Raise ensemble.clients_per_round, lower ensemble.modes, use the schedule 'balanced', or lower the run's "
-        "setting `min-cohort`: with 1, the next client of a mode may receive one other client's update as it was."
+def cohort_notes(schedule: Schedule, schedule_state: Tree, min_cohort: int) -> list[str]:
+    """Returns a note if many cohorts will be too small; raises InputError if all will."""
+    share = small_cohort_share(schedule, schedule_state, min_cohort)
+    advice = (
+        "Raise ensemble.clients_per_round, lower ensemble.modes, use the schedule 'balanced', or "
+        "lower the run's setting `min-cohort`: with 1, the next client of a mode may receive one "
+        "other client's update unchanged."
     )
-    asked = f"{schedule.clients_per_round} clients per round and {schedule.modes} modes"
+    setup = f"{schedule.clients_per_round} clients per round and {schedule.modes} modes"
     if share == 1:
         raise InputError(
-            f"With {asked} no mode ever has {least} clients, so none would be updated. {change}"
+            f"With {setup} no mode ever has {min_cohort} clients, so none would be updated. "
+            f"{advice}"
         )
     if share > 0.05:
         return [
-            f"With {asked}, {share:.0%} of the visits go to modes with fewer than {least} clients, in vain. {change}"
+            f"With {setup}, {share:.0%} of the visits go to modes with fewer than {min_cohort} "
+            f"clients and have no effect. {advice}"
         ]
     return []
 
 
-def weight_remarks(names: list[str], sizes: Tensor, weights: Tensor) -> list[str]:
-    """What to know of clients that claim many more examples than others, [N] each."""
-    remarks = []
-    cut = (weights < sizes).nonzero().flatten().tolist()
-    if cut:
+def weight_notes(names: list[str], sizes: Tensor, weights: Tensor) -> list[str]:
+    """Returns notes on clients that claim many more examples than others.
+
+    Args:
+        names: names of the clients.
+        sizes: number of examples that each client claims, [N].
+        weights: weight of each client after the limit `max-weight`, [N].
+    """
+    notes = []
+    capped = (weights < sizes).nonzero().flatten().tolist()
+    if capped:
         named = [
-            f"{names[i]} ({int(sizes[i])}, counts as {float(weights[i]):g})" for i in cut[:_NAMED]
+            f"{names[i]} ({int(sizes[i])}, counts as {float(weights[i]):g})"
+            for i in capped[:_MAX_NAMED]
         ]
-        more = f" and {len(cut) - _NAMED} more" if len(cut) > _NAMED else ""
-        remarks.append(
-            f"Clients that claim many more examples than the median: {', '.join(named)}{more}. If that is right, raise "
-            "the run's setting `max-weight`, or set it to 0."
+        more = f" and {len(capped) - _MAX_NAMED} more" if len(capped) > _MAX_NAMED else ""
+        notes.append(
+            f"Clients that claim many more examples than the median: {', '.join(named)}{more}. "
+            "If these claims are right, raise the run's setting `max-weight`, or set it to 0."
         )
-    share, first = float(weights.max() / weights.sum()), int(weights.argmax())
-    if share > max(MOST, 1.5 / len(weights)):
-        remarks.append(
-            f"{names[first]} has {share:.0%} of the fleet's weight, by the examples it claims, and decides the result. "
-            "With algorithm.weighting = 'uniform' all clients count alike."
+    share, largest = float(weights.max() / weights.sum()), int(weights.argmax())
+    if share > max(DOMINANT_SHARE, 1.5 / len(weights)):
+        notes.append(
+            f"{names[largest]} has {share:.0%} of the fleet's weight, by the examples it claims, "
+            "and decides the result. With algorithm.weighting = 'uniform' all clients have the "
+            "same weight."
         )
-    return remarks
+    return notes

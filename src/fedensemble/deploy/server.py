@@ -1,6 +1,4 @@
-"""The server of a fleet: enrols the clients, trains the rounds that are left, leaves a run folder
-like any other.
-"""
+"""Server of a fleet: enrols the clients, trains the remaining rounds, and writes a run folder."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from ..core.types import EnsembleState, RoundReport
 from ..durable import json_bytes, write_json
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.engine import FlowerEngine
-from ..engines.flower.finite_checks import Soundness
+from ..engines.flower.finite_checks import FiniteCheck
 from ..engines.flower.roster import Member, Roster
-from ..engines.flower.running_statistics import Statistics
+from ..engines.flower.running_statistics import BufferRules
 from ..experiment.ensemble_file import write_modes
 from ..experiment.read_json import need_keys, read_json
 from ..experiment.records import describe, environment
@@ -33,8 +31,8 @@ from ..federation.resolve import resolve_schedule
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
-from .app_spec import Description
-from .safeguards import cohort_remarks, find_limits, weight_remarks
+from .app_spec import AppSpec
+from .safeguards import build_limits, cohort_notes, weight_notes
 from .server_settings import Settings
 
 logger = logging.getLogger("flwr")
@@ -42,18 +40,19 @@ logger = logging.getLogger("flwr")
 ROSTER = "roster.json"
 
 
-def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) -> None:
-    """Trains a config on the clients behind a grid; again on the same folder, it goes on after the
-    last round.
+def run_fleet(grid: Grid, spec: AppSpec, run_config: Mapping[str, Any]) -> None:
+    """Trains an app's config on the clients behind a grid.
+
+    If the run's folder exists, training continues after the last round in it.
     """
-    settings, config = Settings.read(given), description.config
+    settings, config = Settings.read(run_config), spec.config
     store = RunFolder(Path(settings.run_dir or f"runs/{config.name}-fleet").expanduser())
     store.claim(config)
     try:
         if store.done:
             logger.info("%s is finished: nothing to do.", store.path)
             return
-        fleet = Fleet(grid, description, settings, store)
+        fleet = Fleet(grid, spec, settings, store)
         store.write(store.path / "env.json", json_bytes(environment(config)))
         started = time.monotonic()
         while fleet.state.round < config.rounds:
@@ -64,36 +63,40 @@ def run_fleet(grid: Grid, description: Description, given: Mapping[str, Any]) ->
 
 
 class Fleet:
-    """A training on real clients, at the round where its folder says it is."""
+    """A training on real clients, resumed after the last round in its run folder."""
 
-    def __init__(
-        self, grid: Grid, description: Description, settings: Settings, store: RunFolder
-    ) -> None:
-        config, self.description, self.store = description.config, description, store
-        self.learner = description.learner("cpu")
-        example = torch.zeros(1, *description.shape, dtype=self.learner.dtype)
-        roster, training = enrolled(grid, settings, store.path / ROSTER)
+    def __init__(self, grid: Grid, spec: AppSpec, settings: Settings, store: RunFolder) -> None:
+        config, self.spec, self.store = spec.config, spec, store
+        self.learner = spec.build_learner("cpu")
+        example = torch.zeros(1, *spec.shape, dtype=self.learner.dtype)
+        roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
         table = config.ensemble
-        wanted = resolve_schedule(
+        base_schedule = resolve_schedule(
             table.schedule, table.modes, table.strata, table.clients_per_round, len(roster)
         )
-        workshop = ServerContext(self.learner, example, clients_per_mode=wanted.clients_per_mode)
-        self.algorithm = description.algorithm.bind(workshop)
+        server_context = ServerContext(
+            self.learner, example, clients_per_mode=base_schedule.clients_per_mode
+        )
+        self.algorithm = spec.algorithm.bind(server_context)
         for note in self.algorithm.notes:
             logger.info("%s", note)
-        self.schedule = build_participation(config.participation).asking(wanted)
-        fewer = wanted.clients_per_round < self.schedule.clients_per_round
-        visits = wanted.clients_per_round * (1 if wanted.one_mode_a_client else wanted.modes)
-        keep = settings.keep or (visits if fewer else None)
+        # With over-selection the schedule selects more clients than `clients_per_round`; the round
+        # then keeps the replies of as many as the config wants.
+        self.schedule = build_participation(config.participation).asking(base_schedule)
+        over_selects = base_schedule.clients_per_round < self.schedule.clients_per_round
+        visits = base_schedule.clients_per_round * (
+            1 if base_schedule.one_mode_a_client else base_schedule.modes
+        )
+        keep = settings.keep or (visits if over_selects else None)
         self.engine = FlowerEngine(
             roster,
             config.seed,
             self.schedule.modes,
             training,
             RoundTimeout(settings.timeout, keep, settings.poll),
-            find_limits(settings, config.training.loss),
-            statistics=Statistics.of(self.learner),
-            soundness=Soundness(self.learner, description.shape),
+            build_limits(settings, config.training.loss),
+            buffer_rules=BufferRules.from_model(self.learner),
+            finite_check=FiniteCheck(self.learner, spec.shape),
         )
         theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
         self.aggregator = build_aggregator(config.aggregator)
@@ -103,23 +106,25 @@ class Fleet:
         note = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
         if note:
             logger.warning("%s", note)
-        planned = self.schedule.init(len(roster), config.seed)
-        remarks = cohort_remarks(wanted, planned, settings.min_cohort)
+        schedule_state = self.schedule.init(len(roster), config.seed)
+        notes = cohort_notes(base_schedule, schedule_state, settings.min_cohort)
         if self.algorithm.weighting == "examples":
             names = [member.name for member in roster.members]
-            remarks += weight_remarks(names, self.engine.sizes, self.engine.weights)
-        for remark in remarks:
-            _warn(remark)
-        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
+            notes += weight_notes(names, self.engine.sizes, self.engine.weights)
+        for note in notes:
+            _warn(note)
+        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, schedule_state)
+        # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
+        # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
-        found = store.resume(self.facts, logger.warning)
-        if found is not None:
-            self.state, memory = EnsembleState.of(*found, "cpu")
-            self.engine.load_memory(memory)
+        checkpoint = store.resume(self.facts, logger.warning)
+        if checkpoint is not None:
+            self.state, engine_state = EnsembleState.of(*checkpoint, "cpu")
+            self.engine.load_memory(engine_state)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
 
     def train_one_round(self) -> None:
-        """One round, on disk when it is over."""
+        """Trains one round and saves it."""
         self.state, report = run_round(
             self.state,
             algorithm=self.algorithm,
@@ -128,34 +133,32 @@ class Fleet:
             aggregator=self.aggregator,
         )
         log = self.engine.log
-        self.store.append_metrics({**describe(report), "fleet": log.record()})
+        self.store.append_metrics({**describe(report), "fleet": log.to_record()})
         self.store.save(
             self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts
         )
-        logger.info("%s", sentence(report, len(log.lost), len(log.refused), len(log.late)))
+        logger.info("%s", format_round(report, len(log.lost), len(log.refused), len(log.late)))
 
     @property
     def ensemble(self) -> Ensemble:
-        """The K modes as they are now."""
-        config = self.description.config
+        """The K modes in their current state."""
+        config = self.spec.config
         return Ensemble(
             self.learner,
             self.state.modes["theta"],
             self.state.buffers,
-            standardise=self.description.standardise,
+            standardise=self.spec.standardise,
             combine=config.ensemble.combine,
-            input_shape=self.description.shape,
+            input_shape=self.spec.shape,
             seed=config.seed,
             predictors=self.algorithm.predictors(self.state.modes),
         )
 
     def finish(self, seconds: float) -> None:
-        """Writes the modes as a simulated run does, so that `fedensemble predict` and `report` take
-        them.
-        """
-        config, records, ensemble = self.description.config, self.store.metrics(), self.ensemble
+        """Writes modes and summary like a simulated run, for `fedensemble predict` and `report`."""
+        config, records, ensemble = self.spec.config, self.store.metrics(), self.ensemble
         self.store.check_claim()
-        write_modes(self.store.modes_file, ensemble, {"model": self.description.model})
+        write_modes(self.store.modes_file, ensemble, {"model": self.spec.model})
         summary = {
             "name": config.name,
             "hash": config.hash(),
@@ -174,17 +177,19 @@ class Fleet:
         logger.info("Finished: the modes are in %s.", self.store.modes_file)
 
 
-def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
-    """The clients of the training and its name: those the folder knows, or those that are there
-    now.
-    """
+def load_or_enrol(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
+    """Returns the clients and the name of the training, from the roster file or by enrolment."""
     roster = Roster(
-        grid, settings.identity, most=settings.max_examples, poll=settings.poll, say=_warn
+        grid,
+        settings.identity,
+        max_examples=settings.max_examples,
+        poll=settings.poll,
+        log=_warn,
     )
     if file.exists():
-        known = read_json(file)
-        need_keys(file, known, ("training", "identity", "members"))
-        roster.identity = known["identity"]
+        saved = read_json(file)
+        need_keys(file, saved, ("training", "identity", "members"))
+        roster.identity = saved["identity"]
         if settings.identity not in ("auto", roster.identity):
             logger.warning(
                 'The clients of %s were enrolled by %s; identity = "%s" is for new runs only.',
@@ -193,22 +198,25 @@ def enrolled(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
                 settings.identity,
             )
         roster.members = tuple(
-            Member.from_record(record, roster.identity) for record in known["members"]
+            Member.from_record(record, roster.identity) for record in saved["members"]
         )
-        return roster, str(known["training"])
+        return roster, str(saved["training"])
     roster.enrol(settings.clients, settings.enrol_timeout)
     training = secrets.token_hex(8)
-    members = [member.record() for member in roster.members]
+    members = [member.to_record() for member in roster.members]
     write_json(file, {"training": training, "identity": roster.identity, "members": members})
     return roster, training
 
 
 def _warn(text: str) -> None:
-    """A line in the log that may hold a client's words."""
+    """Logs a line that may contain text from a client."""
     logger.warning("%s", shorten(text, 1000))
 
 
-def sentence(report: RoundReport, lost: int, refused: int, late: int) -> str:
-    """A round on one line."""
-    loss = "nobody answered" if report.loss is None else f"loss {report.loss:.4f}"
-    return f"round {report.round}: {len(report.plan.client)} answers, {loss}, {lost} lost, {refused} refused, {late} late"
+def format_round(report: RoundReport, lost: int, rejected: int, late: int) -> str:
+    """Returns a round on one line."""
+    loss = "no client replied" if report.loss is None else f"loss {report.loss:.4f}"
+    return (
+        f"round {report.round}: {len(report.plan.client)} replies, {loss}, {lost} lost, "
+        f"{rejected} rejected, {late} late"
+    )

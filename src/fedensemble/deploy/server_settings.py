@@ -1,5 +1,6 @@
-"""The settings of one start of a fleet, `flwr run APP -c 'timeout=60'`; what changes results is in
-the config.
+"""Settings of one start of a fleet: `flwr run APP -c 'timeout=60'`.
+
+Settings control waiting and limits on replies. The algorithm, model and schedule are in the config.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ from ..errors import InputError, unknown
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server goes about it; zero and "" stand for none.
+    """Settings of a server. Zero and "" mean that a setting is off.
 
     Args:
         run_dir: the run's folder on the server; the same folder again continues the run.
-        clients: how many must be there before the first round.
-        identity: what makes a client the same client: its public "key", its registered "name", the
-            "partition" it says it is, or "auto" for keys where any node was registered with a name,
-            else partitions. Apps are written with "key".
-        timeout: seconds a round waits for answers; every round in which a silent client is asked
-            takes that long.
-        enrol_timeout: seconds the start waits for clients.
-        keep: answers that count in a round, the first of each mode; the config's
-            `ensemble.clients_per_round` where it asks for more.
-        poll: seconds between two looks at what came in.
-        clip: longest update of a client that counts in full, as a length; each tensor by itself.
+        clients: number of clients that must be online before the first round.
+        identity: what identifies a client: its public "key", its registered "name", the
+            "partition" number that it claims, or "auto": keys if any node was registered with a
+            name, else partitions. Apps are generated with "key".
+        timeout: seconds that a round waits for replies. A round takes this long whenever a selected
+            client is silent.
+        enrol_timeout: seconds that the start waits for clients.
+        keep: number of replies that count per round, the first of each mode. By default all, or the
+            config's `ensemble.clients_per_round` where it selects more clients than that.
+        poll: seconds between two polls for replies.
+        clip: largest L2 length of an update; longer ones are scaled down. Each tensor is measured
+            separately.
         clip_factor: the same as a multiple of the median length of the clients' updates.
-        refuse_factor: multiple of the median length above which an answer is refused.
-        max_value: largest change of a single number that is plausible in an answer.
-        max_loss: largest loss that is plausible.
-        max_examples: most examples that a client may claim.
-        max_weight: most that a client counts, as a multiple of the median number of examples; has
+        refuse_factor: multiple of the median length above which a reply is rejected.
+        max_value: largest plausible change of a single value in a reply.
+        max_loss: largest plausible loss.
+        max_examples: largest number of examples that a client may claim.
+        max_weight: largest weight of a client, as a multiple of the median number of examples. Has
             no effect with `algorithm.weighting = "uniform"`.
         min_cohort: a mode that fewer clients trained is not updated in that round.
-        suspend_after: failures in a row after which a client is left out for a growing number of
+        suspend_after: failures in a row after which a client is suspended for a growing number of
             visits.
     """
 
@@ -58,26 +60,26 @@ class Settings:
     suspend_after: int = 3
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Settings:
-        """From Flower's run config, whose names have hyphens.
+    def read(cls, run_config: Mapping[str, Any]) -> Settings:
+        """Returns the settings in Flower's run config, whose names have hyphens.
 
         >>> Settings.read({"enrol-timeout": 30}).enrol_timeout
         30.0
         """
         known = {field.name.replace("_", "-"): field for field in fields(cls)}
         values = {}
-        for name, value in given.items():
+        for name, value in run_config.items():
             if name not in known:
                 raise InputError(unknown("setting of the run", name, known))
             default: Any = known[name].default
-            fits = (
+            type_matches = (
                 isinstance(value, str)
                 if isinstance(default, str)
                 else type(value) in (int, type(default))
             )
-            if not fits:
+            if not type_matches:
                 raise InputError(
-                    f"The run's setting `{name}` is such as {default!r}; got {value!r}."
+                    f"The run's setting `{name}` is a value such as {default!r}; got {value!r}."
                 )
             values[known[name].name] = type(default)(value)
         return cls(**values)

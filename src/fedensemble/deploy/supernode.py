@@ -1,5 +1,6 @@
-"""Starts Flower's SuperNode with what its own options lack: a client certificate, and signatures of
-one's own apps.
+"""Starts Flower's SuperNode with a client certificate and with signatures of your own apps.
+
+Flower's own options offer neither.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..errors import InputError
 from .routes import SIGNATURES_PREFIX
 from .signing import read_signatures
 
-_NEEDED = {
+_REQUIRED = {
     "superlink": "host:port of the fleet's gateway",
     "root_certificates": "the authority's certificate",
     "auth_supernode_private_key": "this node's private key",
@@ -48,58 +49,60 @@ def run_supernode(certificate: Path, arguments: Sequence[str]) -> None:
         certificate,
         Path(options.auth_supernode_private_key).expanduser(),
     )
-    # Flower's connection looks the class up here when it connects, and nowhere else in this
-    # process: ClientApps run in
-    # processes of their own and speak to the SuperNode alone.
+    # Flower offers no way to pass an SSL context, so replace the client class in the module where
+    # Flower's connection looks it up. Nothing else in this process uses it: ClientApps run in
+    # processes of their own and connect to the SuperNode only.
     setattr(fleet_http_connection, FleetHttpClient.__name__, client_class(context))
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of `flower-supernode` that make it safe; raises if one is missing."""
+    """Returns the options of `flower-supernode` that make it safe; raises if one is missing."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--insecure", action="store_true")
-    for name in _NEEDED:
+    for name in _REQUIRED:
         parser.add_argument(f"--{name.replace('_', '-')}", default="")
-    found, _ = parser.parse_known_args(list(arguments))
-    if found.insecure:
+    options, _ = parser.parse_known_args(list(arguments))
+    if options.insecure:
         raise InputError(
-            "`fedensemble fleet supernode` takes no --insecure; for a trial use `flower-supernode`."
+            "`fedensemble fleet supernode` takes no --insecure; "
+            "to try an app out, use `flower-supernode`."
         )
-    for name, meaning in _NEEDED.items():
-        if not getattr(found, name):
+    for name, meaning in _REQUIRED.items():
+        if not getattr(options, name):
             raise InputError(
                 f"`fedensemble fleet supernode` needs --{name.replace('_', '-')}: {meaning}."
             )
-    check_trust(Path(found.trusted_entities).expanduser())
-    return found
+    check_trust(Path(options.trusted_entities).expanduser())
+    return options
 
 
 def check_trust(file: Path) -> None:
-    """Raises if a file names nobody: Flower would take that for "trust everybody"."""
+    """Raises if a file has no key, because Flower would then trust all apps."""
     import yaml  # type: ignore[import-untyped]  # comes with Flower, which reads this file as YAML
 
     try:
-        named = yaml.safe_load(file.read_text(encoding="utf-8"))
+        keys = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise InputError(f"--trusted-entities {file} cannot be read: {error}.") from None
-    if not isinstance(named, dict) or not named:
+    if not isinstance(keys, dict) or not keys:
         raise InputError(
-            f"--trusted-entities {file} names no key. Write it with `fedensemble fleet trust OPERATOR.pub`."
+            f"--trusted-entities {file} names no key. "
+            "Write it with `fedensemble fleet trust OPERATOR.pub`."
         )
 
 
 def client_context(authority: Path, certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS that believes one authority and shows this node's certificate."""
+    """Returns a TLS context that trusts one authority and shows this node's certificate."""
     try:
         private = serialization.load_ssh_private_key(key.read_bytes(), password=None)
-        shown = x509.load_pem_x509_certificate(certificate.read_bytes())
+        node_certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(
             f"The node's key {key} or its certificate {certificate} cannot be read: {error}."
         ) from None
-    if shown.public_key() != private.public_key():
+    if node_certificate.public_key() != private.public_key():
         raise InputError(f"{certificate} was made for another key than {key}.")
     try:
         context = ssl.create_default_context(cafile=str(authority.expanduser()))
@@ -109,9 +112,8 @@ def client_context(authority: Path, certificate: Path, key: Path) -> ssl.SSLCont
     pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    # OpenSSL reads keys from files only, and not in the SSH format that Flower wants. The folder is
-    # for its owner
-    # alone, and gone as soon as the key has been read.
+    # OpenSSL reads keys only from files, and not in the SSH format that Flower requires. So write
+    # the key as PEM into a folder that only its owner can read, and delete it right after loading.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "key.pem"
         file.touch(mode=0o600)
@@ -121,7 +123,7 @@ def client_context(authority: Path, certificate: Path, key: Path) -> ssl.SSLCont
 
 
 def client_class(context: ssl.SSLContext) -> type[FleetHttpClient]:
-    """Flower's client of the Fleet API, over the given TLS."""
+    """Returns a class like Flower's client of the Fleet API that uses the given TLS context."""
 
     class CertifiedClient(FleetHttpClient):
         @classmethod
@@ -143,21 +145,22 @@ def client_class(context: ssl.SSLContext) -> type[FleetHttpClient]:
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802 - Flower's name
             response = super().GetFab(request)
-            # Nothing that the SuperLink may say about signatures is used: its entries could be
-            # unreadable.
+            # Ignore the SuperLink's own entries, because Flower may be unable to read them.
             response.fab.verifications.clear()
-            found = self._signatures(hashlib.sha256(response.fab.content).hexdigest())
-            for name, entry in found.items():
+            signatures = self._fetch_signatures(hashlib.sha256(response.fab.content).hexdigest())
+            for name, entry in signatures.items():
                 response.fab.verifications[name] = json.dumps(entry)
-            if found:  # Flower's mark for "there are signatures to verify"
+            if signatures:  # Flower's marker that there are signatures to verify
                 response.fab.verifications["valid_license"] = "Valid"
             return response
 
-        def _signatures(self, digest: str) -> dict[str, dict[str, Any]]:
+        def _fetch_signatures(self, digest: str) -> dict[str, dict[str, Any]]:
             try:
-                answer = self._client.get(f"{self._base_url}{SIGNATURES_PREFIX}{digest}.json")
+                response = self._client.get(f"{self._base_url}{SIGNATURES_PREFIX}{digest}.json")
             except httpx.TransportError:
-                return {}  # no signature: the SuperNode refuses the app, and says so to the server
-            return read_signatures(answer.content) if answer.status_code == httpx.codes.OK else {}
+                return {}  # without a signature, the SuperNode rejects the app and reports that
+            if response.status_code != httpx.codes.OK:
+                return {}
+            return read_signatures(response.content)
 
     return CertifiedClient

@@ -1,1 +1,1 @@
-"""A fleet that trains what config.toml says."""
+"""A Flower app that trains the config in config.toml."""

@@ -1,4 +1,4 @@
-"""A client's half of the app: it trains on what `load` gives it."""
+"""The ClientApp: trains on the examples that `load` returns."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The server's half of the app: it owns the rounds."""
+"""The ServerApp: runs the rounds."""
 
 from pathlib import Path
 

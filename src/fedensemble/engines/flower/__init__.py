@@ -1,5 +1,6 @@
-"""Real clients: the same round over Flower's Grid, one message a visit. Needs the extra `flower`.
+"""Trains on real clients over Flower's Grid, one message per visit. Needs the extra `flower`.
 
-The server's side is `engine` (with `enrol` and `checks`), a client's side `client` (with `memory`);
-`wire` is what travels between them.
+Server side: `engine` runs a round, `roster` identifies the clients, `collector` gathers replies and
+`reply_validation` checks them. Client side: `client` trains, `client_state` stores what a client
+keeps between rounds. `messages` defines what travels between the two.
 """

@@ -1,4 +1,4 @@
-"""A client's side: rebuilds the local problem, trains the mode it was sent, and answers."""
+"""Client side: rebuilds the local problem of a visit, trains the received mode, and replies."""
 
 from __future__ import annotations
 
@@ -22,43 +22,56 @@ from ...runtime.oom import SMALLER_VISIT, raise_on_oom
 from ...text import shorten
 from ..local.block import BlockResult, Inputs, summarize_losses
 from ..local.loop import LoopEngine
-from .client_state import KeptMemory
-from .messages import BUFFERS, MODEL, RESULT, UPLOAD, VISIT, Visit, pack, read_visit, reply, unpack
+from .client_state import ClientStateStore
+from .messages import (
+    BUFFERS,
+    MODEL,
+    RESULT,
+    UPLOAD,
+    VISIT,
+    Visit,
+    build_reply,
+    pack,
+    read_visit,
+    unpack,
+)
 
-_MOST = 10_000_000  # clients of a fleet; some work of a client grows with its number
+# Upper bound on the number of clients of a fleet. Some work of a client grows with its index, so
+# without a bound a hostile server could make a single visit arbitrarily expensive.
+_MAX_CLIENTS = 10_000_000
 
 
 def check_visit(visit: Visit) -> None:
-    """Raises if a server asks for something that no fleet has, before anything is made of its
-    size.
-    """
-    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", visit.training):  # it becomes part of a file's name
+    """Raises InputError if a visit has values that no fleet has. Call it before allocating."""
+    if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", visit.training):  # becomes part of a file name
         raise InputError(
-            f"The server calls its training '{shorten(visit.training)}'; letters and digits are expected."
+            f"The server calls its training '{shorten(visit.training)}'; "
+            "letters and digits are expected."
         )
     ranges = {
         "round": (0, 2**31),
-        "client": (0, _MOST),
+        "client": (0, _MAX_CLIENTS),
         "mode": (0, 2**20),
         "counted": (-1, visit.round),
         "largest": (1, 2**53),
     }
-    for name, (least, end) in ranges.items():
-        if not least <= getattr(visit, name) < end:
+    for name, (start, end) in ranges.items():
+        value = getattr(visit, name)
+        if not start <= value < end:
             raise InputError(
-                f"The server sends {name} = {getattr(visit, name)}; {least} to {end - 1} is expected."
+                f"The server sends {name} = {value}; {start} to {end - 1} is expected."
             )
 
 
 class LocalClient:
-    """One client: its model's structure, its data, its method.
+    """One client: the model, the algorithm and the client's data.
 
     Args:
-        learner: the model's structure and loss.
-        algorithm: the method.
+        learner: the model as a function, with its loss.
+        algorithm: the federated algorithm.
         data: this client's examples, as FederatedData of one client.
-        work: how much it trains.
-        seed: of the run, as the server has it.
+        work: the amount of local training per visit.
+        seed: seed of the run, the same as on the server.
     """
 
     def __init__(
@@ -73,22 +86,20 @@ class LocalClient:
         self.data, self.examples = data, len(data.x)
 
     def answer_query(self, message: Message, context: Context) -> Message:
-        """The answer to a query: how many examples there are, and which part of the data they
-        are.
-        """
+        """Returns the reply to a query: the number of examples and the node's partition-id."""
         partition = context.node_config.get("partition-id", -1)
-        return reply(
+        return build_reply(
             message,
             {RESULT: MetricRecord({"examples": self.examples, "partition": int(partition)})},
         )
 
     def train(self, message: Message, context: Context) -> Message:
-        """The answer to a visit; what the client remembers stays in `context.state`."""
+        """Returns the reply to a visit. The client's state stays in `context.state`."""
         visit = read_visit(message.content)
         check_visit(visit)
-        kept = KeptMemory.of(context)
-        kept.forget_others(visit.training)
-        found = kept.find(visit) if visit.counted >= 0 else None
+        store = ClientStateStore.from_context(context)
+        store.delete_expired(visit.training)
+        previous_state = store.load(visit) if visit.counted >= 0 else None
         sent = {
             name: value.to(self.learner.device)
             for name, value in unpack(message.content, MODEL).items()
@@ -96,52 +107,64 @@ class LocalClient:
         buffers = sent.pop(
             BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device)
         )
-        given, trained = self.visit(visit, sent, buffers, found)
-        memory, loss, bad = rows(trained.memory, 0), *summarize_losses(trained, given)
-        if memory and bool(loss.isfinite()):
-            kept.keep(visit, memory)
-        coin = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(
+        inputs, result = self.visit(visit, sent, buffers, previous_state)
+        new_state = rows(result.memory, 0)
+        loss, first_bad_step = summarize_losses(result, inputs)
+        # The server rejects the reply of a diverged visit, so its state could never count.
+        if new_state and bool(loss.isfinite()):
+            store.save(visit, new_state)
+        uniform_draw = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(
             self.learner.dtype
         )
-        upload = self.algorithm.encode(rows(trained.uploads, 0), coin)
+        upload = self.algorithm.encode(rows(result.uploads, 0), uniform_draw)
         if len(buffers):
-            upload = {**upload, BUFFERS: trained.buffers[0] - buffers}
-        forgot = bool(memory) and visit.counted >= 0 and found is None
-        result = {
+            upload = {**upload, BUFFERS: result.buffers[0] - buffers}
+        state_lost = bool(new_state) and visit.counted >= 0 and previous_state is None
+        metrics = {
             "examples": self.examples,
             "loss": float(loss),
-            "first_bad_step": int(bad),
-            "forgot": int(forgot),
+            "first_bad_step": int(first_bad_step),
+            "forgot": int(state_lost),
         }
-        said = {
+        content = {
             VISIT: ConfigRecord({**visit._asdict()}),
             UPLOAD: pack(upload),
-            RESULT: MetricRecord({**result}),
+            RESULT: MetricRecord({**metrics}),
         }
-        return reply(message, said)
+        return build_reply(message, content)
 
     def visit(
         self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None
     ) -> tuple[Inputs, BlockResult]:
-        """One visit of the loop engine, with the keys of this client's number among all."""
+        """Runs one visit of the loop engine; returns its inputs and its result.
+
+        Args:
+            sent: parameters of the mode, [P] each.
+            buffers: running statistics of the mode, [R].
+            memory: this client's state for the mode, or None on a first visit.
+        """
         work = replace(self.work, batch_size=min(self.work.batch_size, visit.largest))
-        everybody = visit.client + 1
-        # Seen from here all clients up to this one hold these same rows; `expand` takes no memory
-        # for that.
-        alike = replace(
+        # Random keys depend on the client's index among all clients. To get the same keys as in a
+        # simulation, pretend that clients 0 to `visit.client` all hold this client's rows. `expand`
+        # makes views with stride 0, so that this allocates nothing.
+        num_clients = visit.client + 1
+        data = replace(
             self.data,
-            start=self.data.start.expand(everybody),
-            size=self.data.size.expand(everybody),
+            start=self.data.start.expand(num_clients),
+            size=self.data.size.expand(num_clients),
         )
-        engine = LoopEngine(self.learner, alike, work, self.seed)
-        engine.secret = system_uniform  # the server knows the seed
+        engine = LoopEngine(self.learner, data, work, self.seed)
+        # Secret noise must not come from the run's seed, because the server knows the seed.
+        engine.secret = system_uniform
         plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
-        one = {name: value.unsqueeze(0) for name, value in sent.items()}
-        only = torch.tensor([0], device=buffers.device)
-        given = engine.prepare(self.algorithm, one, only, buffers.unsqueeze(0), plan, visit.round)
+        modes = {name: value.unsqueeze(0) for name, value in sent.items()}
+        mode_index = torch.tensor([0], device=buffers.device)
+        inputs = engine.prepare(
+            self.algorithm, modes, mode_index, buffers.unsqueeze(0), plan, visit.round
+        )
         if memory is not None:
-            given = given._replace(
-                memory={n: value.to(self.learner.device)[None] for n, value in memory.items()}
+            inputs = inputs._replace(
+                memory={name: value.to(self.learner.device)[None] for name, value in memory.items()}
             )
         with raise_on_oom("One visit does", self.learner.device, SMALLER_VISIT):
-            return given, engine.train(self.algorithm, given, ragged=False)
+            return inputs, engine.train(self.algorithm, inputs, ragged=False)

@@ -1,8 +1,7 @@
-"""What a client keeps for each mode: in Flower's own state of the node and, where it has a folder,
-on its disk.
+"""Client state per mode: in Flower's state of the node and, where `memory-dir` is set, on disk.
 
-Client state is like a gradient: it tells of the client's data. On disk only the user who runs the
-node may read it.
+Client state reveals as much about the client's data as a gradient does. On disk, only the user who
+runs the node can read it.
 """
 
 from __future__ import annotations
@@ -20,100 +19,102 @@ from ...errors import InputError, StoreError
 from ...flat_params import Tree
 from .messages import Visit, pack, unpack
 
-TOP = "memory"
-DAYS = 30.0
+PREFIX = "memory"  # first part of record names, and name of the folder in `memory-dir`
+RETENTION_DAYS = 30.0
 
 
-class KeptMemory:
-    """Memory by mode and round: the one that counted last, and the one after it, which may yet come
-    to count.
+class ClientStateStore:
+    """Client state by mode and round.
+
+    Two versions are kept per mode: the state after the last round that counted, and the state after
+    the visit that follows it. The client does not know yet whether the second one will count: its
+    reply may be late, rejected or lost. The next visit says which version to continue from.
 
     Args:
-        records: the node's `context.state`; it lasts as long as the node's process and the run.
-        folder: where memory outlives both, or None.
-        days: memory of another training that was not written for so long is deleted. A training
-            that was only paused may continue until then; if it does later, its clients start with
-            new memory and say so.
+        records: `context.state` of the node. It lasts as long as the node's process and the run.
+        folder: folder where state outlives the process and the run, or None.
+        days: state of another training is deleted if it was not written for this many days. A
+            paused training can continue until then. If it continues later, its clients start with
+            new state and report that.
     """
 
-    def __init__(self, records: RecordDict, folder: Path | None = None, days: float = DAYS) -> None:
+    def __init__(
+        self, records: RecordDict, folder: Path | None = None, days: float = RETENTION_DAYS
+    ) -> None:
         self.records, self.folder, self.days = records, folder, days
 
     @classmethod
-    def of(cls, context: Context) -> KeptMemory:
-        """That of a node, with `memory-dir` and `memory-days` of its configuration."""
-        folder, days = (
-            context.node_config.get("memory-dir"),
-            context.node_config.get("memory-days", DAYS),
-        )
+    def from_context(cls, context: Context) -> ClientStateStore:
+        """Returns the store of a node, as configured by its `memory-dir` and `memory-days`."""
+        folder = context.node_config.get("memory-dir")
+        days = context.node_config.get("memory-days", RETENTION_DAYS)
         if isinstance(days, bool) or not isinstance(days, (int, float)) or not days >= 0:
             raise InputError(f"memory-days must be a number of days, 0 or more; got {days!r}.")
         return cls(context.state, Path(str(folder)).expanduser() if folder else None, float(days))
 
-    def find(self, visit: Visit) -> Tree | None:
-        """Memory after the round that counted last, or None if there is none any more."""
-        name = _name(visit, visit.counted)
+    def load(self, visit: Visit) -> Tree | None:
+        """Returns the state after the last round that counted, or None if it is lost."""
+        name = _record_name(visit, visit.counted)
         if name in self.records:
             return unpack(self.records, name)
         if self.folder is None:
             return None
         try:
-            return read_checkpoint(self._file(name))[0]
+            return read_checkpoint(self._path(name))[0]
         except StoreError:
             return None
 
-    def keep(self, visit: Visit, memory: Tree) -> None:
-        """Keeps what a visit leaves behind, and drops what can never count again."""
-        fresh, counted = _name(visit, visit.round), _name(visit, visit.counted)
-        others = f"{TOP}/{visit.training}/{visit.mode}/"
-        for name in [name for name in self.records if name.startswith(f"{TOP}/")]:
+    def save(self, visit: Visit, state: Tree) -> None:
+        """Saves the state after a visit and deletes versions that can no longer count."""
+        new, counted = _record_name(visit, visit.round), _record_name(visit, visit.counted)
+        this_training = f"{PREFIX}/{visit.training}/"
+        this_mode = f"{this_training}{visit.mode}/"
+        for name in [name for name in self.records if name.startswith(f"{PREFIX}/")]:
             if name != counted and (
-                name.startswith(others) or not name.startswith(f"{TOP}/{visit.training}/")
+                name.startswith(this_mode) or not name.startswith(this_training)
             ):
                 del self.records[name]
-        self.records[fresh] = pack(memory)
+        self.records[new] = pack(state)
         if self.folder is not None:
-            self._prepare()
-            write_checkpoint(self._file(fresh), memory, {}, private=True)
-            for path in self._file(fresh).parent.glob("*.safetensors"):
-                if path not in (self._file(fresh), self._file(counted)):
+            self._create_private_folder()
+            write_checkpoint(self._path(new), state, {}, private=True)
+            for path in self._path(new).parent.glob("*.safetensors"):
+                if path not in (self._path(new), self._path(counted)):
                     path.unlink(missing_ok=True)
-            clean_leftovers(self._file(fresh).parent)
+            clean_leftovers(self._path(new).parent)
 
-    def forget_others(self, training: str) -> None:
-        """Deletes what is on disk of other trainings that seem to be over: not written for
-        `days`.
-        """
-        if self.folder is None or not (self.folder / TOP).is_dir():
+    def delete_expired(self, training: str) -> None:
+        """Deletes state of other trainings on disk that was not written for `days`."""
+        if self.folder is None or not (self.folder / PREFIX).is_dir():
             return
         oldest = time.time() - self.days * 24 * 3600
-        with suppress(OSError):  # it can wait: a visit must not fail for it
-            for folder in (self.folder / TOP).iterdir():
+        with suppress(OSError):  # a visit must not fail because of cleaning up
+            for folder in (self.folder / PREFIX).iterdir():
                 if folder.name == training or folder.is_symlink() or not folder.is_dir():
                     continue
-                held = list(folder.rglob("*"))
-                ours = all(
-                    path.is_dir() or path.suffix in (".safetensors", ".part") for path in held
+                # Delete a folder only if it holds nothing but our own files: an operator may have
+                # pointed `memory-dir` at a folder with other data.
+                contents = list(folder.rglob("*"))
+                only_ours = all(
+                    path.is_dir() or path.suffix in (".safetensors", ".part") for path in contents
                 )
-                if ours and max(path.stat().st_mtime for path in (folder, *held)) < oldest:
+                if only_ours and max(path.stat().st_mtime for path in (folder, *contents)) < oldest:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _prepare(self) -> None:
-        """Folders that only this user may enter, also where they are left from before this was
-        so.
-        """
+    def _create_private_folder(self) -> None:
+        """Creates the folder for this user alone, and makes an existing one private."""
         assert self.folder is not None
-        top = self.folder / TOP
+        folder = self.folder / PREFIX
         try:
-            make_folders(top, private=True)
-            make_private(top)
+            make_folders(folder, private=True)
+            make_private(folder)
         except OSError as error:
             raise StoreError(f"memory-dir {self.folder} cannot be used: {reason(error)}") from None
 
-    def _file(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         assert self.folder is not None
         return self.folder / f"{name}.safetensors"
 
 
-def _name(visit: Visit, round: int) -> str:
-    return f"{TOP}/{visit.training}/{visit.mode}/{round}"
+def _record_name(visit: Visit, round: int) -> str:
+    return f"{PREFIX}/{visit.training}/{visit.mode}/{round}"

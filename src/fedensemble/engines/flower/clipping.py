@@ -1,4 +1,4 @@
-"""Limits on the length of updates that adapt to the lengths of all clients' updates."""
+"""Clipping of client updates, relative to the median length of all clients' updates."""
 
 from __future__ import annotations
 
@@ -11,93 +11,104 @@ from torch import Tensor
 
 from ...flat_params import Tree, rows
 from .messages import BUFFERS, Visit
-from .reply_validation import Answer
+from .reply_validation import ValidReply
 
-WINDOW = 32  # lengths that the median is taken over; a round with more of them uses its own only
-FEWEST = 3  # lengths without which there is no median to speak of
+WINDOW = 32  # lengths in the median; a round with more replies uses only its own
+MIN_LENGTHS = 3  # with fewer nonzero lengths there is no median
 
 
-class Limited(NamedTuple):
-    """The answers of a round after the limits."""
+class ClippedReplies(NamedTuple):
+    """Replies of a round after clipping."""
 
-    answers: dict[Visit, Answer]
-    refused: dict[Visit, str]  # with the reason
-    clipped: dict[Visit, float]  # by what factor the longest tensor was shortened
-    recent: Tensor  # lengths for the next round, [<= WINDOW, T]
+    replies: dict[Visit, ValidReply]
+    rejected: dict[Visit, str]  # with the reason
+    clipped: dict[Visit, float]  # factor by which the longest tensor was shortened
+    recent_lengths: Tensor  # for the next round, [<= WINDOW, T]
 
 
 def limit_lengths(
-    answers: Mapping[Visit, Answer],
-    still: Tree,
-    recent: Tensor,
-    clip: float | None,
-    refuse: float | None,
-) -> Limited:
-    """Shortens updates longer than `clip` times the median length, and refuses those longer than
-    `refuse` times.
+    replies: Mapping[Visit, ValidReply],
+    reference: Tree,
+    recent_lengths: Tensor,
+    clip_factor: float | None,
+    reject_factor: float | None,
+) -> ClippedReplies:
+    """Clips updates longer than `clip_factor` medians, rejects those above `reject_factor`.
 
-    The median is over the round's answers of all modes: a mode often has two clients only, and the
-    lengths of different modes are alike. Small rounds are filled up with the lengths of the rounds
-    before. Lengths of exactly zero are left out, for a tensor that most clients leave alone would
-    else allow no change at all. Each tensor has its own median. Answers within the limits are
-    handed back untouched, to the bit.
+    The median is over the round's replies of all modes, because a mode often has only two clients
+    and the lengths of different modes are similar. A small round is filled up with lengths of
+    earlier rounds. Lengths of exactly zero are left out: a tensor that most clients do not change
+    would otherwise have the median 0, which allows no change at all. Each tensor has its own
+    median. Replies within the limits are returned unchanged, bit for bit.
 
     Args:
-        answers: in the order of clients, so that a run can be repeated.
-        still: what a client that learned nothing would upload for each mode, [K, P].
-        recent: lengths of earlier answers, newest first, [<= WINDOW, T].
-        clip, refuse: multiples of the median, or None.
+        replies: replies ordered by client, so that a run is reproducible.
+        reference: upload of a client with zero gradient, per mode, [K, P].
+        recent_lengths: lengths of earlier replies, newest first, [<= WINDOW, T].
+        clip_factor, reject_factor: multiples of the median, or None for no limit.
     """
-    if not answers:
-        return Limited({}, {}, {}, recent)
-    names = [*sorted(next(iter(answers.values())).uploads), BUFFERS]
-    measured = [_lengths(answer, visit, still, names) for visit, answer in answers.items()]
-    lengths = torch.tensor(measured, dtype=torch.float64)
-    pool = torch.cat([lengths, recent]) if recent.shape[-1] == len(names) else lengths
+    if not replies:
+        return ClippedReplies({}, {}, {}, recent_lengths)
+    names = [*sorted(next(iter(replies.values())).uploads), BUFFERS]
+    lengths = torch.tensor(
+        [_measure_lengths(reply, visit, reference, names) for visit, reply in replies.items()],
+        dtype=torch.float64,
+    )
+    pool = lengths
+    if recent_lengths.shape[-1] == len(names):
+        pool = torch.cat([lengths, recent_lengths])
     pool = pool[: max(len(lengths), WINDOW)]
     median = torch.tensor([_median(column) for column in pool.unbind(1)], dtype=torch.float64)
     ratio = (lengths / median).nan_to_num(0.0)  # [J, T]; 0 where there is no median
-    # A single number, such as a flag or a counter, is no update: shortened, it would mean something
-    # else.
-    updates = torch.tensor([name == BUFFERS or still[name].shape[-1] > 1 for name in names])
-    found, refused, clipped = dict[Visit, Answer](), dict[Visit, str](), dict[Visit, float]()
-    for (visit, answer), own in zip(answers.items(), ratio, strict=True):
-        longest, longest_update = float(own.max()), float(own[updates].max())
-        if refuse is not None and longest > refuse:
-            name = names[int(own.argmax())]
-            refused[visit] = (
-                f"'{name}' changes {longest:.3g} times as much as the median client's; refuse-factor is {refuse:g}"
+    # Tensors with one entry are flags or counters, not updates: scaling would change their meaning.
+    # They can be rejected but are never clipped.
+    can_clip = torch.tensor([name == BUFFERS or reference[name].shape[-1] > 1 for name in names])
+    accepted = dict[Visit, ValidReply]()
+    rejected, clipped = dict[Visit, str](), dict[Visit, float]()
+    for (visit, reply), ratios in zip(replies.items(), ratio, strict=True):
+        largest, largest_clippable = float(ratios.max()), float(ratios[can_clip].max())
+        if reject_factor is not None and largest > reject_factor:
+            name = names[int(ratios.argmax())]
+            rejected[visit] = (
+                f"'{name}' changes {largest:.3g} times as much as the median client's; "
+                f"refuse-factor is {reject_factor:g}"
             )
-        elif clip is not None and longest_update > clip:
-            by_name = dict(zip(names, own.tolist(), strict=True))
-            found[visit] = _shortened(answer, rows(still, visit.mode), by_name, clip)
-            clipped[visit] = round(longest_update / clip, 4)
+        elif clip_factor is not None and largest_clippable > clip_factor:
+            ratio_by_name = dict(zip(names, ratios.tolist(), strict=True))
+            accepted[visit] = _clip_reply(
+                reply, rows(reference, visit.mode), ratio_by_name, clip_factor
+            )
+            clipped[visit] = round(largest_clippable / clip_factor, 4)
         else:
-            found[visit] = answer
-    return Limited(found, refused, clipped, pool[:WINDOW])
+            accepted[visit] = reply
+    return ClippedReplies(accepted, rejected, clipped, pool[:WINDOW])
 
 
-def _lengths(answer: Answer, visit: Visit, still: Tree, names: Sequence[str]) -> list[float]:
-    """How far each tensor of an answer is from that of a client that learned nothing."""
-    changes = {name: value - still[name][visit.mode] for name, value in answer.uploads.items()}
-    return [float(changes.get(name, answer.buffers).double().norm()) for name in names]
+def _measure_lengths(
+    reply: ValidReply, visit: Visit, reference: Tree, names: Sequence[str]
+) -> list[float]:
+    """Returns each tensor's distance from the upload of a client with zero gradient."""
+    changes = {name: value - reference[name][visit.mode] for name, value in reply.uploads.items()}
+    return [float(changes.get(name, reply.buffers).double().norm()) for name in names]
 
 
 def _median(lengths: Tensor) -> float:
-    """The lower median of the lengths above zero; nan if there are too few."""
-    moved = lengths[lengths > 0]
-    return float(moved.median()) if len(moved) >= FEWEST else float("nan")
+    """Returns the lower median of the nonzero lengths; nan if there are too few."""
+    nonzero = lengths[lengths > 0]
+    return float(nonzero.median()) if len(nonzero) >= MIN_LENGTHS else float("nan")
 
 
-def _shortened(answer: Answer, still: Tree, ratio: Mapping[str, float], clip: float) -> Answer:
-    """An answer whose tensors are at most `clip` medians long; single numbers stay what they
-    are.
-    """
+def _clip_reply(
+    reply: ValidReply, reference: Tree, ratio: Mapping[str, float], clip_factor: float
+) -> ValidReply:
+    """Returns a reply with tensors of at most `clip_factor` medians; single values are kept."""
     uploads = {
-        name: still[name] + (value - still[name]) * (clip / ratio[name])
-        if ratio[name] > clip and value.shape[-1] > 1
+        name: reference[name] + (value - reference[name]) * (clip_factor / ratio[name])
+        if ratio[name] > clip_factor and value.shape[-1] > 1
         else value
-        for name, value in answer.uploads.items()
+        for name, value in reply.uploads.items()
     }
-    buffers = answer.buffers * (clip / ratio[BUFFERS]) if ratio[BUFFERS] > clip else answer.buffers
-    return replace(answer, uploads=uploads, buffers=buffers)
+    buffers = reply.buffers
+    if ratio[BUFFERS] > clip_factor:
+        buffers = buffers * (clip_factor / ratio[BUFFERS])
+    return replace(reply, uploads=uploads, buffers=buffers)

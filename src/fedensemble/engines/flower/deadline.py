@@ -1,4 +1,4 @@
-"""How long a round of a fleet waits, for whom, and what is written down of it."""
+"""How long a round of a fleet waits, which replies get a slot, and the log of a round."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...errors import InputError
 from ...participation.quotas import first_to_finish
 from ...text import shorten
 
-STRAYS = 20  # that a round's record names
+MAX_STRAYS = 20  # unexpected messages that a round's record names
 
 
 @dataclass(frozen=True)
 class RoundTimeout:
-    """How long a round waits, and for whom.
+    """How long a round waits, and for how many replies.
 
     Args:
-        timeout: seconds from the sending of a round's messages.
-        keep: places of the round, see `ReplySlots`; once they are taken it ends. None waits for
-            all. Later answers are dropped and named.
-        poll: seconds between two looks at what came in.
+        timeout: seconds after the round's messages were sent.
+        keep: number of reply slots, see `ReplySlots`. The round ends once they are filled. None
+            waits for all clients. Later replies are dropped, and their clients are logged.
+        poll: seconds between two polls for new replies.
     """
 
     timeout: float = 600.0
@@ -40,91 +40,93 @@ class RoundTimeout:
 
 @dataclass
 class ReplySlots:
-    """Which answers count: so many of each mode, the first to come, as in a simulation with
-    devices.
+    """Slots for the replies that count: the first of each mode, as in a simulation with devices.
 
     Args:
-        mode: of each visit, [J].
-        each: places of each mode, [K].
-        came: visits that were answered, in the order of the answers.
+        mode: mode of each visit, [J].
+        slots: number of slots per mode, [K].
+        arrived: visits with a valid reply, in order of arrival.
     """
 
     mode: Tensor
-    each: Tensor
-    came: list[int] = field(default_factory=list)
+    slots: Tensor
+    arrived: list[int] = field(default_factory=list)
 
-    def taken(self) -> list[int]:
-        """Visits that have a place if nobody else answers; one that a mode cannot fill goes to the
-        next of any.
+    def find_filled(self) -> list[int]:
+        """Returns the visits that have a slot if no more replies arrive.
+
+        A slot that its mode cannot fill goes to the next reply of any mode.
         """
-        when = torch.full((len(self.mode),), torch.inf)
-        when[self.came] = torch.arange(float(len(self.came)))
-        return [
-            int(visit)
-            for visit in first_to_finish(self.mode, when, when.isfinite(), self.each).nonzero()
-        ]
+        arrival = torch.full((len(self.mode),), torch.inf)
+        arrival[self.arrived] = torch.arange(float(len(self.arrived)))
+        has_slot = first_to_finish(self.mode, arrival, arrival.isfinite(), self.slots)
+        return [int(visit) for visit in has_slot.nonzero()]
 
-    def settled(self, waiting: Collection[int]) -> bool:
-        """Whether none of the visits that are still waited for could get a place."""
-        short = torch.bincount(self.mode[self.came], minlength=len(self.each)) < self.each
-        return len(self.taken()) == int(self.each.sum()) and not bool(
-            short[self.mode[list(waiting)]].any()
+    def is_settled(self, waiting: Collection[int]) -> bool:
+        """Returns whether none of the visits in `waiting` can still get a slot."""
+        has_free_slot = (
+            torch.bincount(self.mode[self.arrived], minlength=len(self.slots)) < self.slots
+        )
+        return len(self.find_filled()) == int(self.slots.sum()) and not bool(
+            has_free_slot[self.mode[list(waiting)]].any()
         )
 
 
 @dataclass
 class RoundLog:
-    """What happened beside the training; all texts that come from clients are made printable and
-    cut.
+    """Events of a round other than training.
+
+    The field names are keys of the table `fleet` in metrics.jsonl: renaming one changes the file
+    format. Texts that come from clients are escaped and shortened before they are stored.
     """
 
-    asked: int = 0
-    # clients whose answer did not come in time, and why
+    asked: int = 0  # selected visits, without suspended clients and modes with too few clients
+    # clients whose reply did not arrive in time, with the reason
     lost: dict[str, str] = field(default_factory=dict)
-    # clients whose answer does not count, and why
+    # clients whose reply was rejected, with the reason
     refused: dict[str, str] = field(default_factory=dict)
-    # clients that were asked, but others were quicker
+    # clients whose reply was not needed because others were faster
     surplus: list[str] = field(default_factory=list)
-    # messages that nobody waited for; the first few of them
+    # senders of the first MAX_STRAYS unexpected messages
     stray: list[str] = field(default_factory=list)
-    more_strays: int = 0  # how many more there were
-    # clients whose answers to earlier rounds came in now; dropped
+    more_strays: int = 0  # number of further unexpected messages
+    # clients whose replies to earlier rounds arrived in this round and were dropped
     late: list[str] = field(default_factory=list)
-    # clients that had lost their memory and began afresh
+    # clients that had lost their state and started with new state
     forgot: list[str] = field(default_factory=list)
-    # clients whose updates were shortened, by what factor
+    # clients whose updates were clipped, with the factor
     clipped: dict[str, float] = field(default_factory=dict)
-    # clients with most of a mode's weight, and their share
+    # clients with most of a mode's weight, with their share
     dominant: dict[str, float] = field(default_factory=dict)
-    # clients that were not asked because they are suspended
+    # planned clients that were not selected because they are suspended
     skipped: list[str] = field(default_factory=list)
-    # clients suspended from now on, for how many visits
+    # clients suspended from now on, with the number of visits
     suspended: dict[str, int] = field(default_factory=dict)
     small_cohorts: list[int] = field(default_factory=list)  # modes not updated: too few clients
-    unused: list[str] = field(default_factory=list)  # clients whose answers went to such a mode
-    broken: list[int] = field(default_factory=list)  # modes put back to their last good state
+    unused: list[str] = field(default_factory=list)  # clients whose replies were for such a mode
+    broken: list[int] = field(default_factory=list)  # modes restored to their last good state
 
-    def lose(self, name: str, reason: str) -> None:
-        """Notes an answer that did not come."""
+    def add_lost(self, name: str, reason: str) -> None:
+        """Logs a reply that did not arrive."""
         self.lost[name] = shorten(reason)
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Notes an answer that must not count."""
+    def add_rejected(self, name: str, reason: str) -> None:
+        """Logs a reply that was rejected."""
         self.refused[name] = shorten(reason)
 
     def add_stray(self, name: str) -> None:
-        """Notes a message that nobody waited for; a flood of them is only counted."""
-        if len(self.stray) < STRAYS:
+        """Logs an unexpected message. After the first MAX_STRAYS they are only counted."""
+        if len(self.stray) < MAX_STRAYS:
             self.stray.append(shorten(name))
         else:
             self.more_strays += 1
 
-    def record(self) -> dict[str, Any]:
-        """For the run's metrics; what did not happen is left out."""
+    def to_record(self) -> dict[str, Any]:
+        """Returns the record for the run's metrics, without empty entries."""
         return {name: value for name, value in vars(self).items() if value or name == "asked"}
 
-    def warnings(self) -> list[str]:
-        """Lines for the operator."""
+    def format_warnings(self) -> list[str]:
+        """Returns lines for the operator."""
         lines = [
             *(
                 f"{name} does not count: {reason}"
@@ -143,4 +145,4 @@ class RoundLog:
                 for mode in self.small_cohorts
             ),
         ]
-        return [shorten(line, 400) for line in lines]  # names too are somebody else's words
+        return [shorten(line, 400) for line in lines]  # clients' names are untrusted text too

@@ -1,6 +1,4 @@
-"""The engine of a real fleet: sends a round's visits as messages, and counts the answers that come
-in time.
-"""
+"""Engine for real clients: sends a round's visits as messages and counts the replies in time."""
 
 from __future__ import annotations
 
@@ -23,54 +21,57 @@ from .clipping import limit_lengths
 from .collector import Collector
 from .deadline import RoundLog, RoundTimeout
 from .exchange import Clock
-from .finite_checks import Soundness
-from .messages import BUFFERS, Visit, pack, visit_message
-from .reply_validation import Answer, Limits, check_answer
+from .finite_checks import FiniteCheck
+from .messages import BUFFERS, Visit, build_visit_message, pack
+from .reply_validation import Limits, ValidReply, validate_reply
 from .roster import Roster
-from .running_statistics import Statistics
-from .suspension import Conduct, too_small
-from .weight_limits import dominant, limited
+from .running_statistics import BufferRules
+from .suspension import SuspensionTracker, find_small_cohorts
+from .weight_limits import cap_weights, find_dominant
 
-logger = logging.getLogger("flwr")  # Flower streams this one to whoever watches the run
+logger = logging.getLogger("flwr")  # Flower streams this logger to `flwr run --stream`
 
 
-class _Round(NamedTuple):
-    """What answers are checked against."""
+class _RoundInputs(NamedTuple):
+    """What replies of a round are validated against."""
 
     algorithm: Algorithm
-    still: Tree  # [K, P]
+    reference: Tree  # upload of a client with zero gradient, [K, P]
     buffers: Tensor  # [K, R]
-    coin: Tensor  # [K, 1]
+    uniform_draw: Tensor  # [K, 1]
 
 
 @dataclass
-class _Pending:
-    """A round whose answers are in, until the server has taken its step."""
+class _PendingRound:
+    """A round whose replies have arrived, until the server has taken its step."""
 
     round: int
-    kept: _Round
-    bytes_down: int  # of one visit
-    skipped: list[int]  # clients that were planned, but are suspended
-    recent: Tensor  # lengths of updates
-    failed: set[int] = field(default_factory=set)  # clients that were refused or did not answer
-    passed: set[int] = field(default_factory=set)  # clients whose answer passed the checks
-    answers: dict[Visit, Answer] = field(default_factory=dict)  # those that count
+    inputs: _RoundInputs
+    bytes_down: int  # per visit
+    skipped: list[int]  # clients that were planned but are suspended
+    recent_lengths: Tensor  # lengths of the last updates
+    failed: set[int] = field(default_factory=set)  # clients that were rejected or did not reply
+    passed: set[int] = field(default_factory=set)  # clients whose reply passed validation
+    replies: dict[Visit, ValidReply] = field(default_factory=dict)  # those that count
 
 
 class FlowerEngine(Engine):
-    """Lets enrolled clients train, wherever they are.
+    """Trains on enrolled clients, on any machine that Flower reaches.
 
-    The server keeps of a client only its place in the roster and, for each mode, the last round in
-    which its answer counted. It tells the client, which goes on from its memory of that round: an
-    answer that was late, refused or lost with the server leaves no trace in the client's memory
-    either.
+    Of each client, the server keeps its index in the roster and, per mode, the last round in which
+    its reply counted. Each message states that round, and the client continues from its state after
+    it. A reply that was late, rejected or lost in a crash of the server therefore has no effect on
+    the client's state either.
 
     Args:
         roster: the clients; enrolled before the first visit.
-        seed: of the run.
-        training: a name for the training as a whole.
-        statistics: what is known of the entries of the model's buffers.
-        soundness: the last check of a mode before it replaces the one before.
+        seed: seed of the run.
+        modes: number of modes, K.
+        training: name of the training.
+        round_timeout: how long a round waits, and for how many replies.
+        limits: limits on replies.
+        buffer_rules: constraints on the model's running statistics, or None.
+        finite_check: last check of a mode before it replaces its previous state.
     """
 
     def __init__(
@@ -79,88 +80,92 @@ class FlowerEngine(Engine):
         seed: int,
         modes: int,
         training: str,
-        patience: RoundTimeout | None = None,
+        round_timeout: RoundTimeout | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
-        statistics: Statistics | None = None,
-        soundness: Soundness | None = None,
+        buffer_rules: BufferRules | None = None,
+        finite_check: FiniteCheck | None = None,
     ) -> None:
         self.roster, self.seed, self.training = roster, seed, training
-        self.patience, self.limits, self.clock = (
-            patience or RoundTimeout(),
-            limits or Limits(),
-            clock or Clock(),
-        )
-        self.statistics, self.soundness = statistics, soundness or Soundness()
+        self.round_timeout, self.limits = round_timeout or RoundTimeout(), limits or Limits()
+        self.clock = clock or Clock()
+        self.buffer_rules, self.finite_check = buffer_rules, finite_check or FiniteCheck()
         self.sizes = torch.tensor([member.examples for member in roster.members])
-        # where clients count by their examples
-        self.weights = limited(self.sizes, self.limits.max_weight)
+        # used by algorithms that weight clients by their number of examples
+        self.weights = cap_weights(self.sizes, self.limits.max_weight)
+        # last round in which a client's reply for a mode counted, or -1, [N, K]
         self.counted = torch.full((len(roster), modes), -1)
-        self.conduct = Conduct(len(roster), self.limits.suspend_after)
+        self.suspensions = SuspensionTracker(len(roster), self.limits.suspend_after)
         # lengths of the last updates, see `limit_lengths`
-        self.recent = torch.empty(0, 0, dtype=torch.float64)
+        self.recent_lengths = torch.empty(0, 0, dtype=torch.float64)
         self.log = RoundLog()
-        self._pending: _Pending  # from a visit on
-        self.collector = Collector(roster, self.patience, self.clock, seed, modes)
+        self._pending: _PendingRound  # set by `visit`
+        self.collector = Collector(roster, self.round_timeout, self.clock, seed, modes)
 
     def visit(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
-        absent = self.conduct.absent(plan.client)
-        skipped = sorted(set(plan.client[absent].tolist()))
+        suspended = self.suspensions.is_suspended(plan.client)
+        skipped = sorted(set(plan.client[suspended].tolist()))
         self.log = RoundLog(
-            asked=int((~absent).sum()), skipped=[self.roster.members[i].name for i in skipped]
+            asked=int((~suspended).sum()), skipped=[self.roster.members[i].name for i in skipped]
         )
-        coin = shared_uniform(self.seed, round, torch.arange(len(buffers))).to(buffers.dtype)
-        kept = _Round(algorithm, expected_uploads(algorithm, sent, buffers, coin), buffers, coin)
-        pending = _Pending(
-            round, kept, payload_bytes({**sent, BUFFERS: buffers}), skipped, self.recent
+        uniform_draw = shared_uniform(self.seed, round, torch.arange(len(buffers))).to(
+            buffers.dtype
         )
+        reference = expected_uploads(algorithm, sent, buffers, uniform_draw)
+        inputs = _RoundInputs(algorithm, reference, buffers, uniform_draw)
+        bytes_down = payload_bytes({**sent, BUFFERS: buffers})
+        pending = _PendingRound(round, inputs, bytes_down, skipped, self.recent_lengths)
         self._pending = pending
-        messages, visits = self._messages(
-            sent, buffers, Plan(plan.client[~absent], plan.mode[~absent]), round
+        messages, visits = self._build_messages(
+            sent, buffers, Plan(plan.client[~suspended], plan.mode[~suspended]), round
         )
-        answers, pending.passed, pending.failed = self.collector.collect(
-            messages, visits, self._check, self.log
+        replies, pending.passed, pending.failed = self.collector.collect(
+            messages, visits, self._validate, self.log
         )
+        # Sums of floats depend on their order. Sort by client and mode, not by arrival, so that a
+        # run is reproducible and equals the loop engine.
         ordered = {
-            visit: answers[visit]
-            for visit in sorted(answers, key=lambda visit: (visit.client, visit.mode))
+            visit: replies[visit]
+            for visit in sorted(replies, key=lambda visit: (visit.client, visit.mode))
         }
-        pending.answers = self._large_enough(self._limit_lengths(ordered, kept))
-        self._note_weights(algorithm, list(pending.answers))
-        for line in self.log.warnings():
+        pending.replies = self._drop_small_cohorts(self._limit_lengths(ordered, inputs))
+        self._log_dominant_clients(algorithm, list(pending.replies))
+        for line in self.log.format_warnings():
             logger.warning("round %d: %s", round + 1, line)
-        return self._returned()
+        return self._build_result()
 
     def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
-        """The round without the modes that the server's step made unusable: they keep their last
-        good state.
+        """Returns the round without the modes that the server's step broke, or None if none is.
+
+        Broken modes keep their last good state.
         """
-        pending, answers = self._pending, self._pending.answers
-        self.log.broken = self.soundness.broken(after, (visit.mode for visit in answers))
+        pending, replies = self._pending, self._pending.replies
+        self.log.broken = self.finite_check.find_broken(after, (visit.mode for visit in replies))
         if not self.log.broken:
             return None
         for mode in self.log.broken:
             logger.warning(
-                "round %d: mode %d has values or predictions that are not finite; it keeps its last good state",
+                "round %d: mode %d has values or predictions that are not finite; "
+                "it keeps its last good state",
                 pending.round + 1,
                 mode,
             )
-        pending.answers = {
-            visit: a for visit, a in answers.items() if visit.mode not in self.log.broken
+        pending.replies = {
+            visit: reply for visit, reply in replies.items() if visit.mode not in self.log.broken
         }
-        return self._returned()
+        return self._build_result()
 
     def commit(self) -> None:
         pending = self._pending
-        for visit in pending.answers:
+        for visit in pending.replies:
             self.counted[visit.client, visit.mode] = pending.round
-        pending.answers = {}  # they are as large as all models that came in
-        self.recent = pending.recent
-        fresh = self.conduct.record(pending.skipped, pending.failed, pending.passed)
+        pending.replies = {}  # frees the uploads: one model per reply
+        self.recent_lengths = pending.recent_lengths
+        newly_suspended = self.suspensions.record(pending.skipped, pending.failed, pending.passed)
         self.log.suspended = {
-            self.roster.members[client].name: visits for client, visits in fresh.items()
+            self.roster.members[client].name: visits for client, visits in newly_suspended.items()
         }
         for name, visits in self.log.suspended.items():
             logger.warning(
@@ -170,152 +175,158 @@ class FlowerEngine(Engine):
                 visits,
             )
 
-    def _limit_lengths(self, answers: dict[Visit, Answer], kept: _Round) -> dict[Visit, Answer]:
-        """Answers whose updates are not much longer than the others', shortened where they are
-        longer.
-        """
+    def _limit_lengths(
+        self, replies: dict[Visit, ValidReply], inputs: _RoundInputs
+    ) -> dict[Visit, ValidReply]:
+        """Returns the replies after `limit_lengths`, and logs what was clipped or rejected."""
         limits = self.limits
         if limits.clip_factor is None and limits.refuse_factor is None:
-            return answers
+            return replies
         result = limit_lengths(
-            answers, kept.still, self.recent, limits.clip_factor, limits.refuse_factor
+            replies, inputs.reference, self.recent_lengths, limits.clip_factor, limits.refuse_factor
         )
-        self._pending.recent = result.recent
-        for visit, reason in result.refused.items():
-            self.log.refuse(self._name(visit), reason)
+        self._pending.recent_lengths = result.recent_lengths
+        for visit, reason in result.rejected.items():
+            self.log.add_rejected(self._name(visit), reason)
             self._pending.failed.add(visit.client)
         self.log.clipped = {self._name(visit): factor for visit, factor in result.clipped.items()}
-        return result.answers
+        return result.replies
 
-    def _large_enough(self, answers: dict[Visit, Answer]) -> dict[Visit, Answer]:
-        """Answers to modes that enough clients trained: the mean over one client is that client's
-        upload.
+    def _drop_small_cohorts(self, replies: dict[Visit, ValidReply]) -> dict[Visit, ValidReply]:
+        """Returns the replies for modes with at least `min_cohort` of them.
+
+        The mean over one client is that client's upload, and the mode's next client would get it.
         """
-        small = too_small([visit.mode for visit in answers], self.limits.min_cohort)
+        small = find_small_cohorts([visit.mode for visit in replies], self.limits.min_cohort)
         self.log.small_cohorts = sorted({*self.log.small_cohorts, *small})
-        self.log.unused = sorted({self._name(visit) for visit in answers if visit.mode in small})
-        return {visit: answer for visit, answer in answers.items() if visit.mode not in small}
+        self.log.unused = sorted({self._name(visit) for visit in replies if visit.mode in small})
+        return {visit: reply for visit, reply in replies.items() if visit.mode not in small}
 
-    def _note_weights(self, algorithm: Algorithm, visits: list[Visit]) -> None:
-        """Names clients that decide a mode's mean by the examples they claim."""
+    def _log_dominant_clients(self, algorithm: Algorithm, visits: list[Visit]) -> None:
+        """Logs clients that decide a mode's mean through the number of examples they claim."""
         if algorithm.weighting == "examples" and visits:
             weight = self.weights[[visit.client for visit in visits]]
-            found = dominant(torch.tensor([visit.mode for visit in visits]), weight)
-            self.log.dominant = {self._name(visits[index]): share for index, share in found.items()}
+            shares = find_dominant(torch.tensor([visit.mode for visit in visits]), weight)
+            self.log.dominant = {
+                self._name(visits[index]): share for index, share in shares.items()
+            }
 
-    def _messages(
+    def _build_messages(
         self, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> tuple[list[Message], list[Visit]]:
-        """A message for each visit whose client is there; a mode's model is one record, whoever
-        gets it.
+        """Returns one message per visit whose client is online, and the visits.
+
+        All clients of a mode get the same record object, so that Flower stores each model once.
         """
-        nodes = self.roster.nodes(self.patience.timeout)
-        carried = {**sent, BUFFERS: buffers} if buffers.shape[-1] else sent
-        models = {mode: pack(rows(carried, mode)) for mode in sorted(set(plan.mode.tolist()))}
-        messages, visits, pairs = (
-            [],
-            [],
-            list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True)),
-        )
-        # Clients whose answers could not count anyway, because their mode has too few, need not
-        # train.
-        small = too_small(
+        nodes = self.roster.find_nodes(self.round_timeout.timeout)
+        tensors = {**sent, BUFFERS: buffers} if buffers.shape[-1] else sent
+        models = {mode: pack(rows(tensors, mode)) for mode in sorted(set(plan.mode.tolist()))}
+        messages, visits = [], []
+        pairs = list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))
+        # If a mode has too few online clients, their replies could not count. Do not let them train
+        # in vain.
+        small = find_small_cohorts(
             [mode for client, mode in pairs if client in nodes], self.limits.min_cohort
         )
         self.log.small_cohorts = sorted(small)
         for client, mode in pairs:
             if client not in nodes:
-                self.log.lose(self.roster.members[client].name, "its node is offline")
+                self.log.add_lost(self.roster.members[client].name, "its node is offline")
                 continue
             if mode in small:
                 self.log.asked -= 1
                 continue
-            told = int(self.counted[client, mode])
-            visits.append(Visit(self.training, round, client, mode, told, int(self.sizes.max())))
+            counted = int(self.counted[client, mode])
+            visit = Visit(self.training, round, client, mode, counted, int(self.sizes.max()))
+            visits.append(visit)
             messages.append(
-                visit_message(models[mode], visits[-1], nodes[client], self.patience.timeout)
+                build_visit_message(models[mode], visit, nodes[client], self.round_timeout.timeout)
             )
         return messages, visits
 
-    def _check(self, message: Message, visit: Visit) -> Answer:
-        """The answer in a message; raises if it must not count."""
-        kept, examples = self._pending.kept, int(self.sizes[visit.client])
-        return check_answer(
+    def _validate(self, message: Message, visit: Visit) -> ValidReply:
+        """Returns the reply in a message; raises UnreadableError if it is rejected."""
+        inputs = self._pending.inputs
+        return validate_reply(
             message,
             visit,
-            kept.algorithm,
-            kept.still,
-            kept.buffers,
-            kept.coin,
-            examples,
+            inputs.algorithm,
+            inputs.reference,
+            inputs.buffers,
+            inputs.uniform_draw,
+            int(self.sizes[visit.client]),
             self.limits,
-            self.statistics,
+            self.buffer_rules,
         )
 
     def _name(self, visit: Visit) -> str:
         return self.roster.members[visit.client].name
 
-    def _returned(self) -> RoundResult:
-        """What the server's step takes: the pending answers, whether all of them or those that are
-        left.
-        """
+    def _build_result(self) -> RoundResult:
+        """Returns the input of the server's step, from the pending replies."""
         pending = self._pending
-        returned = self._sum_up(pending.kept, pending.answers, pending.bytes_down)
-        lr = pending.kept.algorithm.rate(pending.round)
-        return returned._replace(cohort=replace(returned.cohort, round=pending.round, lr=lr))
+        result = self._aggregate(pending.inputs, pending.replies, pending.bytes_down)
+        lr = pending.inputs.algorithm.rate(pending.round)
+        return result._replace(cohort=replace(result.cohort, round=pending.round, lr=lr))
 
-    def _sum_up(self, kept: _Round, answers: dict[Visit, Answer], bytes_down: int) -> RoundResult:
-        """Means by mode, added up in the order of clients, as the loop engine does."""
-        uniform = kept.algorithm.weighting == "uniform"
-        means, buffers, parts = ModeMeans(len(kept.buffers)), kept.buffers, []
-        for visit, answer in answers.items():
+    def _aggregate(
+        self, inputs: _RoundInputs, replies: dict[Visit, ValidReply], bytes_down: int
+    ) -> RoundResult:
+        """Returns the means per mode, summed in the order of clients as in the loop engine."""
+        uniform = inputs.algorithm.weighting == "uniform"
+        means, buffers, members = ModeMeans(len(inputs.buffers)), inputs.buffers, []
+        for visit, reply in replies.items():
             mode = torch.tensor([visit.mode])
             weight = (
                 torch.ones(1, dtype=buffers.dtype)
                 if uniform
                 else self.weights[[visit.client]].to(buffers.dtype)
             )
-            uploads = {name: value.unsqueeze(0) for name, value in answer.uploads.items()}
-            means.add(mode, weight, {**uploads, BUFFERS: answer.buffers.unsqueeze(0)})
-            if kept.algorithm.gathers:
-                parts.append(
+            uploads = {name: value.unsqueeze(0) for name, value in reply.uploads.items()}
+            means.add(mode, weight, {**uploads, BUFFERS: reply.buffers.unsqueeze(0)})
+            if inputs.algorithm.gathers:
+                members.append(
                     Members(
                         torch.tensor([visit.client]),
                         mode,
                         weight,
                         uploads,
-                        buffers[mode] + answer.buffers,
+                        buffers[mode] + reply.buffers,
                     )
                 )
         uploads = means.mean() or {
-            name: torch.zeros_like(value) for name, value in kept.still.items()
+            name: torch.zeros_like(value) for name, value in inputs.reference.items()
         }
-        moved = uploads.pop(BUFFERS, torch.zeros_like(buffers))
-        cohort = means.cohort(
-            len(self.sizes), len(self.sizes) if uniform else float(self.weights.sum()), kept.coin
-        )
+        buffers = buffers + uploads.pop(BUFFERS, torch.zeros_like(buffers))
+        if self.buffer_rules is not None:
+            buffers = self.buffer_rules.clamp_variances(buffers)
+        total_weight = len(self.sizes) if uniform else float(self.weights.sum())
+        cohort = means.cohort(len(self.sizes), total_weight, inputs.uniform_draw)
         return RoundResult(
             uploads=uploads,
-            buffers=buffers + moved
-            if self.statistics is None
-            else self.statistics.repair(buffers + moved),
-            cohort=replace(cohort, members=gather(parts)) if parts else cohort,
-            loss=torch.tensor([answer.loss for answer in answers.values()], dtype=buffers.dtype),
-            first_bad_step=torch.full((len(answers),), -1),
+            buffers=buffers,
+            cohort=replace(cohort, members=gather(members)) if members else cohort,
+            loss=torch.tensor([reply.loss for reply in replies.values()], dtype=buffers.dtype),
+            first_bad_step=torch.full((len(replies),), -1),
             bytes_up=torch.tensor(
-                [answer.bytes_up for answer in answers.values()], dtype=torch.int64
+                [reply.bytes_up for reply in replies.values()], dtype=torch.int64
             ),
-            bytes_down=torch.full((len(answers),), bytes_down),
+            bytes_down=torch.full((len(replies),), bytes_down),
             answered=Plan(
-                torch.tensor([visit.client for visit in answers], dtype=torch.int64),
-                torch.tensor([visit.mode for visit in answers], dtype=torch.int64),
+                torch.tensor([visit.client for visit in replies], dtype=torch.int64),
+                torch.tensor([visit.mode for visit in replies], dtype=torch.int64),
             ),
         )
 
     def memory_tensors(self) -> Tree:
-        return {"counted": self.counted, "recent": self.recent, **self.conduct.tensors()}
+        return {
+            "counted": self.counted,
+            "recent": self.recent_lengths,
+            **self.suspensions.to_tensors(),
+        }
 
     def load_memory(self, tensors: Tree) -> None:
         self.counted = tensors["counted"]
-        self.recent = tensors.get("recent", self.recent)  # not in checkpoints of earlier versions
-        self.conduct.load(tensors)
+        # Checkpoints of earlier versions have no tensor "recent".
+        self.recent_lengths = tensors.get("recent", self.recent_lengths)
+        self.suspensions.load_tensors(tensors)

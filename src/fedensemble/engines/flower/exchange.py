@@ -1,4 +1,4 @@
-"""Messages out over Flower's Grid, and the replies to them as they come in."""
+"""Sends messages over Flower's Grid and receives the replies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 
-class Reply(NamedTuple):
-    """A message that came in."""
+class IncomingMessage(NamedTuple):
+    """A message that arrived."""
 
-    # which of the messages sent it answers; None if it is nothing that was waited for
-    place: int | None
+    sent_index: int | None  # index of the sent message that it replies to; None if unexpected
     message: Message
 
 
 @dataclass
 class Clock:
-    """Time; tests have their own."""
+    """Time source; tests replace it."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -29,7 +28,7 @@ class Clock:
 
 @dataclass
 class Exchange:
-    """Messages sent together, and who still owes a reply."""
+    """Messages sent together, and which of them have no reply yet."""
 
     grid: Grid
     messages: Sequence[Message]
@@ -38,29 +37,30 @@ class Exchange:
 
     def __post_init__(self) -> None:
         ids = list(self.grid.push_messages(self.messages)) if self.messages else []
-        # none at all come back if they were too much for one request
+        # Flower returns no ids at all if the messages were too large for one request.
         ids += [""] * (len(self.messages) - len(ids))
-        for index, name in enumerate(ids):
-            if name:
-                self.waiting[name] = index
+        for index, message_id in enumerate(ids):
+            if message_id:
+                self.waiting[message_id] = index
             else:
                 self.unsent.append(index)
 
-    def look(self) -> list[Reply]:
-        """What has come in since the last look, in the order of the messages sent."""
-        replies = []
+    def poll(self) -> list[IncomingMessage]:
+        """Returns the messages that arrived since the last poll, in the order of those sent."""
+        incoming = []
         for message in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
-            told = message.metadata.reply_to_message_id
-            index = self.waiting.get(told)
-            # Flower itself reports a node that is gone; everybody else can only answer what was
-            # sent to them.
+            message_id = message.metadata.reply_to_message_id
+            index = self.waiting.get(message_id)
+            # A node may only reply to messages that were sent to it: otherwise one client could
+            # reply in the name of another. Errors are exempt, because Flower itself reports a node
+            # that is gone.
             if index is not None and not message.has_error():
-                index = (
-                    index
-                    if message.metadata.src_node_id == self.messages[index].metadata.dst_node_id
-                    else None
-                )
+                receiver = self.messages[index].metadata.dst_node_id
+                if message.metadata.src_node_id != receiver:
+                    index = None
             if index is not None:
-                del self.waiting[told]
-            replies.append(Reply(index, message))
-        return sorted(replies, key=lambda reply: -1 if reply.place is None else reply.place)
+                del self.waiting[message_id]
+            incoming.append(IncomingMessage(index, message))
+        return sorted(
+            incoming, key=lambda entry: -1 if entry.sent_index is None else entry.sent_index
+        )

@@ -1,4 +1,4 @@
-"""Whether modes can be used after the server's step: finite state, finite predictions."""
+"""Checks after the server's step that a mode's state and predictions are finite."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ...core.types import EnsembleState
 from ...modeling.functional_model import FunctionalModel
 
 
-class Soundness:
-    """Looks for modes that must not replace the ones before.
+class FiniteCheck:
+    """Finds modes that must not replace their last good state.
 
-    Single answers are checked when they come in. This is the last check, before a checkpoint is
-    written: sums of plausible values can still overflow, and a mode of finite weights can have
-    predictions that are not.
+    Each reply is validated on arrival. This is the last check before a checkpoint is written: sums
+    of plausible values can still overflow, and a mode with finite weights can make predictions that
+    are not finite.
 
     Args:
-        learner: the model's structure; without one only the state is looked at.
-        shape: of one input.
+        learner: the model as a function; None checks only the state.
+        shape: shape of one input.
     """
 
     def __init__(self, learner: FunctionalModel | None = None, shape: tuple[int, ...] = ()) -> None:
         self.learner, self.example = learner, None
         if learner is not None:
             theta, buffers = learner.initial(0, 1)
-            self.example = _example(learner, theta[0], buffers[0], shape)
+            self.example = _find_example_input(learner, theta[0], buffers[0], shape)
 
-    def broken(self, state: EnsembleState, modes: Iterable[int]) -> list[int]:
-        """Those of the given modes that are not usable, in ascending order."""
-        return [mode for mode in sorted(set(modes)) if not self._sound(state, mode)]
+    def find_broken(self, state: EnsembleState, modes: Iterable[int]) -> list[int]:
+        """Returns those of the given modes that are not finite, in ascending order."""
+        return [mode for mode in sorted(set(modes)) if not self._is_finite(state, mode)]
 
-    def _sound(self, state: EnsembleState, mode: int) -> bool:
+    def _is_finite(self, state: EnsembleState, mode: int) -> bool:
         tensors = [*(value[mode] for value in state.modes.values()), state.buffers[mode]]
         if not all(bool(value.isfinite().all()) for value in tensors if value.is_floating_point()):
             return False
@@ -45,17 +45,19 @@ class Soundness:
         return bool(outputs.isfinite().all())
 
 
-def _example(
+def _find_example_input(
     learner: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]
 ) -> Tensor | None:
-    """One input of zeros, as numbers or as tokens, that a fresh model takes; None if it takes
-    neither.
+    """Returns an all-zero input that a fresh model accepts, or None if it accepts none.
+
+    The server has no data, so it does not know whether inputs are floats or token ids; both are
+    tried.
     """
     for dtype in (learner.dtype, torch.int64):
         example = torch.zeros(1, *shape, dtype=dtype, device=learner.device)
         try:
             outputs = learner.outputs(theta, buffers, example)
-        except Exception:  # whatever a module raises for inputs of another type
+        except Exception:  # a module can raise anything for an input of the wrong type
             continue
         if isinstance(outputs, Tensor) and bool(outputs.isfinite().all()):
             return example

@@ -1,6 +1,4 @@
-"""What travels between server and clients: tensors in Flower's own array records, words in its
-config records.
-"""
+"""Messages between server and clients, made of Flower's array, config and metric records."""
 
 from __future__ import annotations
 
@@ -25,43 +23,43 @@ from torch import Tensor
 from ...flat_params import Tree
 
 MODEL, VISIT, UPLOAD, RESULT = "model", "visit", "upload", "result"  # names of records
-BUFFERS = "buffers"  # running statistics, among a record's arrays
+BUFFERS = "buffers"  # name of the running statistics among a record's arrays
 
-_NUMBERS = ("examples", "loss", "first_bad_step", "forgot")  # of a result
-_HEADER = 1024  # most bytes that a .npy file has before its values
+_METRICS = ("examples", "loss", "first_bad_step", "forgot")  # names in the record RESULT
+_MAX_HEADER = 1024  # upper bound on the bytes of a .npy file before its values
 
-TYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
 
 
 class Visit(NamedTuple):
-    """What a client is told beside the model; its answer repeats it."""
+    """What a client receives in addition to the model. Its reply repeats it."""
 
-    training: str  # a name for the whole training, so that a client never mixes up two of them
+    training: str  # name of the training, so that a client never mixes up two of them
     round: int  # counted from 0
     client: int
     mode: int
-    counted: int  # the last round whose answer of this client for this mode counted, or -1
-    largest: int  # examples of the largest client
+    counted: int  # last round in which this client's reply for this mode counted, or -1
+    largest: int  # number of examples of the largest client
 
 
 class UnreadableError(Exception):
-    """A record that is missing, or does not hold what it should."""
+    """A record is missing, or its content is not valid."""
 
 
 def pack(tree: Mapping[str, Tensor]) -> ArrayRecord:
-    """Tensors as a record."""
+    """Returns tensors as an array record."""
     return ArrayRecord(
         {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tree.items()}
     )
 
 
 def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None = None) -> Tree:
-    """The tensors of a record; nothing is unpickled.
+    """Returns the tensors of a record. Nothing is unpickled.
 
     Args:
-        expected: tensors with the names, shapes and types that the record must have. They are
-            compared with what the record says of itself before a byte is decoded, and with what was
-            decoded.
+        expected: tensors with the names, shapes and dtypes that the record must have. They are
+            compared with the record's own description before anything is decoded, and again with
+            the decoded tensors, because the description may be false.
     """
     record = content.array_records.get(name)
     if record is None:
@@ -72,37 +70,40 @@ def unpack(content: RecordDict, name: str, expected: Mapping[str, Tensor] | None
     for key, array in record.items():
         like = None if expected is None else expected[key]
         if like is not None:
-            _compare(key, array.dtype, tuple(array.shape), like)
-            most = like.numel() * like.element_size() + _HEADER
-            if len(array.data) > most:
+            _check_like(key, array.dtype, tuple(array.shape), like)
+            max_bytes = like.numel() * like.element_size() + _MAX_HEADER
+            if len(array.data) > max_bytes:
                 raise UnreadableError(
-                    f"'{key}' has {len(array.data)} bytes where {most} are plausible"
+                    f"'{key}' has {len(array.data)} bytes where {max_bytes} are plausible"
                 )
         try:
             tree[key] = _decode(array)
-        except Exception as error:  # whatever a stranger's bytes make of a decoder
+        except Exception as error:  # untrusted bytes can make a decoder raise anything
             raise UnreadableError(f"'{key}' cannot be decoded: {error}") from None
         if like is not None:
-            _compare(key, str(tree[key].dtype).removeprefix("torch."), tuple(tree[key].shape), like)
+            dtype = str(tree[key].dtype).removeprefix("torch.")
+            _check_like(key, dtype, tuple(tree[key].shape), like)
     return tree
 
 
 def _decode(array: Array) -> Tensor:
-    """The tensor in an array's bytes, which are a .npy file; what its header claims is never
-    allocated unseen.
+    """Returns the tensor in an array's bytes, which must be a .npy file.
+
+    `numpy.load` would allocate whatever shape the header claims. `frombuffer` only views the bytes
+    that have arrived, so that a false header cannot exhaust the memory.
     """
     stream = BytesIO(array.data)
     if array.stype != "numpy.ndarray" or npy.read_magic(stream) != (1, 0):
         raise ValueError("it is not a .npy file of version 1.0")
-    shape, column_order, dtype = npy.read_array_header_1_0(stream)
-    if dtype.name not in TYPES or (column_order and len(shape) > 1):
+    shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
+    if dtype.name not in DTYPES or (fortran_order and len(shape) > 1):
         raise ValueError(f"it holds {dtype}")
     values = np.frombuffer(array.data, dtype, offset=stream.tell())
     return torch.from_numpy(values.reshape(shape).astype(dtype.newbyteorder("=")))
 
 
-def _compare(key: str, dtype: str, shape: tuple[int, ...], like: Tensor) -> None:
-    if TYPES.get(dtype) != like.dtype:
+def _check_like(key: str, dtype: str, shape: tuple[int, ...], like: Tensor) -> None:
+    if DTYPES.get(dtype) != like.dtype:
         raise UnreadableError(
             f"'{key}' has type {dtype} where {str(like.dtype).removeprefix('torch.')} is expected"
         )
@@ -112,51 +113,52 @@ def _compare(key: str, dtype: str, shape: tuple[int, ...], like: Tensor) -> None
         )
 
 
-def visit_message(model: ArrayRecord, visit: Visit, node: int, ttl: float) -> Message:
-    """The message that asks a client to train a mode."""
+def build_visit_message(model: ArrayRecord, visit: Visit, node: int, ttl: float) -> Message:
+    """Returns the message that asks a client to train a mode."""
     content = RecordDict({MODEL: model, VISIT: ConfigRecord({**visit._asdict()})})
     return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(visit.round + 1))
 
 
-def query_message(node: int, ttl: float) -> Message:
-    """The message that asks a client who it is."""
+def build_query_message(node: int, ttl: float) -> Message:
+    """Returns the message that asks a client for its identity and number of examples."""
     return Message(RecordDict(), node, MessageType.QUERY, ttl=ttl, group_id="0")
 
 
 def read_visit(content: RecordDict) -> Visit:
-    """What a message says of its visit."""
+    """Returns the visit that a message describes; raises UnreadableError if it is malformed."""
     record = content.config_records.get(VISIT)
     if record is None:
         raise UnreadableError(f"there is no record '{VISIT}'")
     values = [record.get(name) for name in Visit._fields]
-    kinds = (str, int, int, int, int, int)
-    if any(type(value) is not kind for value, kind in zip(values, kinds, strict=True)):
+    types = (str, int, int, int, int, int)
+    if any(type(value) is not expected for value, expected in zip(values, types, strict=True)):
         raise UnreadableError(f"the record '{VISIT}' is not that of a visit")
     return Visit(*values)  # type: ignore[arg-type]
 
 
 def check_records(content: RecordDict) -> None:
-    """Raises if an answer carries more than an answer has: what nobody reads is not paid for,
-    counted or stored.
+    """Raises UnreadableError if a reply has records or values that no reply needs.
+
+    It would be transferred and stored, although nothing reads it and `bytes_up` does not count it.
     """
-    more = [
+    unexpected = [
         *(name for name in content if name not in (VISIT, UPLOAD, RESULT)),
         *(name for name in content.config_records.get(VISIT, ()) if name not in Visit._fields),
-        *(name for name in content.metric_records.get(RESULT, ()) if name not in _NUMBERS),
+        *(name for name in content.metric_records.get(RESULT, ()) if name not in _METRICS),
     ]
-    if more:
+    if unexpected:
         raise UnreadableError(
-            f"it has {len(more)} records or values that nobody asked for, such as '{more[0]}'"
+            f"it has {len(unexpected)} unexpected records or values, such as '{unexpected[0]}'"
         )
 
 
-def reply(message: Message, content: Mapping[str, Any]) -> Message:
-    """An answer to a message."""
+def build_reply(message: Message, content: Mapping[str, Any]) -> Message:
+    """Returns a reply to a message."""
     return Message(RecordDict(dict(content)), reply_to=message)
 
 
-def number(content: RecordDict, name: str, kind: type[int] | type[float]) -> Any:
-    """One of an answer's numbers."""
+def read_metric(content: RecordDict, name: str, kind: type[int] | type[float]) -> Any:
+    """Returns a value of a reply's record RESULT; raises UnreadableError if it is not a `kind`."""
     record = content.metric_records.get(RESULT, MetricRecord())
     value = record.get(name)
     if type(value) is not kind:

@@ -1,6 +1,4 @@
-"""What a client's answer must be before it counts; one that is not is refused, and the round goes
-on.
-"""
+"""Validates clients' replies. An invalid reply is rejected, and the round continues without it."""
 
 from __future__ import annotations
 
@@ -20,42 +18,41 @@ from .messages import (
     UnreadableError,
     Visit,
     check_records,
-    number,
+    read_metric,
     read_visit,
     unpack,
 )
-from .running_statistics import Statistics
+from .running_statistics import BufferRules
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an answer may be, and what a round does with answers; the defaults change nothing that
-    is plausible.
+    """Limits on replies, and how a round treats them. The defaults accept everything plausible.
 
     Args:
-        value: largest absolute change of any number in an upload, against that of a client that
-            learned nothing.
-        examples: most examples that a client may say it has.
-        clip: largest distance of an upload from that of a client that learned nothing, or None; a
-            longer one is shortened. Each tensor, and the change of running statistics, is measured
-            by itself.
+        max_value: largest absolute change of any value in an upload, relative to the upload of a
+            client with zero gradient.
+        max_examples: largest number of examples that a client may claim.
+        clip: largest L2 distance of an upload from that of a client with zero gradient, or None. A
+            longer update is scaled down. Each tensor, and the change of the running statistics, is
+            measured separately.
         clip_factor: the same as a multiple of the median length of the clients' updates, or None.
-        refuse_factor: multiple of the median length above which an answer is refused, or None.
-        loss: largest loss.
-        least_loss: smallest loss; 0 where the loss cannot be negative.
-        min_cohort: clients without whom a mode is not updated in a round.
-        max_weight: most that a client counts, as a multiple of the median number of examples, or
+        refuse_factor: multiple of the median length above which a reply is rejected, or None.
+        max_loss: largest loss.
+        min_loss: smallest loss; 0 where the loss cannot be negative.
+        min_cohort: a mode with fewer replies is not updated in a round.
+        max_weight: largest weight of a client, as a multiple of the median number of examples, or
             None.
         suspend_after: failures in a row after which a client is suspended, or None.
     """
 
-    value: float = 1e6
-    examples: int = 10_000_000
+    max_value: float = 1e6
+    max_examples: int = 10_000_000
     clip: float | None = None
     clip_factor: float | None = None
     refuse_factor: float | None = None
-    loss: float = 1e30
-    least_loss: float = -math.inf
+    max_loss: float = 1e30
+    min_loss: float = -math.inf
     min_cohort: int = 1
     max_weight: float | None = None
     suspend_after: int | None = None
@@ -64,123 +61,130 @@ class Limits:
         values = {
             name: value
             for name, value in vars(self).items()
-            if name != "least_loss" and value is not None
+            if name != "min_loss" and value is not None
         }
         if not all(value > 0 for value in values.values()):
-            raise InputError(f"Limits on answers must be positive; got {self}.")
-        if not self.loss <= 1e30:  # the mean over a million clients must be finite in float32
-            raise InputError(f"The run's setting `max-loss` is at most 1e30; got {self.loss:g}.")
+            raise InputError(f"Limits on replies must be positive; got {self}.")
+        # The mean over a million clients must be finite in float32.
+        if not self.max_loss <= 1e30:
+            raise InputError(
+                f"The run's setting `max-loss` is at most 1e30; got {self.max_loss:g}."
+            )
         if self.max_weight is not None and self.max_weight < 1:
             raise InputError(
-                f"The run's setting `max-weight` is at least 1, or 0 for none; got {self.max_weight:g}."
+                "The run's setting `max-weight` is at least 1, or 0 for none; "
+                f"got {self.max_weight:g}."
             )
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer that counts."""
+class ValidReply:
+    """A reply that passed validation."""
 
     uploads: Tree  # [P]
-    buffers: Tensor  # change of running statistics, [R]
+    buffers: Tensor  # change of the running statistics, [R]
     loss: float
     bytes_up: int
-    forgot: bool  # whether the client had lost its memory of the mode
+    state_lost: bool  # whether the client had lost its state of the mode
 
 
-def check_answer(
+def validate_reply(
     message: Message,
     visit: Visit,
     algorithm: Algorithm,
-    still: Tree,
+    reference: Tree,
     buffers: Tensor,
-    coin: Tensor,
+    uniform_draw: Tensor,
     examples: int,
     limits: Limits,
-    statistics: Statistics | None = None,
-) -> Answer:
-    """The answer in a message; raises UnreadableError, with the reason, if it must not count.
+    buffer_rules: BufferRules | None = None,
+) -> ValidReply:
+    """Returns the reply in a message; raises UnreadableError with the reason if it is invalid.
 
     Args:
-        visit: what the client was asked.
-        still: what a client that learned nothing would upload for each mode, [K, P].
-        buffers: running statistics of each mode, [K, R].
-        coin: of each mode, [K, 1].
-        examples: how many the client had when it was enrolled.
-        statistics: what is known of the entries of `buffers`.
+        visit: the visit that was sent to the client.
+        reference: upload of a client with zero gradient, per mode, [K, P].
+        buffers: running statistics per mode, [K, R].
+        uniform_draw: the round's shared random draw per mode, [K, 1].
+        examples: number of examples with which the client was enrolled.
+        buffer_rules: constraints on the entries of `buffers`.
     """
     content, mode = message.content, visit.mode
     check_records(content)
-    for name, want, got in zip(Visit._fields, visit, read_visit(content), strict=True):
-        if want != got:
-            raise UnreadableError(f"it answers for {name} {got}, and was asked for {want}")
-    if number(content, "examples", int) != examples:
-        raise UnreadableError(
-            f"it says {number(content, 'examples', int)} examples, and was enrolled with {examples}"
-        )
-    like = rows(still, mode)
+    for name, expected_value, value in zip(Visit._fields, visit, read_visit(content), strict=True):
+        if expected_value != value:
+            raise UnreadableError(f"it replies for {name} {value}, where {expected_value} was sent")
+    claimed = read_metric(content, "examples", int)
+    if claimed != examples:
+        raise UnreadableError(f"it claims {claimed} examples, and was enrolled with {examples}")
+    mode_reference = rows(reference, mode)
     expected = {
-        **algorithm.encode(like, coin[mode]),
+        **algorithm.encode(mode_reference, uniform_draw[mode]),
         **({BUFFERS: buffers[mode]} if buffers.shape[-1] else {}),
     }
-    sent = unpack(content, UPLOAD, expected)
-    moved = sent.get(BUFFERS, torch.zeros_like(buffers[mode]))
+    received = unpack(content, UPLOAD, expected)
+    buffer_change = received.get(BUFFERS, torch.zeros_like(buffers[mode]))
     try:
         uploads = algorithm.decode(
-            {n: value for n, value in sent.items() if n != BUFFERS}, like, coin[mode]
+            {name: value for name, value in received.items() if name != BUFFERS},
+            mode_reference,
+            uniform_draw[mode],
         )
-    except Exception as error:  # whatever a stranger's bytes make of a decoder
+    except Exception as error:  # untrusted bytes can make a decoder raise anything
         raise UnreadableError(f"its encoding cannot be read: {error}") from None
     for name, value in uploads.items():
-        _check_change(name, value, value - like[name], limits.value)
-    _check_change(BUFFERS, moved, moved, limits.value)
-    if statistics is not None:
-        statistics.check(buffers[mode], moved)
-    return Answer(
-        uploads={name: _clip(value, like[name], limits.clip) for name, value in uploads.items()},
-        buffers=_clip(moved, torch.zeros_like(moved), limits.clip),
-        loss=_check_loss(content, buffers.dtype, limits),
-        bytes_up=payload_bytes(sent),
-        forgot=number(content, "forgot", int) == 1,
+        _check_change(name, value, value - mode_reference[name], limits.max_value)
+    _check_change(BUFFERS, buffer_change, buffer_change, limits.max_value)
+    if buffer_rules is not None:
+        buffer_rules.check_change(buffers[mode], buffer_change)
+    return ValidReply(
+        uploads={
+            name: _clip(value, mode_reference[name], limits.clip) for name, value in uploads.items()
+        },
+        buffers=_clip(buffer_change, torch.zeros_like(buffer_change), limits.clip),
+        loss=_read_loss(content, buffers.dtype, limits),
+        bytes_up=payload_bytes(received),
+        state_lost=read_metric(content, "forgot", int) == 1,
     )
 
 
-def _check_change(name: str, value: Tensor, change: Tensor, most: float) -> None:
-    """Raises if a tensor has values that are not finite, or changes by more than `most`.
+def _check_change(name: str, value: Tensor, change: Tensor, max_value: float) -> None:
+    """Raises UnreadableError if values are not finite, or change by more than `max_value`.
 
-    The change is measured and not the value: once a model is large, for whatever reason, honest
-    clients' uploads are large too.
+    The limit is on the change and not on the value, because the uploads of honest clients are large
+    once the model's values are large.
     """
     if not bool(value.isfinite().all()):
         raise UnreadableError(f"'{name}' has values that are not finite")
-    if change.numel() and not float(change.abs().max()) <= most:
+    if change.numel() and not float(change.abs().max()) <= max_value:
         raise UnreadableError(
-            f"'{name}' has values that change by up to {float(change.abs().max()):.3g}, above {most:g}"
+            f"'{name}' has values that change by up to {float(change.abs().max()):.3g}, "
+            f"above {max_value:g}"
         )
 
 
-def _check_loss(content: RecordDict, dtype: torch.dtype, limits: Limits) -> float:
-    """A client's loss; raises if it is not one in the run's own precision, in which 1e39 may be
-    infinite.
+def _read_loss(content: RecordDict, dtype: torch.dtype, limits: Limits) -> float:
+    """Returns a client's loss; raises UnreadableError if it is not finite or out of range.
+
+    The loss is checked in the run's dtype: 1e39 is a finite Python float but infinite in float32.
     """
-    loss = number(content, "loss", float)
+    loss = read_metric(content, "loss", float)
     if not bool(torch.tensor(loss, dtype=dtype).isfinite()):
+        step = read_metric(content, "first_bad_step", int) + 1
+        raise UnreadableError(f"its loss is {loss}, first in local step {step}")
+    if not limits.min_loss <= loss <= limits.max_loss:
         raise UnreadableError(
-            f"its loss is {loss}, first in local step {number(content, 'first_bad_step', int) + 1}"
-        )
-    if not limits.least_loss <= loss <= limits.loss:
-        raise UnreadableError(
-            f"its loss is {loss:.3g}, and {limits.least_loss:g} to {limits.loss:g} is plausible"
+            f"its loss is {loss:.3g}, and {limits.min_loss:g} to {limits.max_loss:g} is plausible"
         )
     return float(loss)
 
 
-def _clip(value: Tensor, still: Tensor, clip: float | None) -> Tensor:
-    """A tensor no further than `clip` from that of a client that learned nothing.
+def _clip(value: Tensor, reference: Tensor, clip: float | None) -> Tensor:
+    """Returns the tensor moved towards `reference` so that their distance is at most `clip`.
 
-    A single number, such as a flag or a counter, is no update: shortened, it would mean something
-    else.
+    Tensors with one entry are flags or counters, not updates: scaling would change their meaning.
     """
     if clip is None or value.shape[-1] == 1:
         return value
-    length = float((value - still).norm())
-    return value if length <= clip else still + (value - still) * (clip / length)
+    length = float((value - reference).norm())
+    return value if length <= clip else reference + (value - reference) * (clip / length)

@@ -1,5 +1,7 @@
-"""Who the clients are: a stable identity for each, so that strata and memory survive a node's new
-number.
+"""The clients of a fleet, with a stable identity each.
+
+Flower gives a node a new id with every registration. Strata, random keys and client state belong to
+a client, so they follow its identity instead.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from flwr.serverapp import Grid
 from ...errors import InputError
 from ...text import shorten
 from .exchange import Clock, Exchange
-from .messages import UnreadableError, number, query_message
+from .messages import UnreadableError, build_query_message, read_metric
 
 IDENTITIES = ("auto", "name", "key", "partition")
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Member:
     """A client as it was enrolled.
 
     Args:
-        name: for people; no two members share one.
-        examples: how many it has.
-        identity: what it is recognised by: the fingerprint of its public key, or its name.
+        name: display name; unique among the members.
+        examples: number of examples.
+        identity: what the client is recognised by: the fingerprint of its public key, or its name.
     """
 
     name: str
@@ -38,28 +40,29 @@ class Member:
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", self.identity or self.name)
 
-    def record(self) -> list[Any]:
-        """For the roster's file."""
+    def to_record(self) -> list[Any]:
+        """Returns the entry for the roster file."""
         return [self.name, self.examples, self.identity]
 
     @classmethod
     def from_record(cls, record: list[Any], identity: str) -> Member:
-        """A member from the roster's file; without a third entry it is of version 0.1."""
-        name, examples, *known = record
-        if not known and identity == "key":  # the name was the whole key, in hexadecimal digits
+        """Returns a member from its entry in the roster file; version 0.1 had no third entry."""
+        name, examples, *member_identity = record
+        # In version 0.1 with identity "key", the name was the whole key in hexadecimal digits.
+        if not member_identity and identity == "key":
             return cls(name, examples, fingerprint(bytes.fromhex(name)))
-        return cls(name, examples, *known)
+        return cls(name, examples, *member_identity)
 
 
 @dataclass
-class _Asked:
-    """Queries under way."""
+class _PendingQueries:
+    """Queries that were sent together, until they expire."""
 
     exchange: Exchange
-    until: float
+    deadline: float
 
-    def nodes(self) -> set[int]:
-        """Those that have not answered yet."""
+    def find_silent_nodes(self) -> set[int]:
+        """Returns the ids of nodes that have not replied yet."""
         return {
             self.exchange.messages[index].metadata.dst_node_id
             for index in self.exchange.waiting.values()
@@ -68,229 +71,239 @@ class _Asked:
 
 @dataclass
 class Roster:
-    """The clients of a training, client i being `members[i]`, and the nodes they are reached at.
+    """The clients of a training, client i being `members[i]`, and the nodes where they run.
 
     Args:
-        identity: what makes a client the same client: its public "key", the "name" its node was
-            registered with, or the "partition" number it gives when asked (which proves nothing:
-            for simulation and closed networks). "auto" means keys where any node was registered
-            with a name, which takes an operator, or else partitions.
+        identity: what identifies a client: its public "key", the "name" with which its node was
+            registered, or the "partition" number that it claims in its reply (which proves nothing:
+            for simulation and closed networks). "auto" means keys if any node was registered with a
+            name, which only an operator can do, and partitions otherwise.
+        max_examples: largest number of examples that a client may claim.
+        poll: seconds between two polls for replies.
+        log: called with each line for the operator.
+        seen: member of each node that has replied, by node id; None if its reply was not valid.
     """
 
     grid: Grid
     identity: str = "auto"
     members: tuple[Member, ...] = ()
-    most: int = 10_000_000  # examples that a client may say it has
+    max_examples: int = 10_000_000
     clock: Clock = field(default_factory=Clock)
     poll: float = 1.0
-    say: Say = print
-    # by node number; None if the answer was no good
-    met: dict[int, Member | None] = field(default_factory=dict)
-    _asked: list[_Asked] = field(default_factory=list)
-    _holders: dict[str, int] = field(default_factory=dict)  # the node that is asked, by identity
-    # why a node could not answer, as it was logged
+    log: Log = print
+    seen: dict[int, Member | None] = field(default_factory=dict)
+    _pending: list[_PendingQueries] = field(default_factory=list)
+    _holders: dict[str, int] = field(default_factory=dict)  # identity -> node that is used for it
+    # last logged reason why a node's query failed, by node id
     _failures: dict[int, str] = field(default_factory=dict)
-    # nodes that were refused as somebody's second, and logged
-    _refused: set[int] = field(default_factory=set)
+    # nodes whose rejection, as a second node of a client, was logged
+    _rejected: set[int] = field(default_factory=set)
+    # whether enrolment, or the first lookup after a restart of the server, is over
     _settled: bool = False
 
     def __post_init__(self) -> None:
         if self.identity not in IDENTITIES:
             raise InputError(
-                f"The run's setting `identity` is one of {', '.join(IDENTITIES)}; got '{self.identity}'."
+                f"The run's setting `identity` is one of {', '.join(IDENTITIES)}; "
+                f"got '{self.identity}'."
             )
 
     def __len__(self) -> int:
-        """Number of clients, N."""
+        """Returns the number of clients, N."""
         return len(self.members)
 
     def enrol(self, count: int, timeout: float) -> None:
-        """Waits until `count` clients have said who they are; those there by then are the clients
-        of the training.
-        """
+        """Waits until `count` clients have replied; all that have by then become the members."""
         deadline = self.clock.now() + timeout
         while True:
-            online = self._online()
+            online = self._find_online()
             if len(online) >= count:
                 self._settle_identity(online)
-                self.meet(online, max(deadline - self.clock.now(), self.poll))
-            found = [
+                self.query_new_nodes(online, max(deadline - self.clock.now(), self.poll))
+            members = [
                 member
                 for node in self._assign(online).values()
-                if (member := self.met[node]) is not None
+                if (member := self.seen[node]) is not None
             ]
-            if len(found) >= count:
-                self.members, self._settled = (
-                    tuple(sorted(found, key=lambda member: natural(member.name))),
-                    True,
-                )
+            if len(members) >= count:
+                by_name = sorted(members, key=lambda member: natural_sort_key(member.name))
+                self.members, self._settled = tuple(by_name), True
                 return
             if self.clock.now() >= deadline:
-                listed = (
-                    ", ".join(sorted((member.name for member in found), key=natural)) or "nobody"
-                )
+                names = sorted((member.name for member in members), key=natural_sort_key)
                 raise InputError(
-                    f"Only {len(found)} of {count} clients were there after {timeout:g} s: {listed}. Start more "
-                    "SuperNodes, or lower the run's setting `clients`."
+                    f"Only {len(members)} of {count} clients were online after {timeout:g} s: "
+                    f"{', '.join(names) or 'none'}. Start more SuperNodes, or lower the run's "
+                    "setting `clients`."
                 )
             self.clock.sleep(self.poll)
 
-    def nodes(self, timeout: float) -> dict[int, int]:
-        """The node of every client that is there now; a server that has just started waits for them
-        to say so.
+    def find_nodes(self, timeout: float) -> dict[int, int]:
+        """Returns the node id of each client that is online, by client index.
+
+        After a restart of the server, the first call waits for nodes to reply with their identity.
         """
-        online, deadline = self._online(), self.clock.now() + timeout
-        self.meet(online, timeout)
+        online, deadline = self._find_online(), self.clock.now() + timeout
+        self.query_new_nodes(online, timeout)
         while (
             not self._settled
-            and any(asked.nodes() for asked in self._asked)
+            and any(queries.find_silent_nodes() for queries in self._pending)
             and self.clock.now() < deadline
         ):
             self.clock.sleep(self.poll)
-            self.meet(online, timeout)
+            self.query_new_nodes(online, timeout)
         self._settled = True
-        place = {member.identity: index for index, member in enumerate(self.members)}
+        client_index = {member.identity: index for index, member in enumerate(self.members)}
         return {
-            place[identity]: node
+            client_index[identity]: node
             for identity, node in self._assign(online).items()
-            if identity in place
+            if identity in client_index
         }
 
     def _settle_identity(self, online: dict[int, Any]) -> None:
-        """What "auto" means on this fleet; one node without a name does not make it trust
-        self-declared numbers.
+        """Replaces "auto" by "key" if any node has a registered name, else by "partition".
+
+        One named node suffices: a node without a name must not make the server trust self-declared
+        partition numbers.
         """
         if self.identity != "auto":
             return
-        named = any(node.name for node in online.values())
-        self.identity = "key" if named else "partition"
-        self.say(
-            "Clients are identified by their public keys (identity = auto, and nodes are registered with names)."
-            if named
-            else "Clients are identified by the partition-id that they give themselves, which proves nothing (identity "
-            '= auto, and no node is registered with a name). Outside a closed network set identity = "key".'
+        any_named = any(node.name for node in online.values())
+        self.identity = "key" if any_named else "partition"
+        self.log(
+            "Clients are identified by their public keys (identity = auto, and nodes are "
+            "registered with names)."
+            if any_named
+            else "Clients are identified by the partition-id that they claim, which proves nothing "
+            "(identity = auto, and no node is registered with a name). Outside a closed network "
+            'set identity = "key".'
         )
 
     def _assign(self, online: dict[int, Any]) -> dict[str, int]:
-        """One node for each identity: the one that holds it while it is there, else the first to be
-        registered.
+        """Returns one node id per identity.
+
+        It is the node that already holds the identity if that is online, else the first registered.
         """
-        known = {member.name: member.identity for member in self.members}
+        identity_by_name = {member.name: member.identity for member in self.members}
         nodes: dict[str, int] = {}
+        # Holders come first: False sorts before True, and `sorted` keeps the order of registration.
         for node in sorted(
             online, key=lambda node: self._holders.get(self._identity_of(node), node) != node
         ):
-            member = self.met.get(node)
+            member = self.seen.get(node)
             if member is None:
                 continue
             if member.identity in nodes:
-                self._refuse_second(
+                self._reject_second(
                     node, f"node {nodes[member.identity]} is '{member.name}' already"
                 )
-            elif known.setdefault(member.name, member.identity) != member.identity:
-                self._refuse_second(node, f"another key is enrolled under its name '{member.name}'")
+            elif identity_by_name.setdefault(member.name, member.identity) != member.identity:
+                self._reject_second(node, f"another key is enrolled under its name '{member.name}'")
             else:
                 nodes[member.identity] = node
         self._holders |= nodes
         return nodes
 
     def _identity_of(self, node: int) -> str:
-        member = self.met.get(node)
+        member = self.seen.get(node)
         return "" if member is None else member.identity
 
-    def _refuse_second(self, node: int, reason: str) -> None:
-        if node not in self._refused:
-            self._refused.add(node)
-            self.say(f"Node {node} is refused: {reason}.")
+    def _reject_second(self, node: int, reason: str) -> None:
+        """Logs the rejection of a client's second node, once per node."""
+        if node not in self._rejected:
+            self._rejected.add(node)
+            self.log(f"Node {node} is rejected: {reason}.")
 
-    def meet(self, online: dict[int, Any], timeout: float) -> None:
-        """Asks nodes that were never met how many examples they have and who they are, and hears
-        what came in.
-        """
+    def query_new_nodes(self, online: dict[int, Any], timeout: float) -> None:
+        """Asks new nodes for their identity and number of examples, and reads arrived replies."""
         now = self.clock.now()
-        self._asked = [
-            asked for asked in self._asked if asked.exchange.waiting and now < asked.until
+        self._pending = [
+            queries
+            for queries in self._pending
+            if queries.exchange.waiting and now < queries.deadline
         ]
-        if self.identity in ("name", "key"):  # who is known by these need not be asked again
-            known = {member.identity: member for member in self.members}
+        # The SuperLink has verified names and keys, so members with these need no query.
+        if self.identity in ("name", "key"):
+            member_by_identity = {member.identity: member for member in self.members}
             proven = {
-                node: self._proven(info) for node, info in online.items() if node not in self.met
+                node: self._proven_identity(info)
+                for node, info in online.items()
+                if node not in self.seen
             }
-            self.met |= {
-                node: known[identity] for node, identity in proven.items() if identity in known
+            self.seen |= {
+                node: member_by_identity[identity]
+                for node, identity in proven.items()
+                if identity in member_by_identity
             }
-        pending = {node for asked in self._asked for node in asked.nodes()}
-        new = [node for node in online if node not in self.met and node not in pending]
-        if new:
-            self._asked.append(
-                _Asked(
-                    Exchange(self.grid, [query_message(node, timeout) for node in new]),
-                    now + timeout,
-                )
-            )
-        for asked in self._asked:
-            for index, message in asked.exchange.look():
+        queried = {node for queries in self._pending for node in queries.find_silent_nodes()}
+        new_nodes = [node for node in online if node not in self.seen and node not in queried]
+        if new_nodes:
+            messages = [build_query_message(node, timeout) for node in new_nodes]
+            self._pending.append(_PendingQueries(Exchange(self.grid, messages), now + timeout))
+        for queries in self._pending:
+            for index, message in queries.exchange.poll():
                 if index is None:
                     continue
-                node = asked.exchange.messages[index].metadata.dst_node_id
-                if message.has_error():  # it may do better the next time
+                node = queries.exchange.messages[index].metadata.dst_node_id
+                if message.has_error():  # not added to `seen`, so that it is asked again
                     self._log_failure(
                         node, shorten(message.error.reason or f"error {message.error.code}")
                     )
                 elif node in online:
-                    self.met[node] = self._read(message, online[node])
+                    self.seen[node] = self._read_member(message, online[node])
 
     def _log_failure(self, node: int, reason: str) -> None:
-        """Once for each reason: it is asked again and again, and a log must not grow with that."""
+        """Logs a failed query once per reason, because queries are repeated without end."""
         if self._failures.get(node) != reason:
             self._failures[node] = reason
-            self.say(f"Node {node} does not say who it is: {reason}.")
+            self.log(f"Node {node} does not reply with its identity: {reason}.")
 
-    def _online(self) -> dict[int, Any]:
-        """Nodes by number, in the order of registration."""
+    def _find_online(self) -> dict[int, Any]:
+        """Returns the online nodes by id, in the order of registration."""
         nodes = sorted(self.grid.get_nodes(), key=lambda node: (node.registered_at, node.node_id))
         return {node.node_id: node for node in nodes}
 
-    def _read(self, message: Any, node: Any) -> Member | None:
+    def _read_member(self, message: Any, node: Any) -> Member | None:
+        """Returns the member that a reply describes; logs why and returns None if it is invalid."""
         try:
-            identity, examples = (
-                self._identify(message, node),
-                number(message.content, "examples", int),
-            )
-            if not 1 <= examples <= self.most:
-                raise UnreadableError(f"{examples} examples, where 1 to {self.most} are plausible")
-            known = [member for member in self.members if member.identity == identity]
-            if known and known[0].examples != examples:
+            identity = self._read_identity(message, node)
+            examples = read_metric(message.content, "examples", int)
+            if not 1 <= examples <= self.max_examples:
                 raise UnreadableError(
-                    f"'{known[0].name}' has {examples} examples, and was enrolled with {known[0].examples}"
+                    f"{examples} examples, where 1 to {self.max_examples} are plausible"
                 )
-            return (
-                known[0]
-                if known
-                else Member(self._display_name(identity, node), examples, identity)
-            )
+            for member in self.members:
+                if member.identity == identity:
+                    if member.examples != examples:
+                        raise UnreadableError(
+                            f"'{member.name}' has {examples} examples, "
+                            f"and was enrolled with {member.examples}"
+                        )
+                    return member
+            return Member(self._display_name(identity, node), examples, identity)
         except UnreadableError as problem:
-            self.say(f"Node {node.node_id} is not enrolled: {problem}.")
+            self.log(f"Node {node.node_id} is not enrolled: {problem}.")
             return None
 
-    def _identify(self, message: Any, node: Any) -> str:
+    def _read_identity(self, message: Any, node: Any) -> str:
         if self.identity in ("name", "key"):
-            if not self._proven(node):
+            identity = self._proven_identity(node)
+            if not identity:
                 raise UnreadableError(
                     "its registration has no name (flwr supernode register --name)"
                     if self.identity == "name"
                     else "Flower knows no public key of it"
                 )
-            return self._proven(node)
-        partition = number(message.content, "partition", int)
+            return identity
+        partition = read_metric(message.content, "partition", int)
         if partition < 0:
             raise UnreadableError(
                 "it gives no partition-id; start it with --node-config 'partition-id=0'"
             )
         return f"partition-{partition}"
 
-    def _proven(self, node: Any) -> str:
-        """What the SuperLink knows of a node, which had to prove it."""
+    def _proven_identity(self, node: Any) -> str:
+        """Returns the name or key fingerprint that the SuperLink has verified, or ""."""
         if self.identity == "name":
             return str(node.name)
         return fingerprint(bytes(node.public_key)) if node.public_key else ""
@@ -302,14 +315,14 @@ class Roster:
 
 
 def fingerprint(key: bytes) -> str:
-    """SHA-256 of a public key as Flower stores it."""
+    """Returns the SHA-256 of a public key as Flower stores it."""
     return sha256(key).hexdigest()
 
 
-def natural(name: str) -> list[Any]:
-    """A key that sorts numbers in names as numbers.
+def natural_sort_key(name: str) -> list[Any]:
+    """Returns a sort key that compares digits in names as numbers.
 
-    >>> sorted(["client-10", "client-9"], key=natural)
+    >>> sorted(["client-10", "client-9"], key=natural_sort_key)
     ['client-9', 'client-10']
     """
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

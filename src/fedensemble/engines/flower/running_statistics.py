@@ -1,6 +1,4 @@
-"""Running statistics that clients send: which entries cannot be negative, and which never
-change.
-"""
+"""Checks on the running statistics (model buffers) that clients upload."""
 
 from __future__ import annotations
 
@@ -15,52 +13,50 @@ from .messages import UnreadableError
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """What is known of the entries of a model's buffers, [R] bool each.
+class BufferRules:
+    """Constraints on the entries of a model's flat buffer vector, as masks of shape [R].
 
     Args:
-        variances: running variances, which are never negative: a square root is taken of them in
-            every prediction.
-        frozen: parameters that are not trained, which no client may move.
+        variances: True for running variances. They must not be negative, because every prediction
+            takes their square root.
+        frozen: True for parameters that are not trained. Clients must not change them.
     """
 
     variances: Tensor
     frozen: Tensor
 
     @classmethod
-    def of(cls, learner: FunctionalModel) -> Statistics:
-        """Those of a model."""
+    def from_model(cls, learner: FunctionalModel) -> BufferRules:
+        """Returns the rules of a model."""
         model, layout = learner.training_model, learner.buffer_layout
         norms = [
-            n
-            for n, module in model.named_modules()
-            if isinstance(module, norm_layers())
+            name for name, module in model.named_modules() if isinstance(module, norm_layers())
         ]
         variances = {f"{name}.running_var".lstrip(".") for name in norms}
         frozen = {
             name for name, parameter in model.named_parameters() if not parameter.requires_grad
         }
-        return cls(*(_mask(names, layout.names, layout.sizes) for names in (variances, frozen)))
+        return cls(
+            *(_make_mask(names, layout.names, layout.sizes) for names in (variances, frozen))
+        )
 
-    def check(self, before: Tensor, moved: Tensor) -> None:
-        """Raises UnreadableError if a client's change of a mode's statistics, [R], cannot be
-        honest.
-        """
-        if bool((moved[self.frozen] != 0).any()):
+    def check_change(self, before: Tensor, change: Tensor) -> None:
+        """Raises UnreadableError if a client's change of a mode's buffers, [R], is impossible."""
+        if bool((change[self.frozen] != 0).any()):
             raise UnreadableError("'buffers' changes parameters that are not trained")
-        start = before[self.variances]
-        # A client sends the difference of two variances. Where its own is tiny, adding the
-        # difference to the server's
-        # may end below zero by rounding alone; that much is allowed here and cut off in `repair`.
-        slack = 8 * torch.finfo(start.dtype).eps * start.abs()
-        if bool((start + moved[self.variances] < -slack).any()):
+        variance = before[self.variances]
+        # A client uploads the difference of two variances. If its own variance is tiny, adding the
+        # difference to the server's value can end slightly below zero through rounding alone. This
+        # much is allowed here; `clamp_variances` sets such entries to zero.
+        tolerance = 8 * torch.finfo(variance.dtype).eps * variance.abs()
+        if bool((variance + change[self.variances] < -tolerance).any()):
             raise UnreadableError("'buffers' makes a running variance negative")
 
-    def repair(self, buffers: Tensor) -> Tensor:
-        """Statistics of modes, [K, R], with variances that rounding made negative set to zero."""
+    def clamp_variances(self, buffers: Tensor) -> Tensor:
+        """Returns buffers of all modes, [K, R], with negative variances set to zero."""
         return torch.where(self.variances & (buffers < 0), torch.zeros_like(buffers), buffers)
 
 
-def _mask(chosen: set[str], names: tuple[str, ...], sizes: list[int]) -> Tensor:
-    flags = [torch.full((size,), name in chosen) for name, size in zip(names, sizes, strict=True)]
-    return torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool)
+def _make_mask(selected: set[str], names: tuple[str, ...], sizes: list[int]) -> Tensor:
+    masks = [torch.full((size,), name in selected) for name, size in zip(names, sizes, strict=True)]
+    return torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Clients whose answers fail again and again are left out for a while."""
+"""Suspension of clients that fail several times in a row, and detection of small cohorts."""
 
 from __future__ import annotations
 
@@ -9,71 +9,70 @@ from torch import Tensor
 
 from ...flat_params import Tree
 
-LONGEST = 64  # visits that a client is left out for at most: it may have been repaired
+MAX_SUSPENSION = 64  # visits; bounded because a client may have been repaired
 
 
-class Conduct:
-    """Who failed how often in a row, and for how many visits a client is suspended.
+class SuspensionTracker:
+    """Counts each client's failures in a row and the visits for which it is suspended.
 
-    A failure is an answer that was refused, or none at all from a client that was asked. After
-    `after` failures in a row a client misses its next two visits; if it fails again, four, then
-    eight, up to 64. Visits are counted, not
-    rounds: where few of many clients are asked in a round, a few rounds would be no suspension. An
-    answer that passes the checks ends it.
+    A client fails if its reply is rejected, or if it was selected and did not reply. After `after`
+    failures in a row it misses its next two visits. If it fails again it misses four, then eight,
+    up to 64. Visits are counted instead of rounds: where only few clients are selected per round, a
+    client would hardly notice a suspension of some rounds. A valid reply resets the count.
 
     Args:
-        clients: their number, N.
-        after: failures in a row; None suspends nobody.
+        clients: number of clients, N.
+        after: failures in a row that lead to a suspension; None never suspends.
     """
 
     def __init__(self, clients: int, after: int | None = None) -> None:
         self.after = after
         self.failures = torch.zeros(clients, dtype=torch.int64)  # in a row, [N]
-        # visits each client still misses, [N]
+        # number of visits that each client still misses, [N]
         self.suspended = torch.zeros(clients, dtype=torch.int64)
 
-    def absent(self, client: Tensor) -> Tensor:
-        """Which of the planned clients, [J], are suspended."""
+    def is_suspended(self, client: Tensor) -> Tensor:
+        """Returns a mask of the planned clients, [J], that are suspended."""
         return self.suspended[client] > 0
 
     def record(
         self, skipped: Collection[int], failed: Collection[int], passed: Collection[int]
     ) -> dict[int, int]:
-        """Enters what happened in a round; gives the clients that are suspended from now on, and
-        for how many visits.
+        """Records a round; returns newly suspended clients with the number of visits they miss.
 
-        A round in which nobody's answer passed tells nothing of single clients: the server's
-        network, or the model itself, may be at fault. If it counted, one outage could suspend the
+        A round in which no reply was valid says nothing about single clients: the cause may be the
+        server's network or the model itself. Without this exception one outage could suspend the
         whole fleet.
         """
         self.suspended[list(skipped)] -= 1
         if self.after is None or not passed:
             return {}
         self.failures[[client for client in passed if client not in failed]] = 0
-        fresh = {}
+        newly_suspended = {}
         for client in sorted(failed):
             self.failures[client] += 1
-            beyond = int(self.failures[client]) - self.after
-            if beyond >= 0:
-                fresh[client] = min(2 ** min(beyond + 1, 30), LONGEST)
-                self.suspended[client] = fresh[client]
-        return fresh
+            excess = int(self.failures[client]) - self.after
+            if excess >= 0:
+                # The exponent is bounded so that 2 ** exponent stays a small integer.
+                newly_suspended[client] = min(2 ** min(excess + 1, 30), MAX_SUSPENSION)
+                self.suspended[client] = newly_suspended[client]
+        return newly_suspended
 
-    def tensors(self) -> Tree:
-        """For a checkpoint."""
+    def to_tensors(self) -> Tree:
+        """Returns the tensors to save in a checkpoint."""
         return {"failures": self.failures, "suspended": self.suspended}
 
-    def load(self, tensors: Tree) -> None:
-        """Puts back what `tensors` gave; a checkpoint of an earlier version has neither."""
+    def load_tensors(self, tensors: Tree) -> None:
+        """Restores `to_tensors`. Checkpoints of earlier versions have neither tensor."""
         self.failures = tensors.get("failures", self.failures).clone()
         self.suspended = tensors.get("suspended", self.suspended).clone()
 
 
-def too_small(modes: Collection[int], least: int) -> set[int]:
-    """Modes with at least one visit and fewer than `least`.
+def find_small_cohorts(modes: Collection[int], min_cohort: int) -> set[int]:
+    """Returns the modes with at least one visit but fewer than `min_cohort`.
 
-    >>> too_small([0, 0, 1], 2)
+    >>> find_small_cohorts([0, 0, 1], 2)
     {1}
     """
     counts = torch.bincount(torch.tensor(list(modes), dtype=torch.int64))
-    return {mode for mode, count in enumerate(counts.tolist()) if 0 < count < least}
+    return {mode for mode, count in enumerate(counts.tolist()) if 0 < count < min_cohort}

@@ -1,44 +1,41 @@
-"""How much each client counts: the examples it claims, up to a limit."""
+"""Weights of clients: the number of examples that they claim, up to a limit."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-MOST = 0.5  # share of a mean above which one client decides it
+DOMINANT_SHARE = 0.5  # above this share of a mean, one client decides it
 
 
-def limited(sizes: Tensor, most: float | None) -> Tensor:
-    """Weights of the clients, [N] float64: their examples, but no more than `most` times the
-    median.
+def cap_weights(sizes: Tensor, max_weight: float | None) -> Tensor:
+    """Returns client weights, [N] float64: examples, at most `max_weight` times the median.
 
-    Examples are what a client says it has; nobody can count them. The limit is one for the whole
-    training and not one for each mean, so that methods which keep sums over all clients (SCAFFOLD,
-    DIANA) stay consistent.
+    The number of examples is a client's claim, which the server cannot verify. The limit is the
+    same for the whole training and all means, so that algorithms which keep sums over all clients
+    (SCAFFOLD, DIANA) stay consistent.
 
-    >>> limited(torch.tensor([10, 20, 9000]), 3.0).tolist()
+    >>> cap_weights(torch.tensor([10, 20, 9000]), 3.0).tolist()
     [10.0, 20.0, 60.0]
     """
     weights = sizes.double()
-    return (
-        weights
-        if most is None or not len(weights)
-        else weights.clamp(max=most * float(weights.median()))
-    )
+    if max_weight is None or not len(weights):
+        return weights
+    return weights.clamp(max=max_weight * float(weights.median()))
 
 
-def dominant(mode: Tensor, weight: Tensor) -> dict[int, float]:
-    """Visits that hold most of the weight of their mode, by index, with their share.
+def find_dominant(mode: Tensor, weight: Tensor) -> dict[int, float]:
+    """Returns the visits with most of the weight of their mode: index and share.
 
-    Of two clients one nearly always has more than half, so there it takes three quarters.
+    Of two clients, one nearly always has more than half, so there the threshold is three quarters.
 
-    >>> dominant(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([8.0, 1.0, 1.0, 3.0, 2.0]))
+    >>> find_dominant(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([8.0, 1.0, 1.0, 3.0, 2.0]))
     {0: 0.8}
     """
-    found = {}
-    for each in torch.unique(mode).tolist():
-        own = (mode == each).nonzero().flatten()
-        share = weight[own] / weight[own].sum()
-        if float(share.max()) > max(MOST, 1.5 / len(own)):
-            found[int(own[share.argmax()])] = round(float(share.max()), 4)
-    return found
+    dominant = {}
+    for current in torch.unique(mode).tolist():
+        visits = (mode == current).nonzero().flatten()
+        share = weight[visits] / weight[visits].sum()
+        if float(share.max()) > max(DOMINANT_SHARE, 1.5 / len(visits)):
+            dominant[int(visits[share.argmax()])] = round(float(share.max()), 4)
+    return dominant

@@ -134,10 +134,10 @@ class FakeFleet:
 
     def __post_init__(self) -> None:
         data, learner = self.federation.data, self.federation.learner
-        self.time, self.said = Time(), list[str]()
+        self.time, self.log_lines = Time(), list[str]()
         self.nodes = {FIRST_NODE + i: Node(self.client(i), i) for i in reversed(range(len(data)))}
         self.grid = FakeGrid(self.nodes, self.time)
-        self.roster = Roster(self.grid, clock=self.time, say=self.said.append)
+        self.roster = Roster(self.grid, clock=self.time, log=self.log_lines.append)
         self.algorithm, self.schedule = self.federation.algorithm, self.federation.schedule
         theta, buffers = learner.initial(self.federation.seed, self.schedule.modes)
         planned = self.schedule.init(len(data), self.federation.seed)

@@ -13,17 +13,17 @@ from flwr.app import Error, Message
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.engines.flower.deadline import STRAYS, RoundTimeout
-from fedensemble.engines.flower.finite_checks import Soundness
+from fedensemble.engines.flower.deadline import MAX_STRAYS, RoundTimeout
+from fedensemble.engines.flower.finite_checks import FiniteCheck
 from fedensemble.engines.flower.messages import BUFFERS, MODEL, RESULT, UPLOAD, pack, unpack
 from fedensemble.engines.flower.reply_validation import Limits
-from fedensemble.engines.flower.running_statistics import Statistics
+from fedensemble.engines.flower.running_statistics import BufferRules
 from fedensemble.testing.toy_problems import classification, small_federation
 
 from .fake import FakeFleet
 from .test_refusals import BAD, NAME, change
 
-SAFE = Limits(clip_factor=3.0, refuse_factor=15.0, least_loss=0.0, max_weight=3.0, suspend_after=3)
+SAFE = Limits(clip_factor=3.0, refuse_factor=15.0, min_loss=0.0, max_weight=3.0, suspend_after=3)
 
 
 def make_fleet(limits=SAFE, modes=1, algorithm=None, **options):
@@ -31,7 +31,7 @@ def make_fleet(limits=SAFE, modes=1, algorithm=None, **options):
         algorithm or fe.FedAvg(), "loop", modes=modes, strata=1, **options
     )
     federation.schedule = fe.Stratified(modes=modes, strata=1, clients_per_round=6)
-    return FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0), "limits": limits})
+    return FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=20.0), "limits": limits})
 
 
 def poison(make):
@@ -124,7 +124,7 @@ def test_a_long_update_counts_as_three_medians():
     def collect(*args):
         found = plain(*args)
         uploads.update(
-            {visit.client: answer.uploads["theta"] for visit, answer in found.answers.items()}
+            {visit.client: answer.uploads["theta"] for visit, answer in found.replies.items()}
         )
         return found
 
@@ -178,7 +178,7 @@ def test_small_rounds_go_by_the_lengths_of_the_rounds_before_also_after_a_restar
     fleet.rounds(1)
     assert torch.equal(fleet.state.modes["theta"], first.modes["theta"])
     assert torch.equal(
-        fleet.engine.recent, torch.as_tensor(fleet.engine.memory_tensors()["recent"])
+        fleet.engine.recent_lengths, torch.as_tensor(fleet.engine.memory_tensors()["recent"])
     )
 
 
@@ -193,7 +193,10 @@ def norm_fleet(limits, frozen=False):
         model, data, "fedavg", modes=1, engine="loop", batch_size=3, dtype=torch.float64
     )
     learner = federation.learner
-    options = {"statistics": Statistics.of(learner), "soundness": Soundness(learner, (4,))}
+    options = {
+        "buffer_rules": BufferRules.from_model(learner),
+        "finite_check": FiniteCheck(learner, (4,)),
+    }
     return FakeFleet(federation, {"limits": limits, **options})
 
 
@@ -243,11 +246,11 @@ def test_parameters_that_are_not_trained_cannot_be_moved():
 
 
 def test_a_variance_that_rounding_makes_negative_is_no_offence():
-    known = Statistics(torch.tensor([False, True, True]), torch.tensor([False, False, False]))
+    rules = BufferRules(torch.tensor([False, True, True]), torch.tensor([False, False, False]))
     before = torch.tensor([1.0, 1.0, 0.0])
     moved = torch.tensor([-5.0, -1.0 - 2e-7, 0.0])
-    known.check(before, moved)
-    assert known.repair((before + moved).unsqueeze(0)).tolist() == [[-4.0, 0.0, 0.0]]
+    rules.check_change(before, moved)
+    assert rules.clamp_variances((before + moved).unsqueeze(0)).tolist() == [[-4.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("modes", [1, 2])
@@ -291,8 +294,8 @@ def test_a_mode_that_breaks_keeps_its_last_good_state(modes, monkeypatch):
 def test_finite_weights_with_predictions_that_are_not_are_found():
     fleet = norm_fleet(Limits())
     fleet.serve()
-    assert fleet.engine.soundness.broken(fleet.state, [0]) == []
-    assert fleet.engine.soundness.broken(
+    assert fleet.engine.finite_check.find_broken(fleet.state, [0]) == []
+    assert fleet.engine.finite_check.find_broken(
         replace(fleet.state, buffers=fleet.state.buffers - 5), [0]
     ) == [0]
 
@@ -303,7 +306,7 @@ def test_error_texts_are_cut_and_cannot_forge_lines(caplog):
     fleet.node(BAD).bend = lambda message, answer: [Message(Error(0, words), reply_to=message)]
     [(_, log)] = fleet.rounds(1)
     assert (
-        len(json.dumps(log.record())) < 1000
+        len(json.dumps(log.to_record())) < 1000
         and r"no disk\nround 9: all is well\x1b[2J" in log.lost[NAME]
     )
     assert all(
@@ -323,7 +326,7 @@ def test_a_flood_of_strays_is_counted_and_not_listed():
 
     fleet.node(BAD).bend = flood
     [(_, log)] = fleet.rounds(1)
-    assert len(log.stray) == STRAYS and log.more_strays == 500 - STRAYS
+    assert len(log.stray) == MAX_STRAYS and log.more_strays == 500 - MAX_STRAYS
 
 
 def test_claimed_examples_count_up_to_a_multiple_of_the_median():
@@ -357,7 +360,9 @@ def test_a_silent_client_stops_delaying_rounds_and_may_come_back():
     fleet.node(BAD).delay = 0.5
     logs = fleet.rounds(9)
     assert [NAME in log.skipped for _, log in logs] == [True] * 7 + [False] * 2
-    assert int(fleet.engine.conduct.failures[BAD]) == 0 and BAD in logs[-1][0].plan.client.tolist()
+    assert (
+        int(fleet.engine.suspensions.failures[BAD]) == 0 and BAD in logs[-1][0].plan.client.tolist()
+    )
 
 
 def test_an_outage_of_everybody_suspends_nobody():
@@ -380,7 +385,7 @@ def test_a_suspended_client_is_like_one_that_is_away_also_after_a_restart():
             saved = {name: tensor.clone() for name, tensor in fleet.engine.memory_tensors().items()}
             fleet.serve().load_memory(saved)
         logs = fleet.rounds(4)
-        fleets.append((fleet, [log.record() for _, log in logs]))
+        fleets.append((fleet, [log.to_record() for _, log in logs]))
     assert fleets[0][1] == fleets[1][1] and any("skipped" in record for record in fleets[0][1])
     for name, value in fleets[0][0].state.modes.items():
         assert torch.equal(value, fleets[1][0].state.modes[name])

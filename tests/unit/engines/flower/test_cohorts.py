@@ -15,7 +15,7 @@ from fedensemble.engines.flower.client import check_visit
 from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.messages import MODEL, UPLOAD, Visit, unpack
 from fedensemble.engines.flower.reply_validation import Limits
-from fedensemble.engines.flower.suspension import Conduct, too_small
+from fedensemble.engines.flower.suspension import SuspensionTracker, find_small_cohorts
 from fedensemble.testing.toy_problems import small_federation
 
 from .fake import FakeFleet
@@ -31,7 +31,7 @@ def make_fleet(algorithm, least, modes=3):
         federation.schedule.init(6, federation.seed),
     )
     return FakeFleet(
-        federation, {"patience": RoundTimeout(timeout=5.0), "limits": Limits(min_cohort=least)}
+        federation, {"round_timeout": RoundTimeout(timeout=5.0), "limits": Limits(min_cohort=least)}
     )
 
 
@@ -66,7 +66,7 @@ def test_small_cohorts_leave_no_trace(name):
         wanted = fleet.schedule.plan(fleet.state.schedule, round)
         asked = len(fleet.grid.sent)
         [(report, log)] = fleet.rounds(1)
-        small = too_small(wanted.mode.tolist(), 2)
+        small = find_small_cohorts(wanted.mode.tolist(), 2)
         sent = sum(m.metadata.message_type == "train" for m in fleet.grid.sent[asked:])
         assert sent == log.asked == sum(mode not in small for mode in wanted.mode.tolist())
         pairs = [
@@ -74,7 +74,7 @@ def test_small_cohorts_leave_no_trace(name):
             for client, mode in zip(wanted.client.tolist(), wanted.mode.tolist(), strict=True)
             if client != round % 6 and mode not in small
         ]
-        late = too_small([mode for _, mode in pairs], 2)
+        late = find_small_cohorts([mode for _, mode in pairs], 2)
         assert set(log.small_cohorts) == small | late
         assert log.unused == sorted(f"partition-{client}" for client, mode in pairs if mode in late)
         seen |= {("small", bool(small)), ("late", bool(late))}
@@ -97,7 +97,7 @@ def test_small_cohorts_leave_no_trace(name):
 @given(st.lists(st.integers(0, 5), max_size=20), st.integers(1, 4))
 @settings(deadline=None, max_examples=50)
 def test_small_cohorts_are_those_with_some_clients_and_too_few(modes, least):
-    assert too_small(modes, least) == {mode for mode in modes if modes.count(mode) < least}
+    assert find_small_cohorts(modes, least) == {mode for mode in modes if modes.count(mode) < least}
 
 
 @given(
@@ -106,22 +106,22 @@ def test_small_cohorts_are_those_with_some_clients_and_too_few(modes, least):
 @settings(deadline=None, max_examples=50)
 def test_suspensions_grow_and_end(history, after):
     """Client 0 against a count by hand; client 1 always passes."""
-    conduct, row, left = Conduct(2, after), 0, 0
+    tracker, row, left = SuspensionTracker(2, after), 0, 0
     for event in history:
         if event == "planned not":
-            conduct.record([], [], [1])
+            tracker.record([], [], [1])
         elif left:
-            assert bool(conduct.absent(torch.tensor([0])))
-            conduct.record([0], [], [1])
+            assert bool(tracker.is_suspended(torch.tensor([0])))
+            tracker.record([0], [], [1])
             left -= 1
         else:
-            assert not bool(conduct.absent(torch.tensor([0])))
+            assert not bool(tracker.is_suspended(torch.tensor([0])))
             row = row + 1 if event == "fails" else 0
             expected = min(2 ** (row - after + 1), 64) if row >= after else 0
-            fresh = conduct.record([], [0] if row else [], [1] if row else [0, 1])
+            fresh = tracker.record([], [0] if row else [], [1] if row else [0, 1])
             assert fresh == ({0: expected} if expected else {})
             left = expected
-    assert conduct.suspended.tolist() == [left, 0] and conduct.failures.tolist() == [row, 0]
+    assert tracker.suspended.tolist() == [left, 0] and tracker.failures.tolist() == [row, 0]
 
 
 GOOD = Visit("abc", 3, 2, 1, -1, 9)

@@ -18,8 +18,8 @@ from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
 from fedensemble.deploy import example_client
 from fedensemble.deploy import server as fleet_module
-from fedensemble.deploy.app import client_app, local_client, server_app
-from fedensemble.deploy.app_spec import read_description
+from fedensemble.deploy.app import build_client, client_app, server_app
+from fedensemble.deploy.app_spec import read_app_spec
 from fedensemble.deploy.generate import write_app
 from fedensemble.deploy.server import run_fleet
 from fedensemble.deploy.server_settings import Settings
@@ -62,7 +62,7 @@ def grid_of(app):
     folder = app / "fleet"
     nodes = {}
     for number in range(3):
-        client = local_client(
+        client = build_client(
             folder, lambda node: example_client(folder, node), Here(**{"partition-id": number})
         )
         nodes[number + 10] = Node(client, number, delay=0.0)
@@ -98,7 +98,7 @@ def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
     }
     assert Settings.read(table["config"]) == Settings(clients=3)
     load_and_validate(app / "pyproject.toml")
-    assert read_description(app / "fleet").config == config
+    assert read_app_spec(app / "fleet").config == config
     compile((app / "fleet" / "data.py").read_text(), "data.py", "exec")
     text = (app / "README.md").read_text()
     assert (
@@ -130,7 +130,7 @@ def test_a_fleet_aggregates_as_its_config_says(tmp_path):
     )
     write_app(config, tmp_path / "app")
     run_fleet(
-        grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path)
+        grid_of(tmp_path / "app"), read_app_spec(tmp_path / "app" / "fleet"), settings(tmp_path)
     )
     federation = build_federation(config, build_data(config))
     list(federation.rounds(4))
@@ -139,7 +139,7 @@ def test_a_fleet_aggregates_as_its_config_says(tmp_path):
 
 
 def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
-    run_fleet(grid_of(app), read_description(app / "fleet"), settings(tmp_path))
+    run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
     federation = build_federation(config, build_data(config))
     list(federation.rounds(4))
     ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
@@ -148,7 +148,7 @@ def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
     assert "2 modes, 4 rounds" in write_report(tmp_path / "run").title
     # finished: asks nobody
-    run_fleet(FakeGrid({}, Time()), read_description(app / "fleet"), settings(tmp_path))
+    run_fleet(FakeGrid({}, Time()), read_app_spec(app / "fleet"), settings(tmp_path))
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
@@ -168,8 +168,8 @@ def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", save)
         with pytest.raises(KeyboardInterrupt):
-            run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
-    run_fleet(grid, read_description(app / "fleet"), settings(tmp_path))
+            run_fleet(grid, read_app_spec(app / "fleet"), settings(tmp_path))
+    run_fleet(grid, read_app_spec(app / "fleet"), settings(tmp_path))
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -188,7 +188,7 @@ def test_methods_whose_server_needs_data_say_so(tmp_path):
     with pytest.raises(InputError, match="server"):
         run_fleet(
             grid_of(tmp_path / "app"),
-            read_description(tmp_path / "app" / "fleet"),
+            read_app_spec(tmp_path / "app" / "fleet"),
             settings(tmp_path),
         )
 
@@ -202,7 +202,7 @@ def test_clients_know_the_models_layers(tmp_path):
         resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app"
     )
     folder = tmp_path / "app" / "fleet"
-    client = local_client(
+    client = build_client(
         folder, lambda node: example_client(folder, node), Here(**{"partition-id": 0})
     )
     assert client.algorithm.structure is not None
@@ -215,7 +215,7 @@ def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
     )
     write_app(config, tmp_path / "app")
     run_fleet(
-        grid_of(tmp_path / "app"), read_description(tmp_path / "app" / "fleet"), settings(tmp_path)
+        grid_of(tmp_path / "app"), read_app_spec(tmp_path / "app" / "fleet"), settings(tmp_path)
     )
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -242,13 +242,13 @@ def test_over_selection_in_the_config_is_kept_by_the_fleet(tmp_path):
 )
 def test_wrong_settings_are_named(app, tmp_path, given, words):
     with pytest.raises(InputError, match=words):
-        run_fleet(grid_of(app), read_description(app / "fleet"), settings(tmp_path) | given)
+        run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path) | given)
 
 
 def test_data_of_another_shape_are_refused_by_the_client(app):
-    description = read_description(app / "fleet")
+    description = read_app_spec(app / "fleet")
     with pytest.raises(InputError, match=r"shape \(3,\)"):
-        description.client_data(([[1.0, 2.0, 3.0]], [0]))
+        description.build_client_data(([[1.0, 2.0, 3.0]], [0]))
     with pytest.raises(InputError, match=r"clients 0 to 2; got partition-id 3"):
         example_client(app / "fleet", {"partition-id": 3})
 
@@ -266,25 +266,26 @@ def test_tokens_that_the_model_does_not_have_are_refused_by_the_client(tmp_path)
     write_app(
         resolve({**values, "ensemble": {"modes": 1, "clients_per_round": 2}}), tmp_path / "app"
     )
-    local_client(tmp_path / "app" / "fleet", lambda node: (tokens, tokens), Here())
+    build_client(tmp_path / "app" / "fleet", lambda node: (tokens, tokens), Here())
     other = tokens.copy()
     other[3, 1] = 9
     with pytest.raises(
         InputError, match="embeds 7 tokens, 0 to 6, but row 3 of the clients' data holds 9"
     ):
-        local_client(tmp_path / "app" / "fleet", lambda node: (other, tokens), Here())
+        build_client(tmp_path / "app" / "fleet", lambda node: (other, tokens), Here())
 
 
 def test_facts_that_make_no_sense_are_named(app):
     (app / "fleet" / "facts.toml").write_text("shape = 3")
     with pytest.raises(InputError, match=r"facts\.toml needs shape"):
-        read_description(app / "fleet")
+        read_app_spec(app / "fleet")
 
 
 def test_an_app_can_be_written_without_flower(tmp_path):
     code = (
         "import sys; sys.modules['flwr'] = None  # as if it were not installed\n"
-        "from fedensemble.cli.main import main; sys.argv = ['fedensemble', 'deploy', '--out', 'app']; main()"
+        "from fedensemble.cli.main import main\n"
+        "sys.argv = ['fedensemble', 'deploy', '--out', 'app']; main()"
     )
     source = str(Path(fedensemble.__file__).parents[1])
     for expected in (0, BAD_INPUT):  # the second time the folder is there
@@ -308,7 +309,7 @@ def test_a_run_goes_on_with_the_identities_it_began_with_and_says_so(tmp_path, m
     file = tmp_path / "roster.json"
     file.write_text(json.dumps(roster))
     for wanted, count in (("key", 1), ("name", 1), ("auto", 1), ("partition", 2)):
-        found, training = fleet_module.enrolled(
+        found, training = fleet_module.load_or_enrol(
             FakeGrid({}, Time()), Settings(identity=wanted), tmp_path / "roster.json"
         )
         assert (found.identity, training, found.members[0].identity) == ("name", "t", "clinic-1")

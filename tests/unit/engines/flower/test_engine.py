@@ -131,7 +131,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
     not run ahead.
     """
     federation = small_federation(fe.algorithms[name](), "loop", modes=2, strata=2)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=5.0)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=5.0)})
     plans = []
     for round in range(6):
         slow = round % 3
@@ -158,7 +158,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
 def test_the_first_four_of_six_count_and_the_others_do_not_leak():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=50.0, keep=4)})
     for client, delay in enumerate((9.0, 0.5, 1.5, 0.5, 12.0, 2.5)):
         fleet.node(client).delay = delay
     fleet.serve()
@@ -195,7 +195,7 @@ def test_the_first_four_of_six_count_and_the_others_do_not_leak():
 
 def test_nobody_answers_and_the_round_changes_nothing():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=3.0)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=3.0)})
     fleet.serve()
     for client in range(6):
         fleet.node(client).delay = 99.0
@@ -293,7 +293,7 @@ def test_answered_plans_are_what_schedules_observe():
 def test_of_answers_that_come_together_no_more_than_wanted_count():
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=50.0, keep=4)})
     [(report, log)] = fleet.rounds(1)
     assert report.plan.client.tolist() == [0, 1, 3, 4] and log.surplus == [
         "partition-2",
@@ -309,7 +309,7 @@ def test_places_go_to_whom_they_go_to_in_a_simulation_with_the_same_delays(seed)
     """
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     federation.schedule = fe.Stratified(modes=2, strata=2, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=50.0, keep=4)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=50.0, keep=4)})
     fleet.serve()
     delay = torch.randperm(6, generator=torch.Generator().manual_seed(seed)) * 2.0 + 0.5
     dead = torch.tensor([client in (3, 4) and seed % 3 == 0 for client in range(6)])

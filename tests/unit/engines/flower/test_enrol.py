@@ -40,7 +40,7 @@ def test_one_node_without_a_name_does_not_make_auto_believe_partitions():
     fleet = named_fleet("auto")
     fleet.node(3).name = ""
     fleet.roster.enrol(6, 10.0)
-    assert fleet.roster.identity == "key" and "by their public keys" in " ".join(fleet.said)
+    assert fleet.roster.identity == "key" and "by their public keys" in " ".join(fleet.log_lines)
     nameless = (
         fleet.roster.members[-1] if fleet.roster.members[-1].name.startswith("key-") else None
     )
@@ -50,7 +50,7 @@ def test_one_node_without_a_name_does_not_make_auto_believe_partitions():
 def test_without_registration_auto_says_that_partitions_prove_nothing():
     fleet = FakeFleet(small_federation(fe.FedAvg(), "loop", modes=1, strata=1))
     fleet.roster.enrol(6, 10.0)
-    assert fleet.roster.identity == "partition" and "proves nothing" in " ".join(fleet.said)
+    assert fleet.roster.identity == "partition" and "proves nothing" in " ".join(fleet.log_lines)
 
 
 @pytest.mark.parametrize("identity", ["name", "partition"])
@@ -71,16 +71,16 @@ def test_a_second_node_of_a_client_is_refused_while_the_first_is_there(identity,
     )
     for _ in range(3):
         fleet.time.sleep(1.0)
-        assert fleet.roster.nodes(10.0)[client] == FIRST_NODE + 2
-        assert number not in fleet.roster.nodes(10.0).values()
-    refusals = [line for line in fleet.said if f"Node {number} is refused" in line]
-    assert len(refusals) == 1 and "already" in refusals[0], fleet.said
+        assert fleet.roster.find_nodes(10.0)[client] == FIRST_NODE + 2
+        assert number not in fleet.roster.find_nodes(10.0).values()
+    refusals = [line for line in fleet.log_lines if f"Node {number} is rejected" in line]
+    assert len(refusals) == 1 and "already" in refusals[0], fleet.log_lines
     # A node that was started again, without registration, has a new number: it is taken once the
     # old one is gone.
     fleet.node(2).online = False
-    assert fleet.roster.nodes(10.0)[client] == number
+    assert fleet.roster.find_nodes(10.0)[client] == number
     fleet.node(2).online = True
-    assert fleet.roster.nodes(10.0)[client] == number, "who holds a place keeps it"
+    assert fleet.roster.find_nodes(10.0)[client] == number, "who holds a place keeps it"
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before enrolment", "after enrolment"])
@@ -93,12 +93,14 @@ def test_a_key_registered_under_the_name_of_another_client_is_refused(before):
     fleet.roster.enrol(6, 10.0)
     fleet.nodes[number] = thief
     fleet.node(2).online = False
-    fleet.roster.nodes(10.0)
+    fleet.roster.find_nodes(10.0)
     fleet.time.sleep(1.0)
-    assert len(fleet.roster) == 6 and number not in fleet.roster.nodes(10.0).values()
+    assert len(fleet.roster) == 6 and number not in fleet.roster.find_nodes(10.0).values()
     assert [
-        line for line in fleet.said if f"Node {number} is refused" in line and "clinic-10" in line
-    ], fleet.said
+        line
+        for line in fleet.log_lines
+        if f"Node {number} is rejected" in line and "clinic-10" in line
+    ], fleet.log_lines
 
 
 def test_rosters_of_version_0_1_are_read():
@@ -106,7 +108,7 @@ def test_rosters_of_version_0_1_are_read():
     old = Member.from_record([b"key".hex(), 5], "key")
     assert (old.name, old.identity) == (b"key".hex(), sha256(b"key").hexdigest())
     new = Member("clinic-1", 5, "abc")
-    assert Member.from_record(new.record(), "key") == new
+    assert Member.from_record(new.to_record(), "key") == new
 
 
 @settings(max_examples=25, deadline=None)
@@ -127,14 +129,14 @@ def test_whoever_comes_and_goes_a_client_has_one_node_which_keeps_its_place(iden
         node: members.index(f"partition-{n.partition}" if identity == "partition" else n.name)
         for node, n in fleet.nodes.items()
     }
-    before = fleet.roster.nodes(10.0)
+    before = fleet.roster.find_nodes(10.0)
     for online in present:
         for number, node in fleet.nodes.items():
             node.online = number - FIRST_NODE in online
         fleet.time.sleep(1.0)
-        fleet.roster.nodes(10.0)  # whoever is new is asked,
+        fleet.roster.find_nodes(10.0)  # whoever is new is asked,
         fleet.time.sleep(1.0)
-        now = fleet.roster.nodes(10.0)  # and has answered
+        now = fleet.roster.find_nodes(10.0)  # and has answered
         assert len(set(now.values())) == len(now) and all(
             owner[node] == client for client, node in now.items()
         )

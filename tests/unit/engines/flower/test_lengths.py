@@ -11,8 +11,8 @@ pytest.importorskip("flwr")
 
 from fedensemble.engines.flower.clipping import WINDOW, limit_lengths
 from fedensemble.engines.flower.messages import Visit
-from fedensemble.engines.flower.reply_validation import Answer
-from fedensemble.engines.flower.weight_limits import dominant, limited
+from fedensemble.engines.flower.reply_validation import ValidReply
+from fedensemble.engines.flower.weight_limits import cap_weights, find_dominant
 from fedensemble.text import shorten
 
 LENGTHS = st.lists(
@@ -27,7 +27,7 @@ def answers_of(lengths, still):
         change = torch.zeros(still.shape[-1], dtype=torch.float64)
         change[client % len(change)] = length
         visit = Visit("t", 0, client, client % 2, -1, 1)
-        made[visit] = Answer(
+        made[visit] = ValidReply(
             {"theta": still[visit.mode] + change},
             torch.zeros(0, dtype=torch.float64),
             1.0,
@@ -48,16 +48,21 @@ def test_lengths_are_limited_by_the_median_and_nothing_else_changes(lengths, ear
     median = sorted(pool)[(len(pool) - 1) // 2] if len(pool) >= 3 else math.inf
     for (visit, answer), length in zip(answers.items(), lengths, strict=True):
         if length > refuse * median * (1 + 1e-9):
-            assert visit in found.refused and visit not in found.answers
+            assert visit in found.rejected and visit not in found.replies
         elif length < refuse * median * (1 - 1e-9):
-            change = found.answers[visit].uploads["theta"] - still[visit.mode]
+            change = found.replies[visit].uploads["theta"] - still[visit.mode]
             assert float(change.norm()) == pytest.approx(
                 min(length, clip * median), rel=1e-6, abs=1e-9
             )
             if length < clip * median * (1 - 1e-6):
-                assert found.answers[visit] is answer
-    assert set(found.answers) | set(found.refused) == set(answers) and len(found.recent) <= WINDOW
-    assert found.recent[: len(lengths), 0].tolist() == pytest.approx(lengths[:WINDOW], abs=1e-9)
+                assert found.replies[visit] is answer
+    assert (
+        set(found.replies) | set(found.rejected) == set(answers)
+        and len(found.recent_lengths) <= WINDOW
+    )
+    assert found.recent_lengths[: len(lengths), 0].tolist() == pytest.approx(
+        lengths[:WINDOW], abs=1e-9
+    )
 
 
 def test_single_numbers_are_refused_or_taken_but_never_shortened():
@@ -68,7 +73,7 @@ def test_single_numbers_are_refused_or_taken_but_never_shortened():
     }
     flags = [1.0, 1.0, 1.0, 0.0, 5.0, 1e5]
     answers = {
-        Visit("t", 0, client, 0, -1, 1): Answer(
+        Visit("t", 0, client, 0, -1, 1): ValidReply(
             {"theta": torch.ones(3).double(), "flag": torch.tensor([flag]).double()},
             torch.zeros(0),
             1.0,
@@ -78,8 +83,8 @@ def test_single_numbers_are_refused_or_taken_but_never_shortened():
         for client, flag in enumerate(flags)
     }
     found = limit_lengths(answers, still, torch.empty(0, 0, dtype=torch.float64), 3.0, 15.0)
-    assert [float(answer.uploads["flag"]) for answer in found.answers.values()] == flags[:5]
-    assert [visit.client for visit in found.refused] == [5] and not found.clipped
+    assert [float(answer.uploads["flag"]) for answer in found.replies.values()] == flags[:5]
+    assert [visit.client for visit in found.rejected] == [5] and not found.clipped
 
 
 @given(st.text(max_size=500), st.integers(3, 300))
@@ -93,9 +98,9 @@ def test_printable_texts_are_short_and_have_no_control_characters(text, longest)
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=30), st.floats(1.0, 10.0))
 @settings(deadline=None, max_examples=100)
 def test_weights_are_examples_up_to_the_limit(sizes, most):
-    weights = limited(torch.tensor(sizes), most)
+    weights = cap_weights(torch.tensor(sizes), most)
     limit = most * sorted(sizes)[(len(sizes) - 1) // 2]
     assert weights.tolist() == pytest.approx([min(size, limit) for size in sizes])
-    assert limited(torch.tensor(sizes), None).tolist() == sizes
-    shares = dominant(torch.zeros(len(sizes), dtype=torch.int64), weights)
+    assert cap_weights(torch.tensor(sizes), None).tolist() == sizes
+    shares = find_dominant(torch.zeros(len(sizes), dtype=torch.int64), weights)
     assert all(share >= 0.5 for share in shares.values()) and len(shares) <= 1

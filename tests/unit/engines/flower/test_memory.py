@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedensemble.engines.flower.client_state import KeptMemory
+from fedensemble.engines.flower.client_state import ClientStateStore
 from fedensemble.engines.flower.messages import Visit
 from fedensemble.errors import InputError
 
@@ -23,9 +23,9 @@ def visit(training: str, round: int = 1, mode: int = 0) -> Visit:
 
 
 def keep(folder: Path, training: str, round: int = 1, days: float = 30.0) -> None:
-    kept = KeptMemory(RecordDict(), folder, days)
-    kept.forget_others(training)
-    kept.keep(visit(training, round), {"h": torch.ones(3)})
+    store = ClientStateStore(RecordDict(), folder, days)
+    store.delete_expired(training)
+    store.save(visit(training, round), {"h": torch.ones(3)})
 
 
 def age(folder: Path, days: float) -> None:
@@ -59,9 +59,9 @@ def test_memory_of_trainings_long_over_is_deleted(tmp_path: Path) -> None:
     keep(tmp_path, "now")
     assert sorted(os.listdir(tmp_path / "memory")) == ["now", "paused"]
     age(tmp_path / "memory" / "now", 99)  # one's own stays however long it paused
-    kept = KeptMemory(RecordDict(), tmp_path)
-    kept.forget_others("now")
-    assert torch.equal(kept.find(visit("now", 2))["h"], torch.ones(3))
+    store = ClientStateStore(RecordDict(), tmp_path)
+    store.delete_expired("now")
+    assert torch.equal(store.load(visit("now", 2))["h"], torch.ones(3))
     keep(tmp_path, "now", 2, days=0)
     assert os.listdir(tmp_path / "memory") == ["now"]
 
@@ -90,11 +90,14 @@ def test_settings_of_the_node(tmp_path: Path) -> None:
         state = RecordDict()
         node_config: ClassVar[dict[str, Any]] = {"memory-dir": str(tmp_path), "memory-days": 7}
 
-    kept = KeptMemory.of(Context())
-    assert (kept.folder, kept.days) == (tmp_path, 7.0)
+    store = ClientStateStore.from_context(Context())
+    assert (store.folder, store.days) == (tmp_path, 7.0)
     Context.node_config = {}
-    assert (KeptMemory.of(Context()).folder, KeptMemory.of(Context()).days) == (None, 30.0)
+    assert (
+        ClientStateStore.from_context(Context()).folder,
+        ClientStateStore.from_context(Context()).days,
+    ) == (None, 30.0)
     for wrong in ("week", -1, float("nan")):
         Context.node_config = {"memory-days": wrong}
         with pytest.raises(InputError, match="memory-days must be a number"):
-            KeptMemory.of(Context())
+            ClientStateStore.from_context(Context())

@@ -152,7 +152,7 @@ CASES = {
 def make_fleet(limits=None):
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=1)
     federation.schedule = fe.Stratified(modes=2, strata=1, clients_per_round=6)
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0), "limits": limits})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=20.0), "limits": limits})
     fleet.serve()
     return fleet
 
@@ -195,7 +195,7 @@ def test_a_replayed_answer_is_refused(honest):
 
     fleet.node(BAD).bend = replay
     [(_, log)] = fleet.rounds(1)
-    assert "round 0, and was asked for 1" in log.refused[NAME]
+    assert "round 0, where 1 was sent" in log.refused[NAME]
 
 
 def test_a_second_answer_to_one_message_does_not_count_twice():
@@ -249,7 +249,7 @@ def test_an_encoding_that_cannot_be_read_is_refused():
     federation = small_federation(
         fe.QSGD(compressor="rand-k", share=0.03), "loop", modes=1, strata=1
     )
-    fleet = FakeFleet(federation, {"patience": RoundTimeout(timeout=20.0)})
+    fleet = FakeFleet(federation, {"round_timeout": RoundTimeout(timeout=20.0)})
     fleet.serve()
     client = int(federation.schedule.plan(federation.state.schedule, 0).client[0])
     fleet.node(client).bend = upload(
@@ -309,7 +309,7 @@ def test_who_introduces_itself_badly_is_not_enrolled(bend, reason):
     node.client.answer_query = answer_query
     fleet.roster.enrol(5, 30.0)
     assert len(fleet.roster) == 5 and NAME not in [member.name for member in fleet.roster.members]
-    assert reason in " ".join(fleet.said)
+    assert reason in " ".join(fleet.log_lines)
 
 
 def test_too_few_clients_are_named():

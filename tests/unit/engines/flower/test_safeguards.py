@@ -10,9 +10,14 @@ import torch
 pytest.importorskip("flwr")
 
 from fedensemble.config.schema import resolve
-from fedensemble.deploy.app_spec import read_description
+from fedensemble.deploy.app_spec import read_app_spec
 from fedensemble.deploy.generate import write_app
-from fedensemble.deploy.safeguards import cohort_remarks, find_limits, small_cohorts, weight_remarks
+from fedensemble.deploy.safeguards import (
+    build_limits,
+    cohort_notes,
+    small_cohort_share,
+    weight_notes,
+)
 from fedensemble.deploy.server import run_fleet
 from fedensemble.deploy.server_settings import Settings
 from fedensemble.engines.flower.messages import RESULT, UPLOAD, pack, unpack
@@ -31,8 +36,15 @@ def start(tmp_path, bend=None, grid=None, values=VALUES, **given):
     grid = grid or grid_of(app)
     if bend is not None:
         grid.nodes[11].bend = bend
-    told = {"run-dir": str(tmp_path / "run"), "clients": 3, "poll": 0.01, "identity": "partition", "timeout": 5.0, **given}
-    run_fleet(grid, read_description(app / "fleet"), told)
+    told = {
+        "run-dir": str(tmp_path / "run"),
+        "clients": 3,
+        "poll": 0.01,
+        "identity": "partition",
+        "timeout": 5.0,
+        **given,
+    }
+    run_fleet(grid, read_app_spec(app / "fleet"), told)
     return [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ], grid
@@ -103,24 +115,24 @@ def test_small_cohorts_are_foreseen():
         (Balanced(modes=10, strata=10, clients_per_round=10), 1.0),
         (Independent(modes=3, clients_per_round=2), 0.0),
     ]:
-        assert small_cohorts(schedule, schedule.init(50, 0), 2) == share
+        assert small_cohort_share(schedule, schedule.init(50, 0), 2) == share
     loose = Stratified(modes=5, strata=10, clients_per_round=10)
     planned = loose.init(50, 0)
     # Ten clients choose among five modes: a client is alone with probability (4/5) ** 9.
-    assert small_cohorts(loose, planned, 2) == pytest.approx(0.8**9, abs=0.08)
-    [words] = cohort_remarks(loose, planned, 2)
+    assert small_cohort_share(loose, planned, 2) == pytest.approx(0.8**9, abs=0.08)
+    [words] = cohort_notes(loose, planned, 2)
     assert "10 clients per round and 5 modes" in words and "balanced" in words
-    assert cohort_remarks(loose, planned, 1) == []
+    assert cohort_notes(loose, planned, 1) == []
 
 
 def test_claims_of_examples_are_told_at_the_start():
     names, sizes = ["a", "b", "c", "d"], torch.tensor([10, 12, 9, 10_000_000])
-    [words] = weight_remarks(names, sizes, sizes.clamp(max=30).double())
+    [words] = weight_notes(names, sizes, sizes.clamp(max=30).double())
     assert "d (10000000, counts as 30)" in words and "max-weight" in words
-    [words] = weight_remarks(names, sizes, sizes.double())
+    [words] = weight_notes(names, sizes, sizes.double())
     assert "d has 100% of the fleet's weight" in words and "uniform" in words
     assert (
-        weight_remarks(names, torch.tensor([10, 12, 9, 14]), torch.tensor([10.0, 12.0, 9.0, 14.0]))
+        weight_notes(names, torch.tensor([10, 12, 9, 14]), torch.tensor([10.0, 12.0, 9.0, 14.0]))
         == []
     )
 
@@ -129,11 +141,11 @@ def test_zero_turns_a_limit_off():
     settings = Settings.read(
         {"clip-factor": 0, "refuse-factor": 0, "max-weight": 0, "suspend-after": 0}
     )
-    limits = find_limits(settings, "mse")
+    limits = build_limits(settings, "mse")
     assert (limits.clip_factor, limits.refuse_factor, limits.max_weight, limits.suspend_after) == (
         None,
     ) * 4
     assert (
-        limits.least_loss == 0
-        and find_limits(settings, lambda outputs, targets: outputs).least_loss < 0
+        limits.min_loss == 0
+        and build_limits(settings, lambda outputs, targets: outputs).min_loss < 0
     )
