@@ -15,7 +15,7 @@ from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.types import Plan
 from fedensemble.engines.local.client_state import ClientMemory
 from fedensemble.engines.local.local_engine import LocalEngine
-from fedensemble.engines.local.run_accumulator import Share
+from fedensemble.engines.local.run_accumulator import RunAccumulator
 from fedensemble.engines.local.run_visits import run_visits
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.runtime.oom import lack, out_of_memory
@@ -36,9 +36,9 @@ PLACES = {
     "train": (
         LocalEngine,
         "train_plainly",
-        lambda self, algorithm, given, ragged: len(given.noise),
+        lambda self, algorithm, given, ragged: len(given.model_key),
     ),
-    "judge": (Share, "take", lambda self, block, trained: len(block.modes)),
+    "judge": (RunAccumulator, "add", lambda self, block, trained: len(block.modes)),
     "aside": (ClientMemory, "aside", lambda self, rows: len(rows["c"])),
     "sums": (ModeMeans, "add", lambda self, mode, *others: len(mode)),
 }
@@ -119,7 +119,7 @@ def test_other_errors_are_raised_at_once(monkeypatch):
 def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
     runs, apart = ([made(seed=seed) for seed in (1, 2)] for _ in range(2))
     trained = crowd(monkeypatch, "train", 100)
-    real, calls = Share.take, []
+    real, calls = RunAccumulator.add, []
 
     def take(self, block, trained):
         calls.append(len(block.modes))
@@ -128,7 +128,7 @@ def test_what_one_of_several_runs_has_counted_is_not_counted_again(monkeypatch):
         real(self, block, trained)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Share, "take", take)
+        patched.setattr(RunAccumulator, "add", take)
         requests = [run.ask() for run in runs]
         answers = run_visits([run.engine for run in runs], requests)
     assert trained == [8, 4]
@@ -177,11 +177,11 @@ def test_a_next_round_that_cannot_be_prepared_yet_is_prepared_later(monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalEngine, "_tables", full)
+        patched.setattr(LocalEngine, "_make_batch_plan", full)
         federation.engine.foresee(plan, 0)
-    assert federation.engine._foreseen is None
+    assert federation.engine._prefetched is None
     federation.engine.foresee(plan, 0)
-    assert federation.engine._foreseen is not None
+    assert federation.engine._prefetched is not None
 
 
 def full(*args, **options):
@@ -222,7 +222,7 @@ def test_a_trial_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("fedensemble.engines.local.vector.check_stackable", full)
     with pytest.raises(
         InputError,
-        match="A trial of the model on a few examples does not fit into the memory of cpu",
+        match="A check of the model on a few examples does not fit into the memory of cpu",
     ):
         made()
 
@@ -249,7 +249,7 @@ def test_client_memory_goes_where_there_is_room(monkeypatch, place):
     federation = made(engine_options={"client_memory": place})
     if place == "host":
         with pytest.raises(
-            InputError, match=r"Clients' memory does not fit into the memory of cpu .*'disk'"
+            InputError, match=r"Client state does not fit into the memory of cpu .*'disk'"
         ):
             train(federation, ROUNDS)
         return

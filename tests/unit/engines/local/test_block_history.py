@@ -11,7 +11,7 @@ from fedensemble.config.schema import resolve
 from fedensemble.engines.distributed.engine import DistributedEngine
 from fedensemble.engines.distributed.process_group import ProcessGroup
 from fedensemble.engines.local import block_size
-from fedensemble.engines.local.block_size import visits_that_fit
+from fedensemble.engines.local.block_size import max_block_size
 from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.experiment.run import run
@@ -42,7 +42,7 @@ class FakeGPU:
         self.engine = SimpleNamespace(learner=learner, notes=[])
 
     def block(self, budget=None):
-        return visits_that_fit(self.engine, budget)
+        return max_block_size(self.engine, budget)
 
 
 @pytest.mark.parametrize("others", [0, 3, 20, 30])
@@ -75,7 +75,7 @@ def test_a_little_more_or_less_per_visit_changes_no_block(monkeypatch):
 def sized(monkeypatch, visits):
     """From here on memory is enough for so many visits."""
     monkeypatch.setattr(
-        "fedensemble.engines.local.vector.visits_that_fit", lambda engine, memory: visits
+        "fedensemble.engines.local.vector.max_block_size", lambda engine, memory: visits
     )
 
 

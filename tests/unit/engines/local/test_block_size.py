@@ -75,7 +75,7 @@ def test_what_is_saved_is_counted_once(model):
     needed = block_size.activations(federation.engine)
     # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted
     # already
-    assert 20 * ONE <= needed <= (20 + block_size._SLOPES + 1.5) * ONE
+    assert 20 * ONE <= needed <= (20 + block_size._LIVE_GRADS + 1.5) * ONE
 
 
 @UNFOLDABLE
@@ -85,7 +85,7 @@ def test_a_few_examples_tell_of_a_batch(model):
     gradient = (
         engine.gradient if engine.stacked else engine.learner.gradient_function(batched=False)
     )
-    whole = block_size._saved(engine, gradient, BATCH)
+    whole = block_size._saved_bytes(engine, gradient, BATCH)
     assert block_size.activations(engine) == pytest.approx(whole, rel=0.01)
 
 
@@ -132,13 +132,13 @@ def test_a_batch_of_one():
 
 
 def test_a_model_that_knows_one_batch_size_only(monkeypatch):
-    sizes, real = [], block_size._saved
+    sizes, real = [], block_size._saved_bytes
 
     def saved(engine, gradient, batch):
         sizes.append(batch)
         return real(engine, gradient, batch)
 
-    monkeypatch.setattr(block_size, "_saved", saved)
+    monkeypatch.setattr(block_size, "_saved_bytes", saved)
     federation = made(lambda: Wide(fixed=BATCH))
     assert sizes == [block_size._FEW, BATCH]
     assert next(federation.rounds(1)).round == 1
@@ -174,7 +174,7 @@ def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(block_size, "_saved", full)
+    monkeypatch.setattr(block_size, "_saved_bytes", full)
     message = r"One visit does not fit into the memory of cpu \(3.0 GiB more were asked for, .*lower training.batch_size"
     with pytest.raises(InputError, match=message):
         small_federation(FedAvg(), "vector", 2, 2)
@@ -190,7 +190,7 @@ def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 100
 
-    monkeypatch.setattr(block_size, "_measured", measured)
+    monkeypatch.setattr(block_size, "_measure", measured)
     engine = SimpleNamespace(learner=SimpleNamespace(device=torch.device("cuda")))
     if most:
         assert block_size.activations(engine) == 100

@@ -12,10 +12,10 @@ from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedAvg, FedProx
 from fedensemble.core.optimizer import SGD
 from fedensemble.engines.local import captured_training
-from fedensemble.engines.local.run_visits import Share
+from fedensemble.engines.local.run_accumulator import RunAccumulator
 
 
-class Silent(captured_training.Recorder):
+class Silent(captured_training.GraphRecorder):
     """Lets the work be done once, at once."""
 
     def begin(self, repeated):
@@ -68,19 +68,24 @@ class Directions(FedAvg):
     "method", [FedAvg(), Directions(), FedAvg(optimizer=SGD(weight_decay=0.1))]
 )
 def test_whoever_is_done_stands_still(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "Recorder", Silent)
-    engine, given = block(method)
-    second = given._replace(place=given.place[1:2], weight=given.weight[1:2])
+    monkeypatch.setattr(captured_training, "GraphRecorder", Silent)
+    engine, inputs = block(method)
+    second = inputs._replace(batch_index=inputs.batch_index[1:2], weight=inputs.weight[1:2])
     assert second.weight[0].any(-1).tolist() == [False, True, True]
     expected = engine.train_plainly(method, second, ragged=True)
     recorded = captured_training.CapturedTraining(
-        method, second, 1, lambda one: engine._minibatches(one, True), engine._copied, None
+        method,
+        second,
+        1,
+        lambda one: engine._make_minibatches(one, True),
+        engine._make_cast_copy,
+        None,
     )
     torch.testing.assert_close(
         recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
     )
-    assert torch.equal(recorded.uploads["theta"][0], given.sent["theta"][0])
-    assert not torch.equal(recorded.uploads["theta"][1], given.sent["theta"][0])
+    assert torch.equal(recorded.uploads["theta"][0], inputs.sent["theta"][0])
+    assert not torch.equal(recorded.uploads["theta"][1], inputs.sent["theta"][0])
 
 
 def block(method, **work):
@@ -98,9 +103,9 @@ def block(method, **work):
         dtype=torch.float64,
         **work,
     )
-    return federation.engine, Share(federation.engine, federation.ask()).prepare(
+    return federation.engine, RunAccumulator(federation.engine, federation.ask()).prepare_block(
         torch.arange(3)
-    ).given
+    ).inputs
 
 
 @pytest.mark.parametrize(
@@ -115,13 +120,18 @@ def block(method, **work):
     ],
 )
 def test_one_recorded_step_is_one_step(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "Recorder", Silent)
-    engine, given = block(method, steps=1)
-    expected = engine.train_plainly(method, given, ragged=False)
+    monkeypatch.setattr(captured_training, "GraphRecorder", Silent)
+    engine, inputs = block(method, steps=1)
+    expected = engine.train_plainly(method, inputs, ragged=False)
     recorded = captured_training.CapturedTraining(
-        method, given, 1, lambda one: engine._minibatches(one, False), engine._copied, None
+        method,
+        inputs,
+        1,
+        lambda one: engine._make_minibatches(one, False),
+        engine._make_cast_copy,
+        None,
     )
     torch.testing.assert_close(
         recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
     )
-    assert not torch.allclose(expected.uploads["theta"], given.sent["theta"])
+    assert not torch.allclose(expected.uploads["theta"], inputs.sent["theta"])

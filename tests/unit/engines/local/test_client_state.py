@@ -116,7 +116,7 @@ def test_resumes_in_any_place(tmp_path):
 
 
 def test_auto_goes_to_disk_when_the_host_is_full(monkeypatch):
-    monkeypatch.setattr(module, "_free", lambda device: 4000)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 4000)
     memory = ClientMemory()
     places = []
     for client in range(8):
@@ -144,7 +144,7 @@ def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(module.mmap, "mmap", lambda number, size: bytearray(size))
     rows = {"h": torch.zeros(2, 3), "g": torch.zeros(2, 3)}
-    with pytest.raises(StoreError, match=r"Client memory needs .* GiB in .*No space left.*TMPDIR"):
+    with pytest.raises(StoreError, match=r"Client state needs .* GiB in .*No space left.*TMPDIR"):
         memory.write(plan_of([(0, 0), (1, 0)]), rows)
     assert len(calls) == 2
     assert len(memory) == 1

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble import EngineWarning, FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines.local import thread_pool
-from fedensemble.engines.local.block import received
-from fedensemble.engines.local.flops import operations
+from fedensemble.engines.local.block import gather_sent
+from fedensemble.engines.local.flops import count_flops
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.errors import DivergedError
 from fedensemble.modeling.factory import SeededFactory
@@ -143,7 +143,7 @@ def test_operations_of_a_forward_pass():
         torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), [2, 2], classes=3
     )
     made = Federation(lambda: nn.Linear(5, 3), data, modes=1)
-    assert operations(made.engine) == 2 * 5 * 3
+    assert count_flops(made.engine) == 2 * 5 * 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -151,15 +151,15 @@ def test_shares_are_whole(count):
     made = federation()
     request = made.ask()
     plan = request.plan
-    given = made.engine.prepare(
+    inputs = made.engine.prepare(
         made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0
     )
-    parts = thread_pool.shares(given, count)
-    assert torch.equal(torch.cat([part.noise for part in parts]), given.noise)
-    sent = torch.cat([received(part)["theta"] for part in parts])
+    parts = thread_pool.split_inputs(inputs, count)
+    assert torch.equal(torch.cat([part.model_key for part in parts]), inputs.model_key)
+    sent = torch.cat([gather_sent(part)["theta"] for part in parts])
     assert torch.equal(sent, request.sent["theta"][plan.mode])
     for part in parts:
-        assert len(part.place) == len(part.weight) == int(part.counts.max())
+        assert len(part.batch_index) == len(part.weight) == int(part.counts.max())
 
 
 @pytest.mark.parametrize(("enough", "expected"), [(10**9, 1), (1, 3)])
@@ -188,7 +188,7 @@ def test_threads_inside_operations_only_where_there_is_work(enough, expected, mo
 def test_no_share_goes_on_beside_the_next_try(monkeypatch):
     usual, lock, running, most = VectorEngine.train_plainly, Lock(), [], []
 
-    def train_plainly(self, *given):
+    def train_plainly(self, *arguments):
         with lock:
             running.append(self)
             most.append(len(running))
@@ -197,13 +197,14 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
             if first:
                 raise MemoryError("std::bad_alloc")
             sleep(0.2)
-            return usual(self, *given)
+            return usual(self, *arguments)
         finally:
             with lock:
                 running.remove(self)
 
     monkeypatch.setattr(VectorEngine, "train_plainly", train_plainly)
-    made = train(federation(), 1)
+    with pytest.warns(EngineWarning, match="Out of memory in round 1"):
+        made = train(federation(), 1)
     assert max(most) <= 3
     assert len(made.engine.threads._idle) == 3
 
