@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     plan: Plan
     modes: Tensor  # [J] mode of each visit, on the device
-    index: Tensor  # [J] position of each visit in the run's plan, on the device
+    positions: Tensor  # [J] of the visits in the run's plan, on the device
     inputs: BlockInputs
 
 
@@ -52,13 +52,13 @@ class RunAccumulator:
         self.new_state: list[tuple[Plan, Tree]] = []  # client state
         self.members: list[Members] = []
 
-    def prepare_block(self, index: Tensor) -> Block:
-        """Builds the inputs of the visits at positions `index` of the plan, [J] on the CPU.
+    def prepare_block(self, positions: Tensor) -> Block:
+        """Builds the inputs of the visits at these positions of the plan, [J] on the CPU.
 
         All transfers to the device are queued here, before the block is trained.
         """
         algorithm, sent, buffers, plan, round = self.request
-        part = Plan(plan.client[index], plan.mode[index])
+        part = Plan(plan.client[positions], plan.mode[positions])
         modes = row = to_device_async(part.mode, buffers.device)
         if len(buffers) > len(modes):  # more modes than visits: pass on only the rows in use
             sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
@@ -72,8 +72,8 @@ class RunAccumulator:
         if sees(type(algorithm), "download_bytes"):
             coin = shared_uniform(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
             size = bytes_down(algorithm, gather_sent(inputs), inputs.memory, coin)
-            self.downloads.append((index, torch.as_tensor(size).expand(len(index), 1)))
-        return Block(part, modes, to_device_async(index, buffers.device), inputs)
+            self.downloads.append((positions, torch.as_tensor(size).expand(len(positions), 1)))
+        return Block(part, modes, to_device_async(positions, buffers.device), inputs)
 
     # All-or-nothing. Any allocation can run out of memory, after which the same visits are trained
     # again in smaller blocks. If a part of the block had been added to the sums already, these
@@ -82,9 +82,9 @@ class RunAccumulator:
     # and bad step are written at each visit's own position, which writing twice does not harm.
     def add(self, block: Block, result: BlockResult) -> None:
         """Adds the results of a block. If memory runs out, nothing has been added."""
-        part, modes, index, inputs = block
+        part, modes, positions, inputs = block
         algorithm, buffers = self.request.algorithm, self.request.buffers
-        self.loss[index], self.bad_step[index] = summarize_losses(result, inputs)
+        self.loss[positions], self.bad_step[positions] = summarize_losses(result, inputs)
         new_state = self.engine.memory.aside(result.memory)
         weight = inputs.sizes[:, 0]
         if algorithm.weighting == "uniform":
@@ -139,6 +139,6 @@ class RunAccumulator:
         total = torch.full((len(plan.client),), buffer_bytes)
         # Visits that were trained again after running out of memory are in the list twice, at the
         # same position.
-        for index, size in self.downloads:
-            total[index] = buffer_bytes + size[:, 0].cpu()
+        for positions, size in self.downloads:
+            total[positions] = buffer_bytes + size[:, 0].cpu()
         return total
