@@ -1,4 +1,4 @@
-"""The local steps of a block: which examples and which random numbers each of them gets."""
+"""The local steps of a block: each has its own examples and its own key of random layers."""
 
 from types import SimpleNamespace
 
