@@ -39,7 +39,7 @@ PLACES = {
         lambda self, algorithm, given, ragged: len(given.model_key),
     ),
     "judge": (RunAccumulator, "add", lambda self, block, trained: len(block.modes)),
-    "aside": (ClientMemory, "aside", lambda self, rows: len(rows["c"])),
+    "aside": (ClientMemory, "stage", lambda self, rows: len(rows["c"])),
     "sums": (ModeMeans, "add", lambda self, mode, *others: len(mode)),
 }
 

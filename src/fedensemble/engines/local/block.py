@@ -38,7 +38,7 @@ class BlockInputs(NamedTuple):
     hyperparameters: Tree  # [J, 1] each; those that differ between runs trained together
 
 
-Inputs = BlockInputs
+Inputs = BlockInputs  # the name in engines/flower
 
 
 class BatchPlan(NamedTuple):

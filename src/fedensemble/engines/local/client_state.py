@@ -83,7 +83,7 @@ class ClientMemory:
             for name, new in fresh.items()
         }
 
-    def aside(self, rows: Tree) -> Tree:
+    def stage(self, rows: Tree) -> Tree:
         """The new rows of a block, moved to where they wait for the end of the round.
 
         They wait on the device only if the table is there. Otherwise the device has no memory for

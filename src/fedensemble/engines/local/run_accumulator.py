@@ -85,7 +85,7 @@ class RunAccumulator:
         part, modes, positions, inputs = block
         algorithm, buffers = self.request.algorithm, self.request.buffers
         self.loss[positions], self.bad_step[positions] = summarize_losses(result, inputs)
-        new_state = self.engine.memory.aside(result.memory)
+        new_state = self.engine.memory.stage(result.memory)
         weight = inputs.sizes[:, 0]
         if algorithm.weighting == "uniform":
             weight = torch.ones_like(weight)

@@ -60,7 +60,7 @@ class ThreadedTrainer:
         pool = self._prepare_workers(engine, count)
 
         def train_part(part: BlockInputs) -> BlockResult:
-            torch.set_num_threads(1)  # of this thread: OpenMP and MKL keep the number per thread
+            torch.set_num_threads(1)  # inside operations: the other cores have parts of their own
             worker = self._idle.pop()
             try:
                 part_ragged = bool(part.counts.min() < part.counts.max())

@@ -85,10 +85,10 @@ class VectorEngine(LocalEngine):
         x = self.data.inputs(self.data.x[index.flatten()], self.learner.dtype)
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.learner.dtype) if y.is_floating_point() else y
-        oom_message = raise_on_oom(
+        explain_oom = raise_on_oom(
             "A check of the model on a few examples does", self.learner.device, SMALLER_VISIT
         )
-        with oom_message, num_threads(cores() if flops * index.numel() > _HEAVY else 1):
+        with explain_oom, num_threads(cores() if flops * index.numel() > _HEAVY else 1):
             reason, self.fusions = check_stackable(self.learner, x, y)
             if reason is not None:
                 check_vmap(self.learner, x, y, reason)

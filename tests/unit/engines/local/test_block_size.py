@@ -88,8 +88,8 @@ def test_the_estimate_from_few_examples_holds_for_a_batch(model):
 
 
 def test_the_budget_bounds_a_block_and_does_not_change_results():
-    room = 8 * 20 * ONE
-    few, many = made(clients=12, memory=room / GIB), made(clients=12)
+    budget = 8 * 20 * ONE
+    few, many = made(clients=12, memory=budget / GIB), made(clients=12)
     assert 4 <= few.engine.block <= 8
     assert many.engine.block == 64
     require_close(train(few, 2).tensors(), train(many, 2).tensors(), "A smaller budget")
@@ -173,7 +173,7 @@ def test_a_budget_for_less_than_a_visit_warns():
 
 
 def test_one_visit_that_does_not_fit_raises_at_the_start(monkeypatch):
-    def full(*given):
+    def full(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
     monkeypatch.setattr(block_size, "_saved_bytes", full)
