@@ -226,7 +226,7 @@ def test_too_little_memory_halves_the_block(monkeypatch):
     made.engine.block = 4
 
     def crowded(self, algorithm, given, ragged):
-        if len(given.noise) > 2:
+        if len(given.model_key) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, algorithm, given, ragged)
 

@@ -62,7 +62,7 @@ import torch, torch.distributed as dist
 from fedensemble.engines.distributed.process_group import ProcessGroup
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 ranks = ProcessGroup()
-ranks.size, ranks._cards = 2, dist.new_group(backend="nccl")
+ranks.size, ranks._nccl_group = 2, dist.new_group(backend="nccl")
 given = torch.arange(6.0, device="cuda").reshape(2, 3)
 assert torch.equal(ranks.sum(given.clone()), given)
 assert torch.equal(ranks.sum(torch.arange(3)), torch.arange(3))

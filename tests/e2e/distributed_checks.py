@@ -1,4 +1,4 @@
-"""What a rank of a job checks against the same training in one process; started by torchrun."""
+"""Checks of a rank against the same training in one process; started by torchrun."""
 
 import json
 import sys
@@ -27,9 +27,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Middle(Algorithm):
-    """A made-up method whose server looks at every upload: the middle one of a mode's clients, and
-    a digest of all.
-    """
+    """A test algorithm whose server reads every upload: their median, and a digest of them all."""
 
     gathers = True
 
@@ -49,16 +47,15 @@ class Middle(Algorithm):
         return {"theta": theta, "digest": mode["digest"] + signed.sum()}
 
 
-def shared_out(federation, ranks):
+def distribute(federation, ranks):
+    """Replaces the federation's engine by one that uses all ranks."""
     federation.engine = DistributedEngine(federation.engine, ranks)
     return federation
 
 
 def agree_with_one_process(make, ranks, rounds=ROUNDS):
-    """Trains twice, and compares plans, losses, bytes, modes, running statistics and client
-    memory.
-    """
-    alone, many = make(), shared_out(make(), ranks)
+    """Trains in one process and on all ranks; compares plans, losses, bytes and all state."""
+    alone, many = make(), distribute(make(), ranks)
     for mine, theirs in zip(many.rounds(rounds), alone.rounds(rounds), strict=True):
         require_equal(mine.plan._asdict(), theirs.plan._asdict(), "the plan")
         require_close(
@@ -69,8 +66,8 @@ def agree_with_one_process(make, ranks, rounds=ROUNDS):
     require_close(
         {"buffers": many.state.buffers}, {"buffers": alone.state.buffers}, "running statistics"
     )
-    memory = remembered(many.engine)
-    require_close(memory, remembered(alone.engine) if ranks.rank == 0 else {}, "client memory")
+    state = remembered(many.engine)
+    require_close(state, remembered(alone.engine) if ranks.rank == 0 else {}, "client state")
 
 
 def methods(engine):
@@ -83,7 +80,7 @@ def methods(engine):
 
 
 def robust(engine):
-    """Aggregators and attacks see every rank's uploads; two of six clients are malicious."""
+    """Aggregators and attacks get the uploads of all ranks; two of six clients are malicious."""
     return {
         f"{aggregator} against {attack} on {engine}": lambda aggregator=aggregator, attack=attack: (
             Federation(
@@ -123,8 +120,8 @@ def models():
     }
 
 
-def one_client_a_round(ranks):
-    """So that in every round a rank has nothing to do, and in some only the second one has."""
+def one_client_per_round(ranks):
+    """In every round one rank has no visits: in some the second one, in others the first."""
     agree_with_one_process(
         lambda: Federation(
             small_model,
@@ -142,9 +139,7 @@ def one_client_a_round(ranks):
 
 
 def bytes_on_a_simulated_clock(ranks):
-    """What a visit downloads depends on its client's memory, which one rank has and all ranks must
-    know.
-    """
+    """The size of a download depends on client state, which is on one rank and needed on all."""
     for algorithm in (
         Dore(block=8, lr_decay=0.5, lr_decay_every=2),
         FedPD(p=0.5),
@@ -160,8 +155,8 @@ def bytes_on_a_simulated_clock(ranks):
 
 
 def a_rank_that_fails(ranks):
-    """All ranks hear of it; what clients remember of half a round is not used."""
-    federation = shared_out(small_federation(Scaffold(), "vector", 2, 2), ranks)
+    """All ranks raise, and the client state of an unfinished round is not used."""
+    federation = distribute(small_federation(Scaffold(), "vector", 2, 2), ranks)
     next(federation.rounds(1))
     saved, visit = federation.tensors(), federation.engine.inner.visit
 
@@ -178,7 +173,7 @@ def a_rank_that_fails(ranks):
     federation.engine.inner.visit = visit
     try:
         federation.tensors()
-        raise AssertionError("memory of half a round was given out")
+        raise AssertionError("client state of an unfinished round was returned")
     except RankError:
         pass
     federation.restore(
@@ -192,53 +187,51 @@ def a_rank_that_fails(ranks):
 
 
 def a_loss_that_explodes(ranks):
-    """Every rank names the visit that one process names."""
-    said = []
+    """Every rank raises the error that one process raises, with the same visit in it."""
+    messages = []
     for federation in (small_federation(FedAvg(lr=1e308), "vector", 2, 2) for _ in range(2)):
         try:
-            for _ in (federation if said else shared_out(federation, ranks)).rounds(3):
+            for _ in (federation if messages else distribute(federation, ranks)).rounds(3):
                 pass
         except DivergedError as error:
-            said.append(str(error))
-    require(len(said) == 2 and said[0] == said[1], f"messages: {said}")
+            messages.append(str(error))
+    require(len(messages) == 2 and messages[0] == messages[1], f"messages: {messages}")
 
 
 def a_saved_federation(ranks, folder):
-    """One process saves and two go on, and the other way round; rank 0 alone writes."""
+    """Two ranks save, and one process or two ranks continue; only rank 0 writes."""
     algorithm, data = Scaffold(), classification()
     whole = small_federation(algorithm, "vector", 2, 2)
     for _ in whole.rounds(4):
         pass
-    first = shared_out(small_federation(algorithm, "vector", 2, 2), ranks)
+    first = distribute(small_federation(algorithm, "vector", 2, 2), ranks)
     for _ in first.rounds(2):
         pass
     path = first.save(folder / "first" / str(ranks.rank))
     require(path.exists() == (ranks.rank == 0), "only rank 0 writes")
     ranks.agree({})
-    for name, again in (("one", lambda made: made), ("two", lambda made: shared_out(made, ranks))):
-        went_on = again(Federation.load(folder / "first" / "0", model=small_model, data=data))
-        for _ in went_on.rounds(2):
+    for name, wrap in (("one", lambda made: made), ("two", lambda made: distribute(made, ranks))):
+        resumed = wrap(Federation.load(folder / "first" / "0", model=small_model, data=data))
+        for _ in resumed.rounds(2):
             pass
-        require_close(went_on.state.modes, whole.state.modes, f"two ranks, then {name}")
+        require_close(resumed.state.modes, whole.state.modes, f"two ranks, then {name}")
 
 
 def servers_that_round_differently(ranks):
-    """A server's step may come out otherwise on another device; the ranks go on with that of rank
-    0.
-    """
+    """Server updates may differ between devices; all ranks continue with that of rank 0."""
     exact = Middle.server_update
 
-    def rounded(self, mode, uploads, cohort):
-        made = exact(self, mode, uploads, cohort)
-        return {**made, "theta": made["theta"] + 1e-3 * ranks.rank}
+    def perturbed(self, mode, uploads, cohort):
+        updated = exact(self, mode, uploads, cohort)
+        return {**updated, "theta": updated["theta"] + 1e-3 * ranks.rank}
 
     alone, many = (
         small_federation(Middle(), "vector", 2, 2),
-        shared_out(small_federation(Middle(), "vector", 2, 2), ranks),
+        distribute(small_federation(Middle(), "vector", 2, 2), ranks),
     )
     for _ in alone.rounds(2):
         pass
-    Middle.server_update = rounded
+    Middle.server_update = perturbed
     try:
         for _ in many.rounds(2):
             pass
@@ -248,7 +241,7 @@ def servers_that_round_differently(ranks):
 
 
 def ranks_that_differ(ranks):
-    """Another seed on one rank is noticed by all, before anything is trained."""
+    """All ranks notice another seed on one of them, before anything is trained."""
     for seed, words in ((3, None), (3 + ranks.rank, "Ranks differ in config")):
         try:
             require(
@@ -272,7 +265,7 @@ def main(folder):
         }.items():
             agree_with_one_process(make, ranks)
             passed.append(name)
-        one_client_a_round(ranks)
+        one_client_per_round(ranks)
         bytes_on_a_simulated_clock(ranks)
         a_rank_that_fails(ranks)
         a_loss_that_explodes(ranks)

@@ -1,4 +1,4 @@
-"""Engines, one file each; importing this package registers them."""
+"""Engines, one file each. Importing this package registers `loop` and `vector`."""
 
 from .local.loop import LoopEngine
 from .local.vector import VectorEngine

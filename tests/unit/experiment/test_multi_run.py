@@ -223,10 +223,10 @@ def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
 def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
     engines = [build_federation(one, build_data(one)).engine for one in (config(), config(seed=1))]
     plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
-    expected = before.x[engines[1].tables(plan, 0).place]
+    expected = before.x[engines[1].batch_plan(plan, 0).batch_index]
     engines[1].foresee(plan, 0)
     run_visits.concatenate_data(engines)
-    assert torch.equal(engines[1].data.x[engines[1].tables(plan, 0).place], expected)
+    assert torch.equal(engines[1].data.x[engines[1].batch_plan(plan, 0).batch_index], expected)
 
 
 def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):

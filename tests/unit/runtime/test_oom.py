@@ -13,7 +13,7 @@ from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.types import Plan
 from fedensemble.engines.local.client_state import ClientMemory
 from fedensemble.engines.local.local_engine import LocalEngine
-from fedensemble.engines.local.run_accumulator import Share
+from fedensemble.engines.local.run_accumulator import RunAccumulator
 from fedensemble.engines.local.run_visits import run_visits
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.runtime.oom import memory_report, out_of_memory
@@ -37,10 +37,10 @@ PLACES = {
     "train": (
         LocalEngine,
         "train_plainly",
-        lambda self, algorithm, given, ragged: len(given.noise),
+        lambda self, algorithm, given, ragged: len(given.model_key),
     ),
-    "judge": (Share, "take", lambda self, block, trained: len(block.modes)),
-    "aside": (ClientMemory, "aside", lambda self, rows: len(rows["c"])),
+    "judge": (RunAccumulator, "add", lambda self, block, trained: len(block.modes)),
+    "aside": (ClientMemory, "stage", lambda self, rows: len(rows["c"])),
     "sums": (ModeMeans, "add", lambda self, mode, *others: len(mode)),
 }
 
@@ -120,7 +120,7 @@ def test_other_errors_are_not_retried(monkeypatch):
 def test_a_block_that_one_of_several_runs_has_added_is_not_added_again(monkeypatch):
     runs, apart = ([made(seed=seed) for seed in (1, 2)] for _ in range(2))
     trained = limit_memory(monkeypatch, "train", 100)
-    real, calls = Share.take, []
+    real, calls = RunAccumulator.add, []
 
     def take(self, block, trained):
         calls.append(len(block.modes))
@@ -129,7 +129,7 @@ def test_a_block_that_one_of_several_runs_has_added_is_not_added_again(monkeypat
         real(self, block, trained)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Share, "take", take)
+        patched.setattr(RunAccumulator, "add", take)
         requests = [run.ask() for run in runs]
         answers = run_visits([run.engine for run in runs], requests)
     assert trained == [8, 4]
@@ -178,11 +178,11 @@ def test_a_failed_prefetch_is_retried_later(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalEngine, "_tables", full)
+        patched.setattr(LocalEngine, "_make_batch_plan", full)
         federation.engine.foresee(plan, 0)
-    assert federation.engine._foreseen is None
+    assert federation.engine._prefetched is None
     federation.engine.foresee(plan, 0)
-    assert federation.engine._foreseen is not None
+    assert federation.engine._prefetched is not None
 
 
 def full(*args, **options):
@@ -221,7 +221,7 @@ def test_a_check_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("fedensemble.engines.local.vector.check_stackable", full)
     with pytest.raises(
         InputError,
-        match="A trial of the model on a few examples does not fit into the memory of cpu",
+        match="A check of the model on a few examples does not fit into the memory of cpu",
     ):
         made()
 
@@ -248,7 +248,7 @@ def test_client_state_moves_to_disk_if_the_host_is_full(monkeypatch, place):
     federation = made(engine_options={"client_memory": place})
     if place == "host":
         with pytest.raises(
-            InputError, match=r"Clients' memory does not fit into the memory of cpu .*'disk'"
+            InputError, match=r"Client state does not fit into the memory of cpu .*'disk'"
         ):
             train(federation, ROUNDS)
         return

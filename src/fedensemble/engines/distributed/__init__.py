@@ -1,1 +1,1 @@
-"""One run on several processes, started by torchrun."""
+"""Trains one run on several processes (ranks), which torchrun starts."""

@@ -1,9 +1,9 @@
-"""Visits shared among the processes of a job: each rank trains its own clients with the engine of
-one machine.
+"""Distributes the visits of a round over the ranks of a job.
 
-Client c belongs to rank c mod R, always, so what it remembers never moves. Sums of weights times
-uploads are added up over ranks, and every rank does the same server step with the same numbers: the
-model itself is never sent.
+Each rank trains its own clients with a local engine. Client c always belongs to rank c mod R, so
+client state never moves between ranks. The weighted sums of uploads are added up over the ranks,
+and every rank computes the same server update from the same sums, so that the model itself is
+never sent.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from ...core.types import Cohort, Members, Plan, RoundResult
 from ...errors import InputError, RankError
 from ...flat_params import Tree
 from ..local.local_engine import LocalEngine
-from .process_group import ProcessGroup, forms_of
+from .process_group import ProcessGroup, tensor_specs
 
-# Names that no upload has: a method's own are Python names.
+# Buffers and weights are summed along with the uploads, under names that no upload can have: those
+# of an algorithm are Python identifiers.
 _BUFFERS, _WEIGHT = "running statistics", "weight of a visit"
 
 
 class DistributedEngine(Engine):
-    """Carries out plans on all ranks of a job.
+    """Executes plans on all ranks of a job.
+
+    All ranks must make the same calls: `visit`, `commit`, `agree`, `numerics`, `read_memory`,
+    `memory_tensors` and `load_memory` are collective.
 
     Args:
-        inner: what trains this rank's visits, the same kind on every rank.
+        inner: the engine that trains this rank's visits, of the same class on every rank.
         ranks: the job.
     """
 
@@ -42,27 +46,30 @@ class DistributedEngine(Engine):
                 f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}."
             )
         self.inner, self.ranks = inner, ranks
-        self._stale = False  # a round failed: some ranks' memory may be a round ahead
+        # True during `visit` and `commit`, and after one of them has failed. Some ranks may then
+        # have stored the client state of the round and others not, so nothing may be trained or
+        # saved until a checkpoint is loaded.
+        self._stale = False
         self.writes = ranks.rank == 0
-        inner.load_memory(self._owned(inner.memory_tensors(), ranks.rank))
+        inner.load_memory(self._select_rank(inner.memory_tensors(), ranks.rank))
 
     @property
     def notes(self) -> Sequence[str]:  # type: ignore[override]
-        """The inner engine's, and how ranks share their machine."""
+        """Notes of the inner engine and of the process group."""
         return [*self.inner.notes, *self.ranks.notes]
 
     @property
     def precision(self) -> str:  # type: ignore[override]
-        """That of the engine on each rank."""
+        """Precision of the inner engine."""
         return self.inner.precision
 
     @property
     def blocks(self) -> Sequence[tuple[int, int]]:  # type: ignore[override]
-        """Those of this rank."""
+        """Block sizes of this rank."""
         return self.inner.blocks
 
     def numerics(self) -> Tree:
-        """Every rank's choices on rank 0, nothing on the others; every rank must ask."""
+        """On rank 0 the rows of all ranks, each with its rank in column 0; elsewhere nothing."""
         own = self.inner.numerics()
         return self.ranks.gather(
             {
@@ -72,7 +79,7 @@ class DistributedEngine(Engine):
         )
 
     def keep_numerics(self, tensors: Tree) -> None:
-        """Each rank takes its own rows, if there were as many ranks."""
+        """Restores this rank's own rows, if the checkpoint is of the same number of ranks."""
         own: Tree = {}
         for name, rows in tensors.items():
             mine = rows[rows[:, 0] == self.ranks.rank]
@@ -83,90 +90,98 @@ class DistributedEngine(Engine):
     def visit(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
-        self._check()
+        self._check_not_stale()
         if not len(plan.client):
             return self.inner.visit(algorithm, sent, buffers, plan, round)
-        own, part = self._part(plan)
+        own, part = self._own_visits(plan)
         self._stale = True
-        self.inner.waiting = []  # also where this rank has nothing to do
-        returned, said = self.ranks.together(
+        self.inner.pending_state = []  # also if this rank has no visits in this round
+        result, messages = self.ranks.together(
             lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None,
-            _forms,
+            _describe_result,
         )
-        forms = next(each["forms"] for each in said if each["forms"])
-        own_weight = (
-            torch.zeros(len(buffers), 1, device=buffers.device)
-            if returned is None
-            else returned.cohort.weight
-        )
-        cohort, loss, whole = self._facts(returned, own, plan, len(buffers), round)
+        # A rank without visits does not know which tensors the others sum up, since only
+        # `local_training` tells. It takes names, dtypes and shapes from a rank that trained, and
+        # adds zeros.
+        specs = next(message["specs"] for message in messages if message["specs"])
+        cohort, loss, counters = self._sum_statistics(result, own, plan, len(buffers), round)
         cohort = replace(cohort, round=round, lr=algorithm.rate(round))
-        scale = torch.where(cohort.weight > 0, cohort.weight, 1.0)
+        # The mean over all ranks: each rank's mean times its weight, summed, over the total weight.
+        total_weight = torch.where(cohort.weight > 0, cohort.weight, 1.0)
         means: Tree = {}
-        for name, (kind, shape) in forms["uploads"].items():
-            total = torch.zeros(shape, dtype=getattr(torch, kind), device=buffers.device)
-            if returned is not None:
-                total = _uploads(returned, buffers)[name] * own_weight.to(total.dtype)
-            means[name] = self.ranks.sum(total) / scale.to(total.dtype)
-        moved = means.pop(_BUFFERS)
+        for name, (dtype, shape) in specs["uploads"].items():
+            weighted = torch.zeros(shape, dtype=getattr(torch, dtype), device=buffers.device)
+            if result is not None:
+                own_weight = result.cohort.weight.to(weighted.dtype)
+                weighted = _uploads_with_buffers(result, buffers)[name] * own_weight
+            means[name] = self.ranks.sum(weighted) / total_weight.to(weighted.dtype)
+        change = means.pop(_BUFFERS)
         if algorithm.gathers:
-            cohort = replace(cohort, members=self._members(returned, forms["members"], plan))
+            cohort = replace(cohort, members=self._gather_members(result, specs["members"], plan))
+        # If a visit has diverged, the server's step raises: the round has failed.
         self._stale = not bool(loss.isfinite().all())
-        bad_step, bytes_up, bytes_down = whole
+        bad_step, bytes_up, bytes_down = counters
         return RoundResult(
-            means, buffers + moved, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down
+            means, buffers + change, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down
         )
 
-    def _facts(
-        self, returned: RoundResult | None, own: Tensor, plan: Plan, modes: int, round: int
+    def _sum_statistics(
+        self, result: RoundResult | None, own: Tensor, plan: Plan, modes: int, round: int
     ) -> tuple[Cohort, Tensor, Tensor]:
-        """The whole cohort, the losses [J], and first bad steps and bytes up and down [3, J]: small
-        numbers at once.
+        """The cohort of all ranks, losses [J], and bad steps, bytes up and bytes down [3, J].
+
+        Each rank writes its values into tensors of zeros, of which there are only two, so that two
+        sums are enough for everything.
         """
         learner, visits = self.inner.learner, len(plan.client)
-        real = torch.zeros(3 * modes + visits, dtype=torch.float64)
-        whole = torch.zeros(3, visits, dtype=torch.int64)
-        if returned is not None:
-            cohort = returned.cohort
-            real[: 3 * modes] = (
+        floats = torch.zeros(3 * modes + visits, dtype=torch.float64)
+        integers = torch.zeros(3, visits, dtype=torch.int64)
+        if result is not None:
+            cohort = result.cohort
+            floats[: 3 * modes] = (
                 torch.cat([cohort.count, cohort.weight, cohort.share]).flatten().double().cpu()
             )
-            real[3 * modes + own] = returned.loss.double().cpu()
+            floats[3 * modes + own] = result.loss.double().cpu()
             for row, value in enumerate(
-                (returned.first_bad_step, returned.bytes_up, returned.bytes_down)
+                (result.first_bad_step, result.bytes_up, result.bytes_down)
             ):
-                whole[row, own] = value.cpu()
-        real, whole = self.ranks.sum(real).to(learner.device, learner.dtype), self.ranks.sum(whole)
-        count, weight, share = real[: 3 * modes].reshape(3, modes, 1)
+                integers[row, own] = value.cpu()
+        floats = self.ranks.sum(floats).to(learner.device, learner.dtype)
+        integers = self.ranks.sum(integers)
+        count, weight, share = floats[: 3 * modes].reshape(3, modes, 1)
         coin = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(
             learner.device, learner.dtype
         )
-        return (
-            Cohort(count, weight, share, len(self.inner.host_sizes), coin),
-            real[3 * modes :],
-            whole,
-        )
+        cohort = Cohort(count, weight, share, len(self.inner.host_sizes), coin)
+        return cohort, floats[3 * modes :], integers
 
-    def _members(self, returned: RoundResult | None, forms: dict[str, Any], plan: Plan) -> Members:
-        """What every visit sent: each rank puts its rows where they belong among zeros, and these
-        are added up.
+    def _gather_members(
+        self, result: RoundResult | None, specs: dict[str, Any], plan: Plan
+    ) -> Members:
+        """The uploads of all visits, in ascending order of (client, mode), on every rank.
+
+        Each rank writes its rows into a table of zeros, and the tables are summed.
         """
         device = self.inner.learner.device
         order = torch.argsort(plan.client * (int(plan.mode.max()) + 1) + plan.mode)
         client, mode = plan.client[order].to(device), plan.mode[order].to(device)
-        place = torch.nonzero(client % self.ranks.size == self.ranks.rank).flatten()
-        mine = None if returned is None else returned.cohort.members
-        found: Tree = {}
-        for name, (kind, shape) in forms.items():
-            table = torch.zeros(len(client), *shape[1:], dtype=getattr(torch, kind), device=device)
-            if mine is not None:
-                table[place] = _sent(mine)[name]
-            found[name] = self.ranks.sum(table)
-        return Members(client, mode, found.pop(_WEIGHT), buffers=found.pop(_BUFFERS), uploads=found)
+        own = torch.nonzero(client % self.ranks.size == self.ranks.rank).flatten()
+        members = None if result is None else result.cohort.members
+        tables: Tree = {}
+        for name, (dtype, shape) in specs.items():
+            table = torch.zeros(len(client), *shape[1:], dtype=getattr(torch, dtype), device=device)
+            if members is not None:
+                table[own] = _member_tensors(members)[name]
+            tables[name] = self.ranks.sum(table)
+        weight, buffers = tables.pop(_WEIGHT), tables.pop(_BUFFERS)
+        return Members(client, mode, weight, buffers=buffers, uploads=tables)
 
     def agree(self, modes: Tree) -> Tree:
-        """Those of rank 0: what a server does beyond sums may depend on the memory that its device
-        has left.
+        """Broadcasts the modes of rank 0.
+
+        Ranks compute the same server update from the same sums, but some algorithms do more on the
+        server, such as distillation, in chunks that depend on the free memory of the device. Small
+        differences would otherwise grow from round to round.
         """
         lead = self.ranks.rank == 0
         return {
@@ -180,79 +195,81 @@ class DistributedEngine(Engine):
         self._stale = False
 
     def foresee(self, plan: Plan, round: int) -> None:
-        _, part = self._part(plan)
+        _, part = self._own_visits(plan)
         if len(part.client):
             self.inner.foresee(part, round)
 
-    def _part(self, plan: Plan) -> tuple[Tensor, Plan]:
-        """Where this rank's visits are in the plan, and they alone."""
+    def _own_visits(self, plan: Plan) -> tuple[Tensor, Plan]:
+        """Positions of this rank's visits in the plan, and the plan of these visits alone."""
         own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
         return own, Plan(plan.client[own], plan.mode[own])
 
     def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
-        """Each rank looks up its own clients' rows, and these are added up; every rank must ask."""
-        own, part = self._part(plan)
-        found: Tree = {}
+        """Client state of the plan's visits; each rank looks up the rows of its own clients."""
+        own, part = self._own_visits(plan)
+        state: Tree = {}
         mine = self.inner.read_memory(
             part, {name: value[own.to(value.device)] for name, value in fresh.items()}
         )
         for name, value in fresh.items():
             table = torch.zeros_like(value)
             table[own.to(value.device)] = mine[name]
-            found[name] = self.ranks.sum(table)
-        return found
+            state[name] = self.ranks.sum(table)
+        return state
 
     def memory_tensors(self) -> Tree:
-        """All clients' memory on rank 0, nothing on the others; every rank must ask."""
-        self._check()
+        """All clients' state on rank 0, nothing on the others."""
+        self._check_not_stale()
         return self.ranks.gather(self.inner.memory_tensors())
 
     def load_memory(self, tensors: Tree) -> None:
-        """Gives each rank its clients' part of what rank 0 holds; every rank must call."""
+        """Gives each rank the state of its clients, from the tensors on rank 0."""
         lead = self.ranks.rank == 0
-        parts = [self._owned(tensors, rank) for rank in range(self.ranks.size)] if lead else []
+        parts = (
+            [self._select_rank(tensors, rank) for rank in range(self.ranks.size)] if lead else []
+        )
         self.inner.load_memory(self.ranks.scatter(parts))
         self._stale = False
 
-    def _owned(self, tensors: Tree, rank: int) -> Tree:
-        """A rank's clients' rows of all memory."""
+    def _select_rank(self, tensors: Tree, rank: int) -> Tree:
+        """The rows of client state that belong to the clients of a rank."""
         if "visits" not in tensors:
             return {}
-        mine = torch.nonzero(tensors["visits"][:, 0] % self.ranks.size == rank).flatten()
-        return (
-            {name: value[mine.to(value.device)] for name, value in tensors.items()}
-            if len(mine)
-            else {}
-        )
+        own = torch.nonzero(tensors["visits"][:, 0] % self.ranks.size == rank).flatten()
+        if not len(own):
+            return {}
+        return {name: value[own.to(value.device)] for name, value in tensors.items()}
 
-    def _check(self) -> None:
+    def _check_not_stale(self) -> None:
         if self._stale:
             raise RankError(
-                "The last round failed, and clients may remember parts of it: load a checkpoint first."
+                "The last round failed, and clients may have kept parts of it: "
+                "load a checkpoint first."
             )
 
 
-def _forms(returned: RoundResult | None) -> dict[str, Any]:
-    """Types and shapes of what this rank adds up, for ranks that had nothing to do."""
-    if returned is None:
-        return {"forms": None}
-    members = returned.cohort.members
-    uploads = forms_of(_uploads(returned, returned.buffers))
+def _describe_result(result: RoundResult | None) -> dict[str, Any]:
+    """Dtypes and shapes of the tensors that this rank sums up, for ranks without visits."""
+    if result is None:
+        return {"specs": None}
+    members = result.cohort.members
     return {
-        "forms": {
-            "uploads": uploads,
-            "members": forms_of(_sent(members)) if members is not None else {},
+        "specs": {
+            "uploads": tensor_specs(_uploads_with_buffers(result, result.buffers)),
+            "members": tensor_specs(_member_tensors(members)) if members is not None else {},
         }
     }
 
 
-def _uploads(returned: RoundResult, buffers: Tensor) -> Tree:
-    """Means by mode, running statistics as changes: frozen parameters, which travel with them, stay
-    as they are.
+def _uploads_with_buffers(result: RoundResult, buffers: Tensor) -> Tree:
+    """Mean uploads of each mode, and the change of the buffers.
+
+    The change, so that frozen parameters, which are part of the buffers, stay exactly the same: the
+    mean of equal values can differ from them in the last bit, that of zeros cannot.
     """
-    return {**returned.uploads, _BUFFERS: returned.buffers - buffers}
+    return {**result.uploads, _BUFFERS: result.buffers - buffers}
 
 
-def _sent(members: Members) -> Tree:
-    """What each visit sent, [J, ...]."""
+def _member_tensors(members: Members) -> Tree:
+    """Uploads, buffers and weight of each visit, [J, ...]."""
     return {**members.uploads, _BUFFERS: members.buffers, _WEIGHT: members.weight}

@@ -1,4 +1,4 @@
-"""How a process joins the job that torchrun started, and how all of them end when one does."""
+"""Joins the torchrun job that this process belongs to, and ends all ranks when one ends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from types import FrameType
 import torch.distributed as dist
 
 from ...errors import FedEnsembleError, InputError, RankError
-from .process_group import TIMEOUT, ProcessGroup, describe
+from .process_group import TIMEOUT, ProcessGroup, format_error
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 
 
+# How a job ends. The user should read one error message, not one per rank, and torchrun sends
+# SIGTERM to all ranks as soon as the first has ended. So rank 0 speaks for all:
+#
+# - If rank 0 fails, it tells the others the reason and raises.
+# - If another rank fails, it has sent its error to rank 0 (`ProcessGroup.together`), which raises
+#   it. The rank itself waits until rank 0 has ended and exits without a message.
+# - If rank 0 is gone and cannot speak, the others raise themselves (`RankError.heard` is False).
+# - An error of another class is most likely a bug. The rank on which it occurs raises it, too, so
+#   that its traceback is printed.
 @contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
-    """The ranks of the job that this process is part of; without torchrun, this process alone.
+    """The ranks of the job that this process belongs to; without torchrun, this process alone.
 
-    If one rank fails, all end: rank 0 with the error, the others in silence, unless rank 0 itself
-    is gone.
+    If one rank fails, all ranks end. Rank 0 raises the error, and the others exit without a
+    message, unless rank 0 itself is gone.
 
     Args:
-        timeout: seconds after which a rank that says nothing counts as gone; more than the longest
-            round.
+        timeout: seconds after which a rank that does not reply counts as gone. It must be longer
+            than the longest round.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -36,33 +45,35 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(
-            f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: start the ranks with torchrun."
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: "
+            "start the ranks with torchrun."
         )
     rank = int(os.environ["RANK"])
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise RankError(
-            f"Rank {rank} of {size} cannot join the others at {where}: {reason}", heard=False
+            f"Rank {rank} of {size} cannot join the others at {address}: {reason}", heard=False
         ) from None
-    with _ended_by_signal() as ended:
+    with _raise_on_sigterm() as sigterm_errors:
         ranks = ProcessGroup(rank, size, timeout)
         try:
             yield ranks
         except BaseException as error:
-            _ignore_signal()
-            # raised inside somebody's `except`
-            if ended and not isinstance(error, FedEnsembleError):
-                error = ended[0]
+            _ignore_sigterm()
+            # The error of the signal may have been raised inside library code that caught it and
+            # raised another one.
+            if sigterm_errors and not isinstance(error, FedEnsembleError):
+                error = sigterm_errors[0]
             if rank == 0:
-                ranks.notify_exit(describe(error))
+                ranks.notify_exit(format_error(error))
                 raise error from None
             if isinstance(error, RankError) and not error.heard:
                 raise
             ranks.wait_for_rank0()
-            if isinstance(error, (FedEnsembleError, KeyboardInterrupt)):  # rank 0 says it
+            if isinstance(error, (FedEnsembleError, KeyboardInterrupt)):  # rank 0 reports it
                 raise SystemExit(
                     _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
                 ) from None
@@ -71,40 +82,43 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
 
 
 def refuse_ranks(command: str) -> None:
-    """Raises where torchrun started several processes for what one does alone."""
+    """Raises if torchrun has started several processes for a command that runs in one."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if os.environ.get("RANK", "0") != "0":
             raise SystemExit(_BAD_INPUT)
         raise InputError(
-            f"'{command}' runs in one process: start it without torchrun. Runs that are finished cost it nothing."
+            f"'{command}' runs in one process: start it without torchrun. "
+            "Runs that are finished cost it nothing."
         )
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[list[RankError]]:
-    """Within it, SIGTERM is an error with a message; torchrun sends it when another rank has
-    ended.
-    """
-    ended: list[RankError] = []
+def _raise_on_sigterm() -> Iterator[list[RankError]]:
+    """Turns SIGTERM, which torchrun sends when another rank has ended, into a RankError.
 
-    def end(number: int, frame: FrameType | None) -> None:
-        _ignore_signal()
-        ended.append(
+    Yields a list that contains the error once the signal has arrived.
+    """
+    errors: list[RankError] = []
+
+    def raise_error(number: int, frame: FrameType | None) -> None:
+        _ignore_sigterm()
+        errors.append(
             RankError(
                 "torchrun ends this rank, most often because another one is gone; the run stops."
             )
         )
-        raise ended[0]
+        raise errors[0]
 
     if threading.current_thread() is not threading.main_thread():
-        yield ended
+        yield errors
         return
-    before = signal.signal(signal.SIGTERM, end)
-    yield ended
-    signal.signal(signal.SIGTERM, before)  # not after an error: its message must come out first
+    before = signal.signal(signal.SIGTERM, raise_error)
+    yield errors
+    # Not in a `finally`: after an error SIGTERM stays ignored, so that the message can be printed.
+    signal.signal(signal.SIGTERM, before)
 
 
-def _ignore_signal() -> None:
-    """No SIGTERM from here on: this process ends by itself, and has something to say first."""
+def _ignore_sigterm() -> None:
+    """Ignores SIGTERM from here on: this process is about to end and prints its error first."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,3 +1,1 @@
-"""Engines that simulate all clients in this process: one after another, or a block of clients at
-once.
-"""
+"""Engines that simulate all clients in this process, one visit at a time or in blocks."""

@@ -1,4 +1,4 @@
-"""A block of visits that train together: what goes in, its local steps, and what comes out."""
+"""A block of visits that are trained together: its inputs, its local steps and its results."""
 
 from __future__ import annotations
 
@@ -17,128 +17,153 @@ from ...modeling.functional_model import GradientFn
 from ..stacked.aligned_rows import gather_rows
 
 
-class Inputs(NamedTuple):
-    """What local training of a block of J visits needs; tensors only."""
+class BlockInputs(NamedTuple):
+    """All inputs of the local training of J visits.
 
-    sent: Tree  # [K, P], a row a mode
-    mode: Tensor  # [J] each visit's row of what is sent
-    memory: Tree  # [J, P]
+    Only tensors and dicts of tensors, so that a CUDA graph can read them from fixed addresses.
+    """
+
+    sent: Tree  # [K, P], one row per mode
+    mode: Tensor  # [J] row of `sent` that each visit gets
+    memory: Tree  # [J, P] client state
     buffers: Tensor  # [J, R]
-    place: Tensor  # [S, J, B] rows of the data in each local step
-    weight: Tensor  # [S, J, B] which of them count
-    noise: Tensor  # [J] keys of random layers
-    own: Tensor  # [J] keys of the algorithm
-    coin: Tensor  # [J, 1]
-    sizes: Tensor  # [J, 1]
-    counts: Tensor  # [J, 1] local steps
+    batch_index: Tensor  # [S, J, B] examples of each local step, as rows of the data
+    weight: Tensor  # [S, J, B] True for examples, False for padding
+    model_key: Tensor  # [J] keys of random layers such as dropout
+    algorithm_key: Tensor  # [J] keys of the algorithm's own random numbers
+    coin: Tensor  # [J, 1] random number that all visits of a mode share
+    sizes: Tensor  # [J, 1] examples of the client
+    counts: Tensor  # [J, 1] local steps of the visit
     lr: Tensor  # [J, 1]
-    hyper: Tree  # hyper-parameters that differ between visits of different runs, [J, 1]
+    hyperparameters: Tree  # [J, 1] each; those that differ between runs trained together
 
 
-class Tables(NamedTuple):
-    """What a block of J visits needs that no other round can change."""
+Inputs = BlockInputs  # the name in engines/flower
 
-    place: Tensor  # all as in `Inputs`
+
+class BatchPlan(NamedTuple):
+    """The part of `BlockInputs` that follows from seed, round and plan alone.
+
+    It does not depend on the result of any earlier round, so it can be made in advance.
+    """
+
+    batch_index: Tensor
     weight: Tensor
-    noise: Tensor
-    own: Tensor
+    model_key: Tensor
+    algorithm_key: Tensor
     coin: Tensor
     sizes: Tensor
     counts: Tensor
 
 
 class BlockResult(NamedTuple):
-    """What a block of J visits gives."""
+    """The results of the local training of J visits."""
 
     uploads: Tree  # [J, P]
-    memory: Tree  # [J, P]
+    memory: Tree  # [J, P] new client state
     buffers: Tensor  # [J, R]
     losses: Tensor  # [S, J]
 
 
 class Minibatches:
-    """The local steps of a block: gathers each step's batch and asks for gradients."""
+    """The local steps of a block: gathers the batch of each step and computes its gradient.
+
+    Args:
+        gradient: computes gradient, loss and new buffers on a batch.
+        ragged: whether the visits have different numbers of local steps.
+    """
 
     def __init__(
         self,
         data: FederatedData,
         dtype: torch.dtype,
         gradient: GradientFn,
-        given: Inputs,
+        inputs: BlockInputs,
         ragged: bool,
     ) -> None:
-        self.data, self.dtype, self._gradient, self.given = data, dtype, gradient, given
-        self.count = len(given.place)
-        self.active = given.weight.any(-1, keepdim=True) if ragged else None
+        self.data, self.dtype, self._gradient, self.inputs = data, dtype, gradient, inputs
+        self.count = len(inputs.batch_index)
+        # A batch of padding only marks a visit that has finished its local steps.
+        self.active = inputs.weight.any(-1, keepdim=True) if ragged else None
 
     def gradient(
         self, step: int, at: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Minibatch gradient, loss and new buffers in a local step."""
+        """Gradient, loss and new buffers on the batch of a local step."""
+        inputs = self.inputs
         return self.on_batch(
-            self.given.place[step], self.given.weight[step], self._keys[step], at, buffers
+            inputs.batch_index[step], inputs.weight[step], self._step_keys[step], at, buffers
         )
 
     @cached_property
-    def _keys(self) -> Tensor:
-        """Of the random layers in each step, [S, ...]."""
-        noise = self.given.noise
-        steps = torch.arange(self.count, device=noise.device).reshape(-1, *(1,) * noise.dim())
-        return torch.as_tensor(prng.fold(noise, steps))
+    def _step_keys(self) -> Tensor:
+        """Keys of the random layers in each step, [S, ...]."""
+        key = self.inputs.model_key
+        steps = torch.arange(self.count, device=key.device).reshape(-1, *(1,) * key.dim())
+        return torch.as_tensor(prng.fold(key, steps))
 
     def on_batch(
-        self, place: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
+        self, index: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The same on the examples in these places, [..., B]."""
-        x = self.data.inputs(self.data.x[place.flatten()], self.dtype)
-        x, y = x.reshape(*place.shape, *x.shape[1:]), self.data.y[place]
+        """Gradient, loss and new buffers on the examples in rows `index` of the data, [..., B]."""
+        x = self.data.inputs(self.data.x[index.flatten()], self.dtype)
+        x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.dtype) if y.is_floating_point() else y
         return self._gradient(at, buffers, x, y, weight, key)
 
 
-def received(given: Inputs) -> Tree:
-    """What each visit was sent, [J, P]."""
-    return {name: gather_rows(value, given.mode) for name, value in given.sent.items()}
+def gather_sent(inputs: BlockInputs) -> Tree:
+    """The broadcast as each visit receives it, [J, P]: the row of its mode."""
+    return {name: gather_rows(value, inputs.mode) for name, value in inputs.sent.items()}
 
 
-def single(given: Inputs) -> Inputs:
-    """A block of one visit without its leading dimension."""
-    values = given._asdict()
-    for name in ("memory", "hyper"):
+def squeeze_single_visit(inputs: BlockInputs) -> BlockInputs:
+    """The inputs of a block of one visit, without the dimension of length J = 1."""
+    values = inputs._asdict()
+    for name in ("memory", "hyperparameters"):
         values[name] = rows(values[name], 0)
-    for name in ("mode", "buffers", "noise", "own", "coin", "sizes", "counts", "lr"):
+    per_visit = ("mode", "buffers", "model_key", "algorithm_key", "coin", "sizes", "counts", "lr")
+    for name in per_visit:
         values[name] = values[name][0]
-    return Inputs(**{**values, "place": given.place[:, 0], "weight": given.weight[:, 0]})
+    for name in ("batch_index", "weight"):
+        values[name] = values[name][:, 0]
+    return BlockInputs(**values)
 
 
-def tuned(algorithm: Algorithm, hyper: Tree) -> Algorithm:
-    """The algorithm with a tensor [..., 1] in place of some of its numbers: visits of different
-    runs side by side.
+def with_hyperparameters(algorithm: Algorithm, hyperparameters: Tree) -> Algorithm:
+    """A copy of the algorithm in which tensors [..., 1] replace some of its hyperparameters.
+
+    Visits of different runs can then be trained in one block: `self.mu * x` broadcasts over the
+    visits and gives each of them the value of its run.
     """
-    if not hyper:
+    if not hyperparameters:
         return algorithm
-    other = copy(algorithm)
-    for name in [
+    changed = copy(algorithm)
+    # A cached property may have been computed from the hyperparameters of one run. Without this,
+    # all runs of the block would use the value of the first.
+    cached = [
         name
-        for name in vars(other)
-        if isinstance(getattr(type(other), name, None), cached_property)
-    ]:
-        del other.__dict__[name]  # it may have been made from one run's numbers
-    for name, value in hyper.items():
-        object.__setattr__(other, name, value)
-    return other
+        for name in vars(changed)
+        if isinstance(getattr(type(changed), name, None), cached_property)
+    ]
+    for name in cached:
+        del changed.__dict__[name]
+    for name, value in hyperparameters.items():
+        object.__setattr__(changed, name, value)  # algorithms are frozen dataclasses
+    return changed
 
 
-def summarize_losses(trained: BlockResult, given: Inputs) -> tuple[Tensor, Tensor]:
-    """Mean loss of each visit, nan if its upload is not finite, and its first bad step or -1; [J]
-    each.
+def summarize_losses(result: BlockResult, inputs: BlockInputs) -> tuple[Tensor, Tensor]:
+    """Mean loss and index of the first bad step (-1 if there is none) of each visit, [J] each.
+
+    The loss is NaN if the upload is not finite.
     """
-    active = given.weight[: len(trained.losses)].any(-1)  # [S, J]
-    loss = torch.where(active, trained.losses, 0).sum(0) / active.sum(0)
-    bad = active & ~torch.isfinite(trained.losses)
-    # One pass over the uploads: a sum is finite only if all of it is (or, at 1e38, is as good as
-    # diverged).
-    finite = torch.stack([value.sum(-1).isfinite() for value in trained.uploads.values()]).all(0)
-    # all losses were finite, but the last step's result is not
+    active = inputs.weight[: len(result.losses)].any(-1)  # [S, J]
+    loss = torch.where(active, result.losses, 0).sum(0) / active.sum(0)
+    bad = active & ~torch.isfinite(result.losses)
+    # The sum of a row is finite only if all its values are, so that one pass over the uploads is
+    # enough. Values near 1e38 can overflow the sum, but a model with such weights has diverged.
+    finite = torch.stack([value.sum(-1).isfinite() for value in result.uploads.values()]).all(0)
+    # If all losses are finite and the upload is not, the last step was the bad one.
     last = torch.where(finite, -1, active.sum(0) - 1)
     return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)

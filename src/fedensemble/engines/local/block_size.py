@@ -1,4 +1,7 @@
-"""How many visits fit into memory at once, by trying one or two."""
+"""Chooses the block size: how many visits fit into memory at once.
+
+The memory of one visit is measured (GPU) or estimated (CPU) on a few examples before training.
+"""
 
 from __future__ import annotations
 
@@ -17,69 +20,73 @@ from ..stacked.gradient import stacked_gradient
 if TYPE_CHECKING:
     from .vector import VectorEngine
 
-# of a visit's weights alive at once: sent, point, gradient, slots, upload, memory and their new
-# values
+# Copies of a visit's parameters that are alive at once: broadcast, current point, gradient,
+# optimizer state, upload, client state, and the new values of these.
 _COPIES = 10
 _GIB = 1 << 30
-_ON_CPU = 4  # GiB
-_OF_GPU = 0.6  # of what this process could have
-_MOST = {"cpu": 64, "cuda": 4096}
-_FEW = 2  # examples of a trial on a CPU, and twice as many: what a batch needs follows
-_UNSEEN = _GIB  # bytes of a visit, where nothing is known
-# of the largest tensor of a forward pass: those on both sides of an operation, and what it needs
-# itself
-_SLOPES = 3
+_CPU_BUDGET = 4  # GiB
+_GPU_FRACTION = 0.6  # of the memory that this process could have
+_MAX_VISITS = {"cpu": 64, "cuda": 4096}
+_FEW = 2  # examples of the estimate on a CPU, which is made for _FEW and 2 * _FEW examples
+_UNKNOWN = _GIB  # bytes per visit that are assumed where nothing can be measured
+# Gradients of activations that are alive at once in the backward pass, in units of the largest
+# saved tensor: those of the input and output of one operation, and its workspace.
+_LIVE_GRADS = 3
 
 
-def visits_that_fit(engine: VectorEngine, budget: float | None) -> int:
-    """Visits at once for a budget in GiB, from what one needs: measured on a GPU, on a CPU from
-    what autograd saves.
+def max_block_size(engine: VectorEngine, budget: float | None) -> int:
+    """The number of visits that fit into a budget in GiB (None: the default of the device).
 
-    If that is more than the budget, the engine's notes say so.
+    If not even one visit fits, the result is 1 and the engine's notes say so.
     """
     learner, cuda = engine.learner, engine.learner.device.type == "cuda"
-    weights = learner.theta_layout.total * learner.dtype.itemsize
-    most, needed = _MOST["cuda" if cuda else "cpu"], _COPIES * weights
-    room = (budget if budget is not None else _ON_CPU) * _GIB
+    param_bytes = learner.theta_layout.total * learner.dtype.itemsize
+    most, needed = _MAX_VISITS["cuda" if cuda else "cpu"], _COPIES * param_bytes
+    available = (budget if budget is not None else _CPU_BUDGET) * _GIB
     if cuda and budget is None:
-        room = _room_on_gpu(engine)
-    if room >= needed:
+        available = _gpu_budget(engine)
+    if available >= needed:
         needed += activations(engine)
-    if room < needed:
+    if available < needed:
         engine.notes.append(
-            f"One visit needs about {format_gib(needed)}, more than the memory budget of {format_gib(room)}: visits are trained one "
-            "by one, and may take more than the budget."
+            f"One visit needs about {format_gib(needed)}, more than the memory budget of "
+            f"{format_gib(available)}: visits are trained one by one, and may take more than the "
+            "budget."
         )
-    visits = int(max(1, min(most, room // needed)))
-    return _coarse(visits) if cuda else visits
+    visits = int(max(1, min(most, available // needed)))
+    return _round_down(visits) if cuda else visits
 
 
-def _room_on_gpu(engine: VectorEngine) -> float:
-    """Bytes for a block: a part of the GPU's memory less what this process holds, so that every
-    start finds the same.
+# The block size decides in which order floating-point sums are taken, and thus the last bits of
+# results. It should therefore be the same at every start on the same machine. That is why the
+# budget of a GPU follows from its total memory and not from what happens to be free, and why the
+# measured size is rounded down coarsely. Checkpoints also store the history of block sizes, see
+# `VectorEngine.numerics`.
+def _gpu_budget(engine: VectorEngine) -> float:
+    """Bytes for a block: a fraction of the GPU's memory minus what this process already holds.
 
-    What is free at the start would differ with other programs, and with it blocks, the order of
-    sums and the last bits of results. Only where others leave less than that part, what is free
-    decides, and the engine's notes say so.
+    If other programs leave less than that, the budget follows from what is free, and the engine's
+    notes say so.
     """
     device = engine.learner.device
     free, total = torch.cuda.mem_get_info(device)
-    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    room, free = _OF_GPU * (total - held), free + reserved - held
-    if room <= free:
-        return room
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    # Memory that torch's allocator has reserved but not allocated is free for this process.
+    budget, free = _GPU_FRACTION * (total - allocated), free + reserved - allocated
+    if budget <= free:
+        return budget
     engine.notes.append(
-        f"Other programs leave only {format_gib(free)} of the {format_gib(total)} of {device}: blocks are sized for that, and the "
-        "last digits of results may differ from those on an idle GPU. To repeat them, set engine.options.block."
+        f"Other programs leave only {format_gib(free)} of the {format_gib(total)} of {device}: "
+        "blocks are sized for that, and the last digits of results may differ from those on an "
+        "idle GPU. To repeat them, set engine.options.block."
     )
-    return _OF_GPU * free
+    return _GPU_FRACTION * free
 
 
-def _coarse(visits: int) -> int:
-    """A number of visits rounded down to three binary digits: what a visit needs is measured, and
-    varies a little.
+def _round_down(visits: int) -> int:
+    """Rounds down to three significant binary digits, to absorb noise in the measured memory.
 
-    >>> [_coarse(n) for n in (1, 7, 9, 100, 4096)]
+    >>> [_round_down(n) for n in (1, 7, 9, 100, 4096)]
     [1, 7, 8, 96, 4096]
     """
     step = 1 << max(0, visits.bit_length() - 3)
@@ -87,12 +94,13 @@ def _coarse(visits: int) -> int:
 
 
 def activations(engine: VectorEngine) -> int:
-    """Bytes one visit's forward and backward pass needs beside its weights."""
+    """Bytes that the forward and backward pass of one visit needs in addition to its parameters."""
     device = engine.learner.device
-    # two tell one's share of what all need once
+    # Two visits on a GPU, so that what is allocated once for all visits counts half. If two do not
+    # fit, one is measured.
     for visits in (2, 1) if device.type == "cuda" else (1,):
         try:
-            return _measured(engine, visits) if device.type == "cuda" else _estimated(engine)
+            return _measure(engine, visits) if device.type == "cuda" else _estimate(engine)
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
@@ -101,73 +109,78 @@ def activations(engine: VectorEngine) -> int:
     raise oom_error("One visit does", device, lacking, SMALLER_VISIT)
 
 
-def _measured(engine: VectorEngine, visits: int) -> int:
-    """By what a GPU's allocator tells."""
-    device, given = engine.learner.device, _batch(engine, visits, engine.work.batch_size)
+def _measure(engine: VectorEngine, visits: int) -> int:
+    """Peak memory of one gradient per visit, by the statistics of CUDA's caching allocator."""
+    device, arguments = engine.learner.device, _make_batch(engine, visits, engine.work.batch_size)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    engine.gradient(*given)
+    engine.gradient(*arguments)
     return (torch.cuda.max_memory_allocated(device) - before) // visits
 
 
-def _estimated(engine: VectorEngine) -> int:
-    """By what autograd saves for a few examples; weights that it saves do not grow with them."""
+def _estimate(engine: VectorEngine) -> int:
+    """Memory of one visit on a CPU, where the allocator keeps no statistics.
+
+    Saved bytes grow linearly with the batch size: s(B) = a + b * B, where a are parameters that
+    autograd saves. Two small batches give a and b, which is much cheaper than a full batch.
+    """
     batch = engine.work.batch_size
-    learner = engine.learner.clone_module()  # what this one keeps in Python stays as it was
-    # Layers apart: what oneDNN keeps in its own layout, nobody can look at.
+    learner = engine.learner.clone_module()  # a module may change its own attributes in `forward`
     gradient = (
         stacked_gradient(learner) if engine.stacked else learner.gradient_function(batched=False)
     )
     if batch > 2 * _FEW:
         try:
-            small, large = (_saved(engine, gradient, count) for count in (_FEW, 2 * _FEW))
+            small, large = (_saved_bytes(engine, gradient, count) for count in (_FEW, 2 * _FEW))
             return small + max(0, large - small) * (batch - _FEW) // _FEW
-        except Exception as error:  # a model may know one size only
+        except Exception as error:  # a model may accept only one batch size
             if out_of_memory(error):
                 raise
     try:
-        return _saved(engine, gradient, batch)
+        return _saved_bytes(engine, gradient, batch)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
-        return _UNSEEN  # torch.func inside a model lets nobody look
+        return _UNKNOWN  # torch.func transforms inside the model do not allow saved-tensor hooks
 
 
 @num_threads(1)
-def _saved(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
-    """Bytes saved for one visit's backward pass, and those of slopes on their way; only the forward
-    pass is done.
-    """
-    given = _batch(engine, 1, batch)
-    if not engine.stacked:  # vmap lets nobody look
-        given = tuple(values[0] for values in given)
-    storages: dict[int, int] = {}
+def _saved_bytes(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
+    """Bytes that autograd saves for the backward pass of one visit, plus those of live gradients.
 
-    def seen(tensor: Tensor) -> Tensor:
+    A pack hook of `saved_tensors_hooks` sees every saved tensor. The unpack hook is called first
+    when the backward pass begins; it raises, because only the forward pass is needed.
+    """
+    arguments = _make_batch(engine, 1, batch)
+    if not engine.stacked:  # vmap does not allow saved-tensor hooks: use a single visit without it
+        arguments = tuple(values[0] for values in arguments)
+    storages: dict[int, int] = {}  # bytes by address: views of one storage count once
+
+    def pack(tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def stop(tensor: Tensor) -> Tensor:
-        raise _EnoughError
+    def unpack(tensor: Tensor) -> Tensor:
+        raise _ForwardDone
 
-    with suppress(_EnoughError), saved_tensors_hooks(seen, stop):
-        gradient(*given)
-    storages.pop(given[0].untyped_storage().data_ptr(), None)  # weights are counted already
-    return sum(storages.values()) + _SLOPES * max(storages.values(), default=0)
-
-
-class _EnoughError(Exception):
-    """The backward pass begins: all that is saved has been seen."""
+    with suppress(_ForwardDone), saved_tensors_hooks(pack, unpack):
+        gradient(*arguments)
+    storages.pop(arguments[0].untyped_storage().data_ptr(), None)  # parameters: see _COPIES
+    return sum(storages.values()) + _LIVE_GRADS * max(storages.values(), default=0)
 
 
-def _batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
-    """Arguments of a gradient function: the first examples, over and over."""
+class _ForwardDone(Exception):  # noqa: N818 (not an error)
+    """Raised when the backward pass begins, to stop it."""
+
+
+def _make_batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
+    """Arguments of a gradient function; the batches repeat the first examples of the data."""
     learner, device = engine.learner, engine.learner.device
     theta, buffers = (tensor.repeat(visits, 1) for tensor in learner.initial(0, 1))
-    rows = torch.arange(visits * batch, device=device) % len(engine.data.x)
-    x, y = engine.data.inputs(engine.data.x[rows], learner.dtype), engine.data.y[rows]
+    index = torch.arange(visits * batch, device=device) % len(engine.data.x)
+    x, y = engine.data.inputs(engine.data.x[index], learner.dtype), engine.data.y[index]
     x, y = (values.reshape(visits, batch, *values.shape[1:]) for values in (x, y))
     y = y.to(learner.dtype) if y.is_floating_point() else y
     weight = torch.ones(visits, batch, dtype=torch.bool, device=device)

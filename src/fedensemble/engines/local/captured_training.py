@@ -1,9 +1,16 @@
-"""Local training as CUDA graphs: Python runs once for each shape, the card does the rest.
+"""Local training as CUDA graphs: Python runs once per block shape, then the GPU replays.
 
-While local training is recorded, the work before, in and after the local steps goes to graphs of
-its own. A round copies its inputs to where the graphs expect them, replays the first, then the
-step's graph as often as there are steps (it counts them on the card), then the last. Algorithms do
-not know of it: only `iterate` differs.
+A local step of a small model is dozens of kernels of a few microseconds each, and launching them
+from Python takes longer than running them. A CUDA graph launches them all with one call.
+
+Capturing one graph per number of local steps would need a graph for each client size. Instead,
+local training is cut into three kinds of graphs: the work before the local steps, one local step,
+and the work after the steps. A round copies its inputs to the addresses that the graphs read,
+replays the first graph, replays the step graph once per local step, and replays the last graph. The
+step graph counts steps in a tensor on the GPU, from which it looks up the batch of each step.
+
+Algorithms need no changes: they call `problem.iterate` or `problem.descend` as always, and only
+these two methods differ here.
 """
 
 from __future__ import annotations
@@ -22,100 +29,113 @@ from ...flat_params import Tree
 from ..stacked import dispatch
 from ..stacked.aligned_rows import sgd_step_, to_aligned
 from ..stacked.stacked_params import use_cast_copy
-from .block import BlockResult, Inputs, Minibatches, received, tuned
+from .block import BlockInputs, BlockResult, Minibatches, gather_sent, with_hyperparameters
 
-Copied = Callable[[Tensor], Tensor | None]
+MakeCastCopy = Callable[[Tensor], Tensor | None]
 
 
-class Recorder:
-    """Cuts the work of a stream into graphs that share one memory pool."""
+class GraphRecorder:
+    """Captures the work of a stream as a sequence of CUDA graphs that share one memory pool.
+
+    The shared pool lets a graph read tensors that an earlier graph of the sequence has allocated.
+    """
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
-        # and whether it is one of the repeated steps
+        # (graph, True if it is replayed once per local step)
         self.graphs: list[tuple[torch.cuda.CUDAGraph, bool]] = []
-        self._open: Any = None
+        self._capture: Any = None
 
     def begin(self, repeated: bool) -> None:
-        """Ends the graph that is being recorded, if any, and begins the next."""
+        """Ends the current capture, if any, and begins the next graph."""
         self.end()
         graph = torch.cuda.CUDAGraph()
-        self._open = torch.cuda.graph(graph, pool=self.pool)
-        self._open.__enter__()
+        self._capture = torch.cuda.graph(graph, pool=self.pool)
+        self._capture.__enter__()
         self.graphs.append((graph, repeated))
 
     def end(self) -> None:
-        """Ends the graph that is being recorded."""
-        if self._open is not None:
-            opened, self._open = self._open, None
-            with warnings.catch_warnings():  # there may be nothing to do before or after the steps
+        """Ends the current capture, if any."""
+        if self._capture is not None:
+            capture, self._capture = self._capture, None
+            with warnings.catch_warnings():
+                # An algorithm may have no work before or after the local steps.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-                opened.__exit__(None, None, None)
+                capture.__exit__(None, None, None)
 
 
-class RecordedProblem(LocalProblem):
-    """A problem whose local steps are recorded once and replayed."""
+class CapturedProblem(LocalProblem):
+    """A local problem that captures one local step, to be replayed once per step."""
 
-    recorder: Recorder
+    recorder: GraphRecorder
     minibatches: Minibatches
-    table: Tensor  # losses, [S, J]
-    copied: Copied  # what products read of weights [J, P], or None
-    # [J, 1], while a step is recorded whose visits do not all take part
+    loss_table: Tensor  # [S, J]
+    make_cast_copy: MakeCastCopy  # the copy of parameters [J, P] that matmuls read, or None
+    # [J, 1], set while a step is captured in which some visits may have finished; otherwise None
     active: Tensor | None = None
 
     def descend(
         self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None
     ) -> Tensor:
-        # a subclass may step in its own way
-        plain = type(self.optimizer) is SGD and self.optimizer.momentum == 0
-        if not plain or limit is not None:
+        # Exactly SGD, because a subclass may override `step`.
+        plain_sgd = type(self.optimizer) is SGD and self.optimizer.momentum == 0
+        if not plain_sgd or limit is not None:
             return super().descend(start, adjust, limit)
 
+        # Plain SGD updates the parameters in place, in one pass over memory. The same pass writes
+        # the copy that the next step's matmuls read (bf16, or aligned rows). The general path in
+        # `LocalProblem.descend` makes new tensors in several passes.
         def step(state: Tree, gradient: Gradient) -> Tree:
-            """The same in place: one pass over the weights."""
             theta = state["theta"]
-            with use_cast_copy(theta, copy):
-                value, decay = gradient(theta), self.optimizer.weight_decay
-            value = value if adjust is None else adjust(theta, value)
+            with use_cast_copy(theta, cast_copy):
+                grad, decay = gradient(theta), self.optimizer.weight_decay
+            grad = grad if adjust is None else adjust(theta, grad)
             if self.optimizer.clip > 0:
-                value, decay = self.optimizer.prepare(theta, value), 0.0
+                grad, decay = self.optimizer.prepare(theta, grad), 0.0
+            # Visits that have finished have learning rate 0.
             rate = self.lr if self.active is None else self.lr * self.active
-            return {"theta": sgd_step_(theta, value, torch.as_tensor(rate), decay, copy)}
+            return {"theta": sgd_step_(theta, grad, torch.as_tensor(rate), decay, cast_copy)}
 
-        # Copies: the steps write into them, and the caller's tensors must stay as they are.
-        theta = to_aligned(start)
-        copy = self.copied(theta)
-        return self._repeated({"theta": theta}, step)["theta"]
+        theta = to_aligned(start)  # a copy: the steps write to it, and `start` must not change
+        cast_copy = self.make_cast_copy(theta)
+        return self._capture_steps({"theta": theta}, step)["theta"]
 
     def iterate(self, state: Tree, step: Step) -> Tree:
-        return self._repeated({name: value.clone() for name, value in state.items()}, step)
+        return self._capture_steps({name: value.clone() for name, value in state.items()}, step)
 
-    def _repeated(self, state: Tree, step: Step) -> Tree:
-        """Records a step, which is then repeated; the state is written over."""
-        given = self.minibatches.given
+    def _capture_steps(self, state: Tree, step: Step) -> Tree:
+        """Captures one step as a graph of its own; the step overwrites `state` with its result.
+
+        A graph always reads and writes the same addresses. So everything that changes from step to
+        step lives in tensors that the step updates in place: the state, the buffers, the loss
+        table, and the step index.
+        """
+        inputs = self.minibatches.inputs
         buffers = self.buffers.clone()
         index = torch.zeros(1, dtype=torch.int64, device=buffers.device)
         self.recorder.begin(repeated=True)
-        place, weight = (
-            table.index_select(0, index).squeeze(0) for table in (given.place, given.weight)
+        batch_index, weight = (
+            table.index_select(0, index).squeeze(0) for table in (inputs.batch_index, inputs.weight)
         )
         active = self.active = (
             weight.any(-1, keepdim=True) if self.minibatches.active is not None else None
         )
-        key = dispatch.fold_in(given.noise, index)
+        key = dispatch.fold_in(inputs.model_key, index)
 
         def gradient(at: Tensor) -> Tensor:
-            value, (loss, new) = self.minibatches.on_batch(place, weight, key, at, buffers)
+            value, (loss, new) = self.minibatches.on_batch(batch_index, weight, key, at, buffers)
             if new is not buffers:
                 buffers.copy_(new if active is None else torch.where(active, new, buffers))
-            self.table.index_copy_(0, index, loss.unsqueeze(0))
+            self.loss_table.index_copy_(0, index, loss.unsqueeze(0))
             return value
 
         new = step(state, gradient)
-        own = {value.untyped_storage().data_ptr() for value in state.values()}
-        # an old value that goes on under another name must not be overwritten first
+        # A step may return an old value under another name, such as {"previous": state["theta"]}.
+        # Copying the new "theta" first would overwrite it, so values that share memory with the old
+        # state are cloned before anything is written.
+        old_storages = {value.untyped_storage().data_ptr() for value in state.values()}
         for name, value in new.items():
-            if value is not state[name] and value.untyped_storage().data_ptr() in own:
+            if value is not state[name] and value.untyped_storage().data_ptr() in old_storages:
                 new = {**new, name: value.clone()}
         for name, value in new.items():
             if value is not state[name]:
@@ -129,89 +149,93 @@ class RecordedProblem(LocalProblem):
 
 
 class CapturedTraining:
-    """Local training of one algorithm for blocks of one shape.
+    """The local training of one algorithm, captured for blocks of one shape.
 
     Args:
-        given: inputs of such a block, as an example.
-        most_steps: local steps of the largest client.
-        minibatches: makes the local steps from inputs.
-        copied: makes the copy of weights that products read, or gives None.
-        pool: memory shared with other captured trainings; they never run at the same time.
+        inputs: the inputs of one such block. They are copied.
+        most_steps: number of local steps of the largest client; blocks may have fewer.
+        make_minibatches: makes the local steps from inputs.
+        make_cast_copy: makes the copy of parameters [J, P] that matmuls read, or returns None.
+        pool: memory pool shared with other captured trainings. Sharing is safe because they never
+            run at the same time.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
-        given: Inputs,
+        inputs: BlockInputs,
         most_steps: int,
-        minibatches: Callable[[Inputs], Minibatches],
-        copied: Copied,
+        make_minibatches: Callable[[BlockInputs], Minibatches],
+        make_cast_copy: MakeCastCopy,
         pool: Any,
     ) -> None:
-        room = (most_steps, *given.place.shape[1:])
-        self.given = Inputs(
+        # Graphs read their inputs from the addresses seen at capture time. `self.inputs` owns these
+        # addresses; `load` copies the inputs of each block to them. The batch tables have room for
+        # the largest client, so that blocks with any number of steps can use the same graphs.
+        shape = (most_steps, *inputs.batch_index.shape[1:])
+        self.inputs = BlockInputs(
             **{
-                **{name: _copied(value) for name, value in given._asdict().items()},
-                "place": given.place.new_zeros(room),
-                "weight": given.weight.new_zeros(room),
+                **{name: _clone(value) for name, value in inputs._asdict().items()},
+                "batch_index": inputs.batch_index.new_zeros(shape),
+                "weight": inputs.weight.new_zeros(shape),
             }
         )
-        self.load(given)
-        self.recorder = Recorder(pool)
-        problem = RecordedProblem(
-            steps := minibatches(self.given),
-            self.given.buffers,
+        self.load(inputs)
+        static = self.inputs
+        self.recorder = GraphRecorder(pool)
+        minibatches = make_minibatches(static)
+        problem = CapturedProblem(
+            minibatches,
+            static.buffers,
             algorithm.optimizer,
-            self.given.lr,
-            self.given.sizes,
-            self.given.counts,
-            self.given.own,
-            self.given.coin,
+            static.lr,
+            static.sizes,
+            static.counts,
+            static.algorithm_key,
+            static.coin,
         )
-        problem.recorder, problem.minibatches, problem.copied = self.recorder, steps, copied
-        problem.table = torch.zeros(
-            room[:2], dtype=self.given.lr.dtype, device=self.given.lr.device
-        )
-        self.table = problem.table
+        problem.recorder, problem.minibatches = self.recorder, minibatches
+        problem.make_cast_copy = make_cast_copy
+        self.loss_table = torch.zeros(shape[:2], dtype=static.lr.dtype, device=static.lr.device)
+        problem.loss_table = self.loss_table
         try:
             self.recorder.begin(repeated=False)
-            method = tuned(algorithm, self.given.hyper)
-            uploads, memory = method.local_training(
-                received(self.given), self.given.memory, problem
+            tuned = with_hyperparameters(algorithm, static.hyperparameters)
+            self.uploads, self.memory = tuned.local_training(
+                gather_sent(static), static.memory, problem
             )
-            self.uploads, self.memory, self.buffers = uploads, memory, problem.buffers
+            self.buffers = problem.buffers
         finally:
             self.recorder.end()
 
-    def load(self, given: Inputs) -> None:
-        """Puts a block's inputs where the graphs expect them."""
-        for name, held in self.given._asdict().items():
-            value = getattr(given, name)
-            if name in ("place", "weight"):
-                held[: len(value)].copy_(value)
-            elif isinstance(held, dict):
-                for key, tensor in held.items():
+    def load(self, inputs: BlockInputs) -> None:
+        """Copies the inputs of a block to the addresses that the graphs read."""
+        for name, static in self.inputs._asdict().items():
+            value = getattr(inputs, name)
+            if name in ("batch_index", "weight"):
+                static[: len(value)].copy_(value)
+            elif isinstance(static, dict):
+                for key, tensor in static.items():
                     tensor.copy_(value[key])
             else:
-                held.copy_(value)
+                static.copy_(value)
 
-    def run(self, given: Inputs) -> BlockResult:
-        """Trains a block; what it returns holds until the next run, what clients remember for
-        ever.
+    def run(self, inputs: BlockInputs) -> BlockResult:
+        """Trains a block.
+
+        The next run overwrites the result, except for the client state: it is needed at the end of
+        the round, after other blocks have run, and is therefore copied.
         """
-        self.load(given)
-        steps = len(given.place)
+        self.load(inputs)
+        steps = len(inputs.batch_index)
         for graph, repeated in self.recorder.graphs:
             for _ in range(steps if repeated else 1):
                 graph.replay()
-        # read only at the end of the round
-        kept = {name: value.clone() for name, value in self.memory.items()}
-        return BlockResult(self.uploads, kept, self.buffers, self.table[:steps])
+        memory = {name: value.clone() for name, value in self.memory.items()}
+        return BlockResult(self.uploads, memory, self.buffers, self.loss_table[:steps])
 
 
-def _copied(value: Any) -> Any:
-    return (
-        {name: tensor.clone() for name, tensor in value.items()}
-        if isinstance(value, dict)
-        else value.clone()
-    )
+def _clone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: tensor.clone() for name, tensor in value.items()}
+    return value.clone()

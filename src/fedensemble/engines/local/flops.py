@@ -1,4 +1,4 @@
-"""How much work a model's forward pass is."""
+"""Estimates the FLOPs of a model's forward pass."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from .local_engine import LocalEngine
 
 
 @num_threads(1)
-def operations(engine: LocalEngine) -> int:
-    """Multiplications and additions of one example's forward pass, those with weights; torch's
-    counter loads slowly.
+def count_flops(engine: LocalEngine) -> int:
+    """FLOPs of the forward pass of one example, counting only operations with weights.
+
+    Forward hooks on the modules count them. torch.utils.flop_counter is more exact but slow to
+    import, and an order of magnitude is enough here.
     """
-    pair = engine.data.x[[0, -1]]  # two examples: a norm without running statistics refuses one
+    # Two examples, because BatchNorm without running statistics rejects a batch of one.
+    pair = engine.data.x[[0, -1]]
     x = engine.data.inputs(pair, engine.learner.dtype)
     total = 0
 
-    def count(module: nn.Module, given: Any, output: Any) -> None:
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal total
         out = output[0] if isinstance(output, tuple) else output
         if isinstance(module, nn.Embedding) or not isinstance(out, Tensor) or out.dim() < 2:
             return
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
-        # as often as there are places
+        # Each weight is used once per output position. Channels are dimension 1 of the output of a
+        # convolution, otherwise the last dimension.
         total += 2 * weights * (out.numel() // out.shape[1 if out.dim() > 3 else -1])
 
-    # no hooks
+    # Script modules do not support hooks.
     modules = [
         m for m in engine.learner.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)
     ]
     hooks = [module.register_forward_hook(count) for module in modules]
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            # lie apart, which costs this one pass little
+            # cuDNN warns that RNN weights are not contiguous. That only slows down this one pass.
             warnings.filterwarnings("ignore", "RNN module weights")
             engine.learner.eval_model(x)
     finally:

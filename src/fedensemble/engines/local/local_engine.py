@@ -1,5 +1,7 @@
-"""What engines of one machine share: data, keys, weights, memory and sums; they differ in how
-visits are batched.
+"""The base class of the engines `loop` and `vector`: data, keys, client state and local training.
+
+The two engines differ only in how visits are batched. `run_visits` cuts the visits of a round into
+blocks; this class builds the inputs of a block and trains it.
 """
 
 from __future__ import annotations
@@ -22,29 +24,37 @@ from ...data.federated import FederatedData
 from ...flat_params import Tree, rows
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, oom_error, out_of_memory
-from .block import BlockResult, Inputs, Minibatches, Tables, received, single, tuned
+from .block import (
+    BatchPlan,
+    BlockInputs,
+    BlockResult,
+    Minibatches,
+    gather_sent,
+    squeeze_single_visit,
+    with_hyperparameters,
+)
 from .client_state import ClientMemory, Placement
-from .device_cache import moved, to_device_async
+from .device_cache import cached_on_device, to_device_async
 from .run_visits import run_visits
 
-_SMALL = 20_000  # examples of a block
+_MAX_CPU_EXAMPLES = 20_000  # of a block whose batch table is made on the CPU
 
 
 class LocalEngine(Engine):
-    """Carries out plans on this machine.
+    """Executes plans in this process.
 
     Args:
         learner: the model's structure and loss.
         data: all clients' examples.
         work: how much a client trains.
         seed: of the run.
-        client_memory: where clients' memory lies: "device", "host", "disk", or "auto", the first
-            that has room.
+        client_memory: where client state is kept: "device", "host", "disk", or "auto", the first
+            of these with enough free memory.
     """
 
     batched: ClassVar[bool]
-    block: int = 1  # visits trained together
-    # of numbers that only a client knows; a simulation makes them from the seed
+    block: int = 1  # number of visits trained together
+    # Source of random numbers that only the client knows; None derives them from the seed.
     secret: SecretSource | None = None
 
     def __init__(
@@ -56,29 +66,28 @@ class LocalEngine(Engine):
         *,
         client_memory: Placement = "auto",
     ) -> None:
-        self.learner, self.data, self.work, self.seed = (
-            learner,
-            moved(data, learner.device),
-            work,
-            seed,
-        )
-        self.host_sizes = data.size.cpu()
-        self.starts = data.start.to(learner.device)
-        self._foreseen: tuple[int, Plan, Tables] | None = None
+        self.learner, self.work, self.seed = learner, work, seed
+        self.data = cached_on_device(data, learner.device)
+        self.host_sizes = data.size.cpu()  # on the CPU: reading them does not wait for the GPU
+        self.starts = data.start.to(learner.device)  # first row of each client in the data
+        self._prefetched: tuple[int, Plan, BatchPlan] | None = None
         self.memory = ClientMemory(learner.device, client_memory)
-        self.waiting: list[tuple[Plan, Tree]] = []  # what clients of the last visit are to remember
+        # New client state of the last `visit`, which `commit` stores. A round that fails before
+        # `commit` leaves the client state unchanged.
+        self.pending_state: list[tuple[Plan, Tree]] = []
         self.gradient = learner.gradient_function(self.batched)
 
     def use(self, data: FederatedData) -> None:
-        """Takes the same examples from where they lie now; what was prepared for the old place is
-        forgotten.
+        """Switches to another copy of the same examples and drops the prefetched batch plan.
+
+        The batch plan holds row numbers, which differ between copies.
         """
         self.data, self.starts = data, data.start.to(self.learner.device)
-        self._foreseen = None
+        self._prefetched = None
 
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
-        """The order in which visits with so many local steps are trained, as indices."""
+        """The order in which to train visits with these numbers of local steps, as indices."""
 
     def visit(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
@@ -93,133 +102,136 @@ class LocalEngine(Engine):
         buffers: Tensor,
         plan: Plan,
         round: int,
-    ) -> Inputs:
-        """Everything a block of visits needs for local training; visits are sent the rows
-        `mode`.
+    ) -> BlockInputs:
+        """The inputs of a block of visits.
+
+        Args:
+            sent: the broadcast, [K, P].
+            mode: row of `sent` that each visit gets, [J].
+            buffers: of each visit, [J, R].
         """
-        tables = self.tables(plan, round)
-        rate = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64).to(
-            self.learner.dtype
-        )
-        return Inputs(
+        batch_plan = self.batch_plan(plan, round)
+        lr = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64)
+        return BlockInputs(
             sent=sent,
             mode=mode,
             memory=self.memory.read(plan, rows(algorithm.init_memory(sent["theta"]), mode)),
             buffers=buffers,
-            place=tables.place,
-            weight=tables.weight,
-            noise=tables.noise,
-            own=tables.own,
-            coin=tables.coin,
-            sizes=tables.sizes,
-            counts=tables.counts,
-            lr=to_device_async(rate, self.learner.device),
-            hyper={},
+            lr=to_device_async(lr.to(self.learner.dtype), self.learner.device),
+            hyperparameters={},
+            **batch_plan._asdict(),
         )
 
+    # Prefetch. The batch plan of a block depends on seed, round and plan only, and making it takes
+    # many small operations. While the GPU works through the kernels that were queued for a round,
+    # the CPU would only wait for it. `foresee` uses this time to make the batch plan of the next
+    # round's first block and to copy it to the GPU. `batch_plan` then finds it ready, if round and
+    # visits are the expected ones, and otherwise makes another.
     def foresee(self, plan: Plan, round: int) -> None:
-        """Makes the tables of a round's first block while a GPU is busy with the round before."""
+        """Makes the batch plan of the first block of a later round in advance."""
         if not len(plan.client):
             return
         first = self.order(self.work.count(self.host_sizes[plan.client]))[: self.block]
         part = Plan(plan.client[first], plan.mode[first])
         try:
-            self._foreseen = (round, part, self._tables(part, round))
+            self._prefetched = (round, part, self._make_batch_plan(part, round))
         except OOM_ERRORS as error:
-            if not out_of_memory(error):  # then they are made when their round comes
+            # The current round may still need the memory. The plan is then made when it is needed.
+            if not out_of_memory(error):
                 raise
 
-    def tables(self, plan: Plan, round: int) -> Tables:
-        """What a block of visits needs beside weights and memory."""
-        known, self._foreseen = self._foreseen, None
-        if known is not None and known[0] == round and all(map(torch.equal, known[1], plan)):
-            return known[2]
-        return self._tables(plan, round)
+    def batch_plan(self, plan: Plan, round: int) -> BatchPlan:
+        """The batch plan of a block of visits: the prefetched one if it matches."""
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None:
+            known_round, known_plan, batch_plan = prefetched
+            if known_round == round and all(map(torch.equal, known_plan, plan)):
+                return batch_plan
+        return self._make_batch_plan(plan, round)
 
-    def _tables(self, plan: Plan, round: int) -> Tables:
-        host, device, dtype = self.host_sizes[plan.client], self.learner.device, self.learner.dtype
-        # Keys, and tables while they are small, are made on the CPU: there, so many tiny operations
-        # cost less.
-        batches, noise, own = (
+    def _make_batch_plan(self, plan: Plan, round: int) -> BatchPlan:
+        sizes, device, dtype = self.host_sizes[plan.client], self.learner.device, self.learner.dtype
+        # Keys and small batch tables are made on the CPU: they take many tiny operations, for which
+        # the launch of a GPU kernel costs more than the operation itself.
+        batch_key, model_key, algorithm_key = (
             visit_key(purpose, self.seed, round, plan.client, plan.mode)
             for purpose in ("batches", "model", "algorithm")
         )
-        small = len(host) * int(host.max()) <= _SMALL
-        place, weight = (
-            batch_table(batches, host, self.work)
-            if small
-            else batch_table(
-                to_device_async(batches, device), to_device_async(host, device), self.work, host
+        if len(sizes) * int(sizes.max()) <= _MAX_CPU_EXAMPLES:
+            index, weight = batch_table(batch_key, sizes, self.work)
+        else:
+            index, weight = batch_table(
+                to_device_async(batch_key, device), to_device_async(sizes, device), self.work, sizes
             )
-        )
         starts = self.starts[to_device_async(plan.client, device)]
-        return Tables(
-            place=to_device_async(place, device) + starts.reshape(1, -1, 1),
+        counts = self.work.count(sizes)
+        return BatchPlan(
+            batch_index=to_device_async(index, device) + starts.reshape(1, -1, 1),
             weight=to_device_async(weight, device),
-            noise=to_device_async(noise, device),
-            own=to_device_async(own, device),
+            model_key=to_device_async(model_key, device),
+            algorithm_key=to_device_async(algorithm_key, device),
             coin=to_device_async(shared_uniform(self.seed, round, plan.mode).to(dtype), device),
-            sizes=to_device_async(host.unsqueeze(-1).to(dtype), device),
-            counts=to_device_async(self.work.count(host).unsqueeze(-1).to(dtype), device),
+            sizes=to_device_async(sizes.unsqueeze(-1).to(dtype), device),
+            counts=to_device_async(counts.unsqueeze(-1).to(dtype), device),
         )
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
-        """Local training of a block of visits."""
-        return self.train_plainly(algorithm, given, ragged)
+    def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
+        """Trains a block of visits; `ragged` if they have different numbers of local steps."""
+        return self.train_plainly(algorithm, inputs, ragged)
 
     def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
-        """Smaller blocks from this round on, because one of `tried` visits did not fit into memory.
+        """Halves the block size from this round on, after a block of `tried` visits ran OOM.
 
-        It is recorded, and the notes say so: sums in another order change the last bits of results.
-        Raises if blocks cannot be smaller.
+        The change is recorded in `blocks` and in the notes, because sums in another order change
+        the last bits of results. Raises if the block size is 1 already.
         """
         if self.block == 1:
             raise oom_error("One visit does", self.learner.device, lacking, SMALLER_VISIT)
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
-        self.notes = [
-            *self.notes,
-            (
-                f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are trained at once "
-                f"instead of {tried}, which changes the last digits of results. To repeat them, set engine.options.block."
-            ),
-        ]
+        note = (
+            f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are "
+            f"trained at once instead of {tried}, which changes the last digits of results. "
+            "To repeat them, set engine.options.block."
+        )
+        self.notes = [*self.notes, note]
 
-    def train_plainly(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
-        """Local training step by step; without batching the block is one visit and has no leading
-        dimension.
+    def train_plainly(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
+        """Trains a block step by step, without CUDA graphs or threads.
+
+        If the engine is not batched, the block is one visit, and the algorithm sees it without the
+        leading dimension J.
         """
-        visits = len(given.noise)
-        sent = received(given)
+        visits = len(inputs.model_key)
+        sent = gather_sent(inputs)
         if not self.batched:
-            given, sent = single(given), rows(sent, 0)
-        steps = Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
+            inputs, sent = squeeze_single_visit(inputs), rows(sent, 0)
+        minibatches = Minibatches(self.data, self.learner.dtype, self.gradient, inputs, ragged)
         problem = LocalProblem(
-            steps,
-            given.buffers,
+            minibatches,
+            inputs.buffers,
             algorithm.optimizer,
-            given.lr,
-            given.sizes,
-            given.counts,
-            given.own,
-            given.coin,
+            inputs.lr,
+            inputs.sizes,
+            inputs.counts,
+            inputs.algorithm_key,
+            inputs.coin,
             self.secret,
         )
-        uploads, memory = tuned(algorithm, given.hyper).local_training(sent, given.memory, problem)
-        losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)]).reshape(
-            -1, visits
-        )
+        tuned = with_hyperparameters(algorithm, inputs.hyperparameters)
+        uploads, memory = tuned.local_training(sent, inputs.memory, problem)
+        losses = torch.stack([problem.losses[step] for step in sorted(problem.losses)])
         return BlockResult(
             {name: value.reshape(visits, -1) for name, value in uploads.items()},
             {name: value.reshape(visits, -1) for name, value in memory.items()},
             problem.buffers.reshape(visits, -1),
-            losses,
+            losses.reshape(-1, visits),
         )
 
     def commit(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        self.memory.write_all(waiting)
+        pending, self.pending_state = self.pending_state, []
+        self.memory.write_all(pending)
 
     def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
         return self.memory.read(plan, fresh) if len(plan.client) else fresh
@@ -228,5 +240,5 @@ class LocalEngine(Engine):
         return self.memory.tensors()
 
     def load_memory(self, tensors: Tree) -> None:
-        self.waiting = []
+        self.pending_state = []
         self.memory.load(tensors)

@@ -1,4 +1,4 @@
-"""The executable specification: one client after another, nothing batched, nothing clever."""
+"""Engine `loop`: the executable specification, which trains one visit at a time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ class LoopEngine(LocalEngine):
 
     @property
     def precision(self) -> str:  # type: ignore[override]
-        """That of the weights, less on a GPU where torch's switches say so: it leaves them as they
-        are.
+        """Precision of matmuls and convolutions.
+
+        It is that of the weights, except on a GPU where torch's global TF32 flags are on. This
+        engine does not change these flags.
         """
         if self.learner.dtype != torch.float32 or self.learner.device.type != "cuda":
             return str(self.learner.dtype).removeprefix("torch.")
         try:
-            products, convolutions = (
+            matmul_tf32, conv_tf32 = (
                 torch.get_float32_matmul_precision() != "highest",
                 torch.backends.cudnn.allow_tf32,
             )
-        except RuntimeError:  # set by torch's newer switches, after which these may not be asked
-            new = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-            products, convolutions = (switch.fp32_precision == "tf32" for switch in new)
-        if products == convolutions:
-            return "tf32" if products else "float32"
-        return f"float32, {'products' if products else 'convolutions'} tf32"
+        except RuntimeError:  # raised if the program has set torch's newer `fp32_precision` flags
+            flags = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+            matmul_tf32, conv_tf32 = (flag.fp32_precision == "tf32" for flag in flags)
+        if matmul_tf32 == conv_tf32:
+            return "tf32" if matmul_tf32 else "float32"
+        return f"float32, {'products' if matmul_tf32 else 'convolutions'} tf32"
 
     def order(self, counts: Tensor) -> Tensor:
         return torch.arange(len(counts))

@@ -1,4 +1,4 @@
-"""One run's part of a round: what its visits need, and what they gave."""
+"""Accumulates the results of one run's visits in a round, block by block."""
 
 from __future__ import annotations
 
@@ -14,127 +14,131 @@ from ...core.round import Request
 from ...core.traffic import bytes_down, bytes_up, sees
 from ...core.types import Members, Plan, RoundResult
 from ...flat_params import Tree, rows
-from .block import BlockResult, Inputs, received, summarize_losses
+from .block import BlockInputs, BlockResult, gather_sent, summarize_losses
 from .device_cache import to_device_async
 
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
-# Changes of running statistics are averaged like an upload; changes, so that frozen parameters stay
-# exactly the same.
+# Name under which the change of the buffers is averaged along with the uploads. The change, not the
+# buffers: frozen parameters are among them, and a weighted mean of equal values can differ from
+# them in the last bit, whereas a mean of zeros is exactly zero.
 _BUFFERS = "buffers"
 
 
 class Block(NamedTuple):
-    """Some of a run's visits that train together."""
+    """The visits of one run that are trained in one block."""
 
-    part: Plan
-    modes: Tensor  # of the visits, on the device
-    place: Tensor  # of the visits in the run's plan, on the device
-    given: Inputs
+    plan: Plan
+    modes: Tensor  # [J] mode of each visit, on the device
+    positions: Tensor  # [J] of the visits in the run's plan, on the device
+    inputs: BlockInputs
 
 
-class Share:
-    """One run's part of a round: what it asks for, and what has come back."""
+class RunAccumulator:
+    """The inputs and accumulated results of one run in one round."""
 
     def __init__(self, engine: LocalEngine, request: Request) -> None:
         self.engine, self.request = engine, request
         device, visits = engine.learner.device, len(request.plan.client)
-        self.counts = engine.work.count(engine.host_sizes[request.plan.client])
-        self.hyper: dict[str, float] = {}
+        self.counts = engine.work.count(engine.host_sizes[request.plan.client])  # [J] local steps
+        # hyperparameters that differ from those of the runs trained together with this one
+        self.hyperparameters: dict[str, float] = {}
         self.means = ModeMeans(len(request.buffers))
         self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
         self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
-        # places and bytes, where these differ between visits
+        # (positions in the plan, bytes), only if downloads differ between visits of a mode
         self.downloads: list[tuple[Tensor, Tensor]] = []
-        self.kept: list[tuple[Plan, Tree]] = []
-        self.gathered: list[Members] = []
+        self.new_state: list[tuple[Plan, Tree]] = []  # client state
+        self.members: list[Members] = []
 
-    def prepare(self, places: Tensor) -> Block:
-        """What some of its visits need; all that goes to the device goes there before they are
-        trained.
+    def prepare_block(self, positions: Tensor) -> Block:
+        """Builds the inputs of the visits at these positions of the plan, [J] on the CPU.
+
+        All transfers to the device are queued here, before the block is trained.
         """
         algorithm, sent, buffers, plan, round = self.request
-        part = Plan(plan.client[places], plan.mode[places])
+        part = Plan(plan.client[positions], plan.mode[positions])
         modes = row = to_device_async(part.mode, buffers.device)
-        if len(buffers) > len(modes):  # more modes than visits: some are not needed
+        if len(buffers) > len(modes):  # more modes than visits: pass on only the rows in use
             sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
-        given = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
-        if self.hyper:
-            given = given._replace(
-                hyper={name: torch.full_like(given.lr, v) for name, v in self.hyper.items()}
-            )
+        inputs = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
+        if self.hyperparameters:
+            tensors = {
+                name: torch.full_like(inputs.lr, value)
+                for name, value in self.hyperparameters.items()
+            }
+            inputs = inputs._replace(hyperparameters=tensors)
         if sees(type(algorithm), "download_bytes"):
             coin = shared_uniform(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
-            size = bytes_down(algorithm, received(given), given.memory, coin)
-            self.downloads.append((places, torch.as_tensor(size).expand(len(places), 1)))
-        return Block(part, modes, to_device_async(places, buffers.device), given)
+            size = bytes_down(algorithm, gather_sent(inputs), inputs.memory, coin)
+            self.downloads.append((positions, torch.as_tensor(size).expand(len(positions), 1)))
+        return Block(part, modes, to_device_async(positions, buffers.device), inputs)
 
-    def take(self, block: Block, trained: BlockResult) -> None:
-        """Counts in what some of its visits gave; where memory runs out, nothing of it."""
-        part, modes, place, given = block
-        buffers = self.request.buffers
-        self.loss[place], self.bad_step[place] = summarize_losses(
-            trained, given
-        )  # visits that are tried again write it again
-        memory = self.engine.memory.aside(trained.memory)
-        weight = given.sizes[:, 0]
-        weight = (
-            torch.ones_like(weight) if self.request.algorithm.weighting == "uniform" else weight
-        )
-        gathered = []
-        # copies: what a block gave holds until the next one runs
-        if self.request.algorithm.gathers:
-            uploads = {name: value.clone() for name, value in trained.uploads.items()}
+    # All-or-nothing. Any allocation can run out of memory, after which the same visits are trained
+    # again in smaller blocks. If a part of the block had been added to the sums already, these
+    # visits would count twice. So everything that allocates comes before the first sum is changed:
+    # the copies here, and the temporaries in `ModeMeans.add`, which is all-or-nothing itself. Loss
+    # and bad step are written at each visit's own position, which writing twice does not harm.
+    def add(self, block: Block, result: BlockResult) -> None:
+        """Adds the results of a block. If memory runs out, nothing has been added."""
+        part, modes, positions, inputs = block
+        algorithm, buffers = self.request.algorithm, self.request.buffers
+        self.loss[positions], self.bad_step[positions] = summarize_losses(result, inputs)
+        new_state = self.engine.memory.stage(result.memory)
+        weight = inputs.sizes[:, 0]
+        if algorithm.weighting == "uniform":
+            weight = torch.ones_like(weight)
+        members = []
+        if algorithm.gathers:
+            # Copies, because the next replay of a CUDA graph overwrites the results of this block.
+            uploads = {name: value.clone() for name, value in result.uploads.items()}
             client = to_device_async(part.client, buffers.device)
-            gathered = [Members(client, modes, weight, uploads, trained.buffers.clone())]
-        self.means.add(
-            modes, weight, {**trained.uploads, _BUFFERS: trained.buffers - buffers[modes]}
-        )
-        self.kept.append((part, memory))
-        self.gathered += gathered
+            members = [Members(client, modes, weight, uploads, result.buffers.clone())]
+        change = result.buffers - buffers[modes]
+        self.means.add(modes, weight, {**result.uploads, _BUFFERS: change})
+        self.new_state.append((part, new_state))
+        self.members += members
 
-    def returned(self) -> RoundResult:
-        """What the server gets."""
+    def result(self) -> RoundResult:
+        """The result of the round, as the server gets it."""
         algorithm, sent, buffers, plan, round = self.request
         engine = self.engine
         coin = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(
             engine.learner.dtype
         )
         uploads = self.means.mean()
-        moved = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # none if nobody trained
-        carried = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
-        members = gather(self.gathered) if self.gathered else None
+        change = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # absent if no client trained
+        members = gather(self.members) if self.members else None
         population = len(engine.host_sizes)
         total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
+        cohort = self.means.cohort(population, total, to_device_async(coin, buffers.device))
+        buffer_bytes = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
+        upload_bytes = torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu()
         return RoundResult(
             uploads=uploads,
-            buffers=buffers + moved,
-            cohort=replace(
-                self.means.cohort(population, total, to_device_async(coin, buffers.device)),
-                members=members,
-                round=round,
-                lr=algorithm.rate(round),
-            ),
+            buffers=buffers + change,
+            cohort=replace(cohort, members=members, round=round, lr=algorithm.rate(round)),
             loss=self.loss,
             first_bad_step=self.bad_step,
-            bytes_up=(carried + torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu())[
-                plan.mode, 0
-            ],
-            bytes_down=self._downloaded(coin),
+            bytes_up=(buffer_bytes + upload_bytes)[plan.mode, 0],
+            bytes_down=self._count_downloads(coin),
         )
 
-    def _downloaded(self, coin: Tensor) -> Tensor:
-        """Bytes that each visit received, running statistics included, [J]; read from the device
-        only now.
+    def _count_downloads(self, coin: Tensor) -> Tensor:
+        """Bytes that each visit received, buffers included, [J].
+
+        Sizes are read from the device only here, at the end of the round, because reading waits for
+        the kernels that are still running.
         """
         algorithm, sent, buffers, plan, _ = self.request
-        carried = buffers.shape[-1] * buffers.element_size()
+        buffer_bytes = buffers.shape[-1] * buffers.element_size()
         if not sees(type(algorithm), "download_bytes"):
             size = torch.as_tensor(bytes_down(algorithm, sent, {}, coin)).expand(len(buffers), 1)
-            return carried + size[plan.mode, 0]
-        total = torch.full((len(plan.client),), carried)
-        # visits that are tried again are counted again, in the same place
-        for places, size in self.downloads:
-            total[places] = carried + size[:, 0].cpu()
+            return buffer_bytes + size[plan.mode, 0]
+        total = torch.full((len(plan.client),), buffer_bytes)
+        # Visits that were trained again after running out of memory are in the list twice, at the
+        # same position.
+        for positions, size in self.downloads:
+            total[positions] = buffer_bytes + size[:, 0].cpu()
         return total

@@ -1,8 +1,10 @@
-"""A round's visits, of one run or of several side by side: blocks of them are trained, sums go to
-their own run.
+"""Trains the visits of a round block by block, for one run or for several runs together.
 
-Runs that advance together only share the program. Each keeps its own seed, data, memory and
-numbers, so that its results are those of running it apart, up to the rounding of sums.
+Small models do not fill a GPU. Runs that differ only in seed, data or some hyperparameters, such as
+the columns of a table, are therefore trained together: a block may contain visits of any of them,
+and the results of each visit go to the accumulator of its run. Each run keeps its own seed, data,
+client state and hyperparameters, so its results are the same as those of running it separately, up
+to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from ...core.round import Request
 from ...core.types import RoundResult
 from ...flat_params import rows
 from ...runtime.oom import OOM_ERRORS, lack, out_of_memory, raise_on_oom
-from .block import BlockResult, Inputs
-from .run_accumulator import Share
+from .block import BlockInputs, BlockResult
+from .run_accumulator import RunAccumulator
 
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
-# Settings that are given to each visit, or used on the server only: runs that differ in them train
-# together.
+# Hyperparameters in which runs trained together may differ without further ado: each visit gets the
+# learning rate of its run anyway, and the others are used on the server only.
 RATES = (
     "lr",
     "lr_decay",
@@ -39,128 +41,147 @@ RATES = (
 
 
 def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> list[RoundResult]:
-    """Lets all clients of all runs' plans train; the first run's engine does the work."""
+    """Trains all visits of all runs' plans; returns one result per run.
+
+    The engine of the first run trains the blocks. The others supply data, keys and client state of
+    their runs.
+    """
     lead = engines[0]
-    shares = [Share(engine, request) for engine, request in zip(engines, requests, strict=True)]
-    for name in different([request.algorithm for request in requests]):
-        for share in shares:
-            share.hyper[name] = getattr(share.request.algorithm, name)
-    counts = torch.cat([share.counts for share in shares])
-    owner = torch.repeat_interleave(torch.tensor([len(share.counts) for share in shares]))
-    index = torch.cat([torch.arange(len(share.counts)) for share in shares])
-    waiting = lead.order(counts)
-    while len(waiting):
-        block, waiting = waiting[: lead.block], waiting[lead.block :]
-        ragged, runs = bool(counts[block].min() < counts[block].max()), owner[block]
-        left = {run: index[block[runs == run]] for run in sorted(set(runs.tolist()))}
+    runs = [
+        RunAccumulator(engine, request) for engine, request in zip(engines, requests, strict=True)
+    ]
+    for name in differing_hyperparameters([request.algorithm for request in requests]):
+        for run in runs:
+            run.hyperparameters[name] = getattr(run.request.algorithm, name)
+    # All visits of all runs in one list: number of local steps, run, and position in its plan.
+    counts = torch.cat([run.counts for run in runs])
+    run_of_visit = torch.repeat_interleave(torch.tensor([len(run.counts) for run in runs]))
+    index = torch.cat([torch.arange(len(run.counts)) for run in runs])
+    queue = lead.order(counts)
+    while len(queue):
+        block, queue = queue[: lead.block], queue[lead.block :]
+        ragged = bool(counts[block].min() < counts[block].max())
+        owner = run_of_visit[block]
+        remaining = {run: index[block[owner == run]] for run in sorted(set(owner.tolist()))}
         lacking = None
         try:
-            _train(lead, shares, left, ragged)
+            _train_block(lead, runs, remaining, ragged)
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
             lacking = lack(error, lead.learner.device)
-        if lacking is not None:  # out here, where the failed try holds no memory any more
+        # Retry outside the `except` block: inside it, the traceback of the error keeps the tensors
+        # of the failed attempt alive. Visits of runs that were added already are not trained again.
+        if lacking is not None:
             lead.shrink(len(block), lacking, requests[0].round)
-            waiting = torch.cat([block[torch.isin(runs, torch.tensor([*left]))], waiting])
-    for share in shares:
-        share.engine.waiting = share.kept
-    return [share.returned() for share in shares]
+            queue = torch.cat([block[torch.isin(owner, torch.tensor([*remaining]))], queue])
+    for run in runs:
+        run.engine.pending_state = run.new_state
+    return [run.result() for run in runs]
 
 
-def _train(
-    lead: LocalEngine, shares: Sequence[Share], left: dict[int, Tensor], ragged: bool
+def _train_block(
+    lead: LocalEngine, runs: Sequence[RunAccumulator], remaining: dict[int, Tensor], ragged: bool
 ) -> None:
-    """Trains a block of visits, those of each run that are `left`: whoever has been counted in is
-    taken out of it.
+    """Trains a block and adds its results to the accumulators of the runs.
+
+    Args:
+        remaining: positions of the block's visits in the plan of each run, by run. A run is removed
+            from it once its results are added, so that after an error it holds the visits that must
+            be trained again.
     """
-    parts = {run: shares[run].prepare(places) for run, places in left.items()}
-    algorithm, visits = shares[0].request.algorithm, sum(len(places) for places in left.values())
-    trained = lead.train(
-        algorithm, concatenate_inputs([part.given for part in parts.values()]), ragged
-    )
+    blocks = {run: runs[run].prepare_block(index) for run, index in remaining.items()}
+    visits = sum(len(index) for index in remaining.values())
+    inputs = concatenate_inputs([block.inputs for block in blocks.values()])
+    result = lead.train(runs[0].request.algorithm, inputs, ragged)
     first = 0
-    for run, part in parts.items():
-        shares[run].take(
-            part, _piece(trained, first, len(part.modes), len(part.given.place), visits)
-        )
-        first += len(part.modes)
-        del left[run]
+    for run, block in blocks.items():
+        steps = len(block.inputs.batch_index)
+        runs[run].add(block, _select_visits(result, first, len(block.modes), steps, visits))
+        first += len(block.modes)
+        del remaining[run]
 
 
 def concatenate_data(engines: Sequence[LocalEngine]) -> None:
-    """Puts the data of all engines into one array, so that visits of any of them fit into one
-    block.
-    """
-    # By their arrays: data that were put together before have one of them, whoever has left since.
-    # By both arrays: runs
-    # whose malicious clients train on other labels have the same inputs.
-    different = list(
+    """Moves the data of all engines into one array, so that one block can index all of them."""
+    # Datasets are compared by the identity of their arrays. Engines whose data were concatenated
+    # before, perhaps with those of runs that have ended since, share both arrays. Targets are
+    # compared as well as inputs: runs with label-flipping attackers have the same inputs and
+    # different targets.
+    datasets = list(
         {(id(engine.data.x), id(engine.data.y)): engine.data for engine in engines}.values()
     )
-    if len(different) == 1:
+    if len(datasets) == 1:
         return
     starts = [0]
-    for data in different:
+    for data in datasets:
         starts.append(starts[-1] + len(data.x))
     with raise_on_oom(
         "The data of runs that train together do",
-        different[0].x.device,
+        datasets[0].x.device,
         "carry out fewer of them at once",
     ):
-        x, y = torch.cat([data.x for data in different]), torch.cat([data.y for data in different])
+        x, y = torch.cat([data.x for data in datasets]), torch.cat([data.y for data in datasets])
     offset = {
-        (id(data.x), id(data.y)): start for data, start in zip(different, starts, strict=False)
+        (id(data.x), id(data.y)): start for data, start in zip(datasets, starts, strict=False)
     }
     for engine in engines:
         first = offset[id(engine.data.x), id(engine.data.y)]
         engine.use(replace(engine.data, x=x, y=y, start=engine.data.start + first))
 
 
-def different(algorithms: Sequence[Algorithm]) -> list[str]:
-    """The numbers that differ between algorithms of one kind; raises if anything else does."""
+def differing_hyperparameters(algorithms: Sequence[Algorithm]) -> list[str]:
+    """Names of the float hyperparameters that differ between algorithms of the same class.
+
+    Raises:
+        ValueError: if another field differs, except for those in `RATES`.
+    """
     first, names = algorithms[0], []
     for field in fields(first):
         values = [getattr(algorithm, field.name) for algorithm in algorithms]
         if field.name in RATES or all(value == values[0] for value in values):
             continue
         if not all(isinstance(value, float) for value in values):
-            raise ValueError(f"runs with different {field.name} cannot advance together")
+            raise ValueError(f"runs with different {field.name} cannot be trained together")
         names.append(field.name)
     return names
 
 
-def concatenate_inputs(parts: Sequence[Inputs]) -> Inputs:
-    """Inputs of several runs' visits as those of one block."""
+def concatenate_inputs(parts: Sequence[BlockInputs]) -> BlockInputs:
+    """The inputs of several runs' visits as those of one block."""
     if len(parts) == 1:
         return parts[0]
-    steps = max(len(part.place) for part in parts)
+    steps = max(len(part.batch_index) for part in parts)
+    # The modes of all runs are rows of one matrix, so each run's row numbers are shifted.
     starts = accumulate([len(part.sent["theta"]) for part in parts[:-1]], initial=0)
 
-    def padded(table: Tensor) -> Tensor:
+    def pad(table: Tensor) -> Tensor:
+        """Appends steps of weight 0 (padding) up to the longest part."""
         return torch.cat([table, table.new_zeros(steps - len(table), *table.shape[1:])])
 
-    def cat(name: str) -> Any:
+    def concatenate(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         if name == "mode":
             values = [value + start for value, start in zip(values, starts, strict=True)]
         if isinstance(values[0], dict):
             return {key: torch.cat([value[key] for value in values]) for key in values[0]}
-        if name in ("place", "weight"):
-            return torch.cat([padded(value) for value in values], 1)
+        if name in ("batch_index", "weight"):
+            return torch.cat([pad(value) for value in values], 1)
         return torch.cat(values)
 
-    return Inputs(**{name: cat(name) for name in Inputs._fields})
+    return BlockInputs(**{name: concatenate(name) for name in BlockInputs._fields})
 
 
-def _piece(trained: BlockResult, first: int, count: int, steps: int, visits: int) -> BlockResult:
-    """What `count` of a block's visits gave."""
+def _select_visits(
+    result: BlockResult, first: int, count: int, steps: int, visits: int
+) -> BlockResult:
+    """The results of `count` of a block's visits, from `first` on, which had `steps` steps."""
     if count == visits:
-        return trained
-    place = slice(first, first + count)
+        return result
+    index = slice(first, first + count)
     return BlockResult(
-        rows(trained.uploads, place),
-        rows(trained.memory, place),
-        trained.buffers[place],
-        trained.losses[:steps, place],
+        rows(result.uploads, index),
+        rows(result.memory, index),
+        result.buffers[index],
+        result.losses[:steps, index],
     )

@@ -1,6 +1,4 @@
-"""Several cores: shares of a block train side by side, one thread each, where a local step is worth
-a thread.
-"""
+"""Trains the parts of a block in parallel threads on a CPU, if a local step is large enough."""
 
 from __future__ import annotations
 
@@ -15,107 +13,121 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ...core.algorithm import Algorithm
 from ...flat_params import Tree, rows
 from ...runtime.num_threads import cores, num_threads
-from .block import BlockResult, Inputs
-from .flops import operations
+from .block import BlockInputs, BlockResult
+from .flops import count_flops
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
 
-# operations of a visit's forward pass; below it most of a step is Python, which threads share
+# FLOPs of a visit's forward pass from which a thread per part pays off. Below that most of the time
+# of a step is spent in Python, whose interpreter lock lets only one thread run at a time.
 _WORTH = 10_000_000
-# of a block's; below it torch's own threads gain nothing and, on a busy machine, lose much
+# FLOPs of a block's forward pass from which torch's own threads inside each operation pay off.
+# Below that they gain nothing, and on a busy machine they wait for each other.
 _WORTH_INSIDE = 50_000_000
-# shares a core where visits have different numbers of steps: whoever is done takes the next
-_UNEVEN = 4
+# Parts per core if visits have different numbers of steps. A thread that finishes early takes the
+# next part, so that no core is idle while another trains the largest clients.
+_PARTS_PER_CORE = 4
 
 
 class ThreadedTrainer:
-    """Trains a block of visits on as many cores as torch may use, each share on one of them.
+    """Trains a block of visits on all cores that torch may use, one part of the block per thread.
 
-    Faster than torch's own threads inside each operation (docs/performance.md). Shares are cut by
-    the number of visits and cores alone, and put together in order: the same numbers, whoever
-    computes them first.
+    This is faster than torch's own threads inside each operation, which must synchronise after
+    every operation (docs/performance.md has measurements).
+
+    Results do not depend on the order in which threads finish. The parts follow from the number of
+    visits and cores alone, and their results are concatenated in order.
 
     Args:
-        engine: whose blocks are trained; it is not kept.
+        engine: the engine whose blocks are trained. No reference to it is kept.
     """
 
     def __init__(self, engine: VectorEngine) -> None:
-        self.work = operations(engine) * engine.work.batch_size  # of a visit's forward pass
+        self.work = count_flops(engine) * engine.work.batch_size  # of a visit's forward pass
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 
     def train(
-        self, engine: VectorEngine, algorithm: Algorithm, given: Inputs, ragged: bool
+        self, engine: VectorEngine, algorithm: Algorithm, inputs: BlockInputs, ragged: bool
     ) -> BlockResult:
-        """Local training of a block of visits."""
-        count, visits = cores(), len(given.noise)
+        """Trains a block of visits."""
+        count, visits = cores(), len(inputs.model_key)
         if self.work < _WORTH or min(count, visits) < 2:
             with num_threads(1 if self.work * visits < _WORTH_INSIDE else count):
-                return engine.train_plainly(algorithm, given, ragged)
-        parts = shares(given, min(visits, count * _UNEVEN if ragged else count))
-        pool = self._ready(engine, count)
+                return engine.train_plainly(algorithm, inputs, ragged)
+        parts = split_inputs(inputs, min(visits, count * _PARTS_PER_CORE if ragged else count))
+        pool = self._prepare_workers(engine, count)
 
-        def work(part: Inputs) -> BlockResult:
-            torch.set_num_threads(1)  # of this thread, and of the matrix library
+        def train_part(part: BlockInputs) -> BlockResult:
+            torch.set_num_threads(1)  # inside operations: the other cores have parts of their own
             worker = self._idle.pop()
             try:
-                return worker.train_plainly(
-                    algorithm, part, bool(part.counts.min() < part.counts.max())
-                )
+                part_ragged = bool(part.counts.min() < part.counts.max())
+                return worker.train_plainly(algorithm, part, part_ragged)
             finally:
                 self._idle.append(worker)
 
-        # Settings of the whole process: threads must not undo each other's.
+        # The number of threads and the attention backend are settings of the whole process. They
+        # are set and restored here, around all threads: if each thread set and restored them by
+        # itself, one could restore a setting that another still needs.
         with num_threads(torch.get_num_threads()), sdpa_kernel(SDPBackend.MATH):
-            working = [pool.submit(work, part) for part in parts]
-            wait(working)  # for all, also where one fails: none may go on beside the next try
-            return together([part.result() for part in working], len(given.place))
+            futures = [pool.submit(train_part, part) for part in parts]
+            # Wait for all parts even if one fails. After running out of memory the block is tried
+            # again in smaller parts, and no thread of the first attempt may still hold memory then.
+            wait(futures)
+            results = [future.result() for future in futures]
+            return concatenate_results(results, len(inputs.batch_index))
 
-    def _ready(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
-        """Threads, and for each a module of its own: weights are put into a module and taken out
-        again.
+    def _prepare_workers(self, engine: VectorEngine, count: int) -> ThreadPoolExecutor:
+        """The pool, with one idle worker per thread.
+
+        A worker is a copy of the engine with a module of its own. The forward pass replaces the
+        parameters of the module temporarily, so two threads must not use the same module.
         """
         if self._pool is None or len(self._idle) != count:
             self._pool = ThreadPoolExecutor(count, thread_name_prefix="fedensemble")
-            self._idle = [_worker(engine) for _ in range(count)]
+            self._idle = [_make_worker(engine) for _ in range(count)]
         for worker in self._idle:
             worker.data = engine.data
         return self._pool
 
 
-def _worker(engine: VectorEngine) -> VectorEngine:
+def _make_worker(engine: VectorEngine) -> VectorEngine:
     worker, learner = copy(engine), engine.learner.clone_module()
     worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
     return worker
 
 
-def shares(given: Inputs, count: int) -> list[Inputs]:
-    """A block's inputs in `count` parts, each with the local steps its visits have."""
-    return [_share(given, part) for part in torch.arange(len(given.noise)).tensor_split(count)]
+def split_inputs(inputs: BlockInputs, count: int) -> list[BlockInputs]:
+    """The inputs of a block in `count` parts, each with as many local steps as its visits need."""
+    visits = torch.arange(len(inputs.model_key))
+    return [_select_visits(inputs, part) for part in visits.tensor_split(count)]
 
 
-def _share(given: Inputs, visits: Tensor) -> Inputs:
-    place = slice(int(visits[0]), int(visits[-1]) + 1)
-    values: dict[str, Any] = given._asdict()
-    values = {
-        name: rows(v, place) if isinstance(v, dict) else v[place] for name, v in values.items()
+def _select_visits(inputs: BlockInputs, visits: Tensor) -> BlockInputs:
+    """The inputs of some consecutive visits of a block."""
+    index = slice(int(visits[0]), int(visits[-1]) + 1)
+    values: dict[str, Any] = {
+        name: rows(value, index) if isinstance(value, dict) else value[index]
+        for name, value in inputs._asdict().items()
     }
     steps = int(values["counts"].max())
-    tables = {"place": given.place[:steps, place], "weight": given.weight[:steps, place]}
-    return Inputs(**{**values, **tables, "sent": given.sent})
+    values["batch_index"] = inputs.batch_index[:steps, index]
+    values["weight"] = inputs.weight[:steps, index]
+    return BlockInputs(**{**values, "sent": inputs.sent})  # its rows are modes, not visits
 
 
-def together(parts: list[BlockResult], steps: int) -> BlockResult:
-    """What a block gave, from what its parts gave."""
+def concatenate_results(parts: list[BlockResult], steps: int) -> BlockResult:
+    """The result of a block of `steps` local steps from the results of its parts, in order."""
 
-    def trees(name: str) -> Tree:
-        values: list[Tree] = [getattr(part, name) for part in parts]
-        return {key: torch.cat([value[key] for value in values]) for key in values[0]}
+    def concatenate(name: str) -> Tree:
+        trees: list[Tree] = [getattr(part, name) for part in parts]
+        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
 
     losses = [
         torch.cat([p.losses, p.losses.new_zeros(steps - len(p.losses), p.losses.shape[1])])
         for p in parts
     ]
     buffers = torch.cat([part.buffers for part in parts])
-    return BlockResult(trees("uploads"), trees("memory"), buffers, torch.cat(losses, 1))
+    return BlockResult(concatenate("uploads"), concatenate("memory"), buffers, torch.cat(losses, 1))

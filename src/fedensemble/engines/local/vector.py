@@ -1,5 +1,7 @@
-"""All visits of a block at once: folded where the model allows it, by `vmap` otherwise, as CUDA
-graphs on a GPU.
+"""Engine `vector`: trains all visits of a block at once.
+
+Layers run on stacked models where the model allows it (see `engines/stacked`), otherwise by `vmap`.
+On a GPU local training is captured as CUDA graphs; on a CPU parts of a block run in threads.
 """
 
 from __future__ import annotations
@@ -23,34 +25,36 @@ from ...runtime.oom import SMALLER_VISIT, out_of_memory, raise_on_oom
 from ..stacked.equivalence import check_stackable, check_vmap, choose_examples
 from ..stacked.gradient import stacked_gradient
 from ..stacked.stacked_params import cast_copy
-from .block import BlockResult, Inputs, Minibatches
-from .block_size import visits_that_fit
+from .block import BlockInputs, BlockResult, Minibatches
+from .block_size import max_block_size
 from .captured_training import CapturedTraining
 from .client_state import Placement
-from .flops import operations
+from .flops import count_flops
 from .local_engine import LocalEngine
 from .thread_pool import ThreadedTrainer
 
 Precision = Literal["auto", "float32", "tf32", "bf16"]
-_GRID = 65_535  # visits that one launch takes on a GPU
-_HEAVY = 2_000_000_000  # operations of a trial's forward pass that are worth several threads
+_MAX_GRID = 65_535  # visits per block: the largest grid dimension of a CUDA kernel launch
+_HEAVY = 2_000_000_000  # FLOPs of the check's forward pass from which several threads pay off
 _NAME = "Engine 'vector'"
-_MOST_SHAPES = 6  # captured at a time; each holds a copy of its inputs
+# Captured trainings that are kept at a time. Each holds a copy of its inputs, and the last blocks
+# of rounds can have many different sizes.
+_MAX_CAPTURED = 6
 
 
 @engines.register("vector")
 class VectorEngine(LocalEngine):
-    """Trains blocks of visits together, those with the same number of local steps side by side.
+    """Trains many visits at once, in blocks of visits with similar numbers of local steps.
 
     Args:
-        block: visits at once; None takes as many as the memory budget allows.
-        memory: budget in GiB for a block; None takes 60 % of a GPU's memory (less the data), or 4
-            GiB on a CPU.
-        precision: of products on a GPU: "float32", "tf32" or "bf16", weights always in float32;
+        block: number of visits per block; None takes as many as fit into the memory budget.
+        memory: memory budget of a block in GiB; None takes 60 % of a GPU's memory (minus the data),
+            or 4 GiB on a CPU.
+        precision: of matmuls on a GPU: "float32", "tf32" or "bf16"; parameters are always float32.
             "auto" is tf32.
-        graphs: record local training as CUDA graphs; None does on a GPU.
-        deterministic: only kernels whose sums always come in the same order, even if they are
-            slower.
+        graphs: capture local training as CUDA graphs; None does so on a GPU.
+        deterministic: use only kernels that take sums in the same order every time, even if they
+            are slower.
     """
 
     batched: ClassVar[bool] = True
@@ -73,25 +77,26 @@ class VectorEngine(LocalEngine):
         cuda = self.learner.device.type == "cuda"
         self.precision = self._check_precision(precision, cuda)
         self.notes: list[str] = []
-        each = operations(self)
-        few = choose_examples(len(self.data.x), self.work.batch_size, each).to(self.data.x.device)
-        inputs, targets = (
-            self.data.inputs(self.data.x[few.flatten()], self.learner.dtype),
-            self.data.y[few],
+        # Check on a few examples whether stacked layers give the gradients of single models. The
+        # check costs a few forward and backward passes; see `engines/stacked/equivalence.py`.
+        flops = count_flops(self)
+        index = choose_examples(len(self.data.x), self.work.batch_size, flops)
+        index = index.to(self.data.x.device)
+        x = self.data.inputs(self.data.x[index.flatten()], self.learner.dtype)
+        x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
+        y = y.to(self.learner.dtype) if y.is_floating_point() else y
+        explain_oom = raise_on_oom(
+            "A check of the model on a few examples does", self.learner.device, SMALLER_VISIT
         )
-        inputs = inputs.reshape(*few.shape, *inputs.shape[1:])
-        targets = targets.to(self.learner.dtype) if targets.is_floating_point() else targets
-        trial = raise_on_oom(
-            "A trial of the model on a few examples does", self.learner.device, SMALLER_VISIT
-        )
-        with trial, num_threads(cores() if each * few.numel() > _HEAVY else 1):
-            reason, self.fusions = check_stackable(self.learner, inputs, targets)
+        with explain_oom, num_threads(cores() if flops * index.numel() > _HEAVY else 1):
+            reason, self.fusions = check_stackable(self.learner, x, y)
             if reason is not None:
-                check_vmap(self.learner, inputs, targets, reason)
+                check_vmap(self.learner, x, y, reason)
         self.stacked = reason is None
         if reason is not None:
             self.notes.append(
-                f"The model cannot be batched layer by layer ({reason}); using vmap, which is slower."
+                f"The model cannot be batched layer by layer ({reason}); using vmap, which is "
+                "slower."
             )
             if self.precision == "bf16":
                 self.precision = "tf32"
@@ -103,28 +108,31 @@ class VectorEngine(LocalEngine):
             self.notes.append(
                 f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing."
             )
-        self.block = min(block or visits_that_fit(self, memory), _GRID)
-        self.blocks, self._chosen = [(0, self.block)], block is not None
-        self.most_steps = int(self.work.count(self.host_sizes).max())
+        self.block = min(block or max_block_size(self, memory), _MAX_GRID)
+        self.blocks, self._block_given = [(0, self.block)], block is not None
+        self.most_steps = int(self.work.count(self.host_sizes).max())  # of the largest client
         self._captured: dict[Any, CapturedTraining] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
 
     def use(self, data: FederatedData) -> None:
         super().use(data)
-        self._captured.clear()  # graphs read from where the data were
+        self._captured.clear()  # graphs read the data at their old addresses
 
     def gradient_of(self, learner: FunctionalModel) -> GradientFn:
-        """The way of batching that was chosen, for a learner's module."""
+        """The batched gradient function of a model: stacked layers or `vmap`, as was chosen."""
         if not self.stacked:
             return learner.gradient_function(batched=True)
-        return stacked_gradient(learner, self._compute, self.fusions)
+        return stacked_gradient(learner, self._matmul_dtype, self.fusions)
 
     @property
-    def _compute(self) -> torch.dtype:
+    def _matmul_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bf16" else self.learner.dtype
 
-    def _copied(self, theta: Tensor) -> Tensor | None:
-        return cast_copy(self.learner.theta_layout, theta, self._compute) if self.stacked else None
+    def _make_cast_copy(self, theta: Tensor) -> Tensor | None:
+        """The copy of parameters [J, P] that matmuls read, or None if they read `theta` itself."""
+        if not self.stacked:
+            return None
+        return cast_copy(self.learner.theta_layout, theta, self._matmul_dtype)
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):
@@ -133,7 +141,8 @@ class VectorEngine(LocalEngine):
             )
         if precision in ("tf32", "bf16") and (not cuda or self.learner.dtype != torch.float32):
             raise InputError(
-                f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'."
+                f"precision '{precision}' needs a CUDA device and dtype float32; "
+                "leave it at 'auto'."
             )
         if precision == "bf16" and not torch.cuda.is_bf16_supported():
             raise InputError("This GPU has no bf16; use precision 'tf32' or 'float32'.")
@@ -142,108 +151,136 @@ class VectorEngine(LocalEngine):
         return precision if precision != "auto" else "tf32" if cuda else "float32"
 
     def order(self, counts: Tensor) -> Tensor:
+        # Visits with similar numbers of steps share a block: a block takes as many steps as its
+        # longest visit, and the others compute gradients of padding until then.
         return torch.argsort(counts, stable=True, descending=True)
 
-    def train(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
+    def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         with self.settings():
             if self.graphs:
-                return self._train_captured(algorithm, given, ragged)
+                return self._train_captured(algorithm, inputs, ragged)
             if self.threads is not None:
-                return self.threads.train(self, algorithm, given, ragged)
-            return self.train_plainly(algorithm, given, ragged)
+                return self.threads.train(self, algorithm, inputs, ragged)
+            return self.train_plainly(algorithm, inputs, ragged)
 
     def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
-        self._captured.clear()
+        self._captured.clear()  # graphs hold memory, and their blocks are too large now
         super().shrink(tried, lacking, round)
+
+    # The history of block sizes. A block size decides in which order sums are taken, and so the
+    # last bits of results. It can differ between two starts of the same run, because it follows
+    # from the memory of the device, and it can change within a run, after running out of memory.
+    # A resumed run must use the size that it would have without the interruption; otherwise it
+    # would not repeat the uninterrupted run bit for bit. So checkpoints store the history.
 
     @property
     def _block_name(self) -> str:
-        return f"blocks.{self.learner.device.type}"  # a size for a GPU says nothing of a CPU
+        # by device type: the block size of a GPU is of no use on a CPU
+        return f"blocks.{self.learner.device.type}"
 
     def numerics(self) -> Tree:
-        """All block sizes so far: rows of rank, round and size. They decide in which order sums are
-        taken.
-        """
-        return {self._block_name: torch.tensor([(0, *each) for each in self.blocks])}
+        """The history of block sizes, as rows of (rank, round, size)."""
+        return {self._block_name: torch.tensor([(0, *change) for change in self.blocks])}
 
     def keep_numerics(self, tensors: Tree) -> None:
-        """Keeps the last size of the same kind of device, unless the user has chosen another one
-        since.
+        """Restores the history of block sizes from a checkpoint.
+
+        Ignores it if it is of another type of device, or if the user has set another block size
+        since, or if the run had several ranks: sums over ranks differ anyway.
         """
         rows = tensors.get(self._block_name)
-        # of a job of several ranks, whose sums are others anyway
         if rows is None or int(rows[:, 0].max()) > 0:
             return
         blocks = [(int(round), int(size)) for _, round, size in rows.tolist()]
-        if self._chosen and blocks[0][1] != self.blocks[0][1]:
+        if self._block_given and blocks[0][1] != self.blocks[0][1]:
             return
         self.blocks, self.block = blocks, blocks[-1][1]
 
-    def _train_captured(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> BlockResult:
-        key = (algorithm, len(given.noise), ragged, tuple(given.hyper), len(given.sent["theta"]))
-        # another run's clients may have more than ours
-        self.most_steps = max(self.most_steps, len(given.place))
-        if key in self._captured and len(self._captured[key].given.place) < len(given.place):
+    def _train_captured(
+        self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool
+    ) -> BlockResult:
+        """Trains a block by replaying CUDA graphs, which are captured once per block shape."""
+        steps = len(inputs.batch_index)
+        key = (
+            algorithm,
+            len(inputs.model_key),
+            ragged,
+            tuple(inputs.hyperparameters),
+            len(inputs.sent["theta"]),
+        )
+        # Clients of other runs, trained together with this one, may be larger than any of its own.
+        self.most_steps = max(self.most_steps, steps)
+        if key in self._captured and len(self._captured[key].inputs.batch_index) < steps:
             self._captured.pop(key)
         if key not in self._captured:
-            self._warm_up(algorithm, given, ragged)
-            while len(self._captured) >= _MOST_SHAPES:
-                self._captured.pop(next(iter(self._captured)))
+            self._warm_up(algorithm, inputs, ragged)
+            while len(self._captured) >= _MAX_CAPTURED:
+                self._captured.pop(next(iter(self._captured)))  # the oldest
             try:
                 self._captured[key] = CapturedTraining(
                     algorithm,
-                    given,
+                    inputs,
                     self.most_steps,
-                    lambda static: self._minibatches(static, ragged),
-                    self._copied,
+                    lambda static: self._make_minibatches(static, ragged),
+                    self._make_cast_copy,
                     self._pool,
                 )
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
-                # what ended the recording, if ending it then failed, too
-                behind = error.__context__
-                if behind is not None and out_of_memory(behind):
-                    raise behind from None
+                # If the capture runs out of memory, ending it raises a second error that hides the
+                # first. The first is needed, because running out of memory is handled by the caller
+                # and says nothing about the model.
+                cause = error.__context__
+                if cause is not None and out_of_memory(cause):
+                    raise cause from None
+                # The algorithm or the model does something that cannot be captured, such as
+                # reading a value from the GPU. Train without graphs from here on.
                 self.graphs = False
                 self.notes.append(f"CUDA graphs are off: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()
-                return self.train_plainly(algorithm, given, ragged)
-        return self._captured[key].run(given)
+                return self.train_plainly(algorithm, inputs, ragged)
+        return self._captured[key].run(inputs)
 
-    def _minibatches(self, given: Inputs, ragged: bool) -> Minibatches:
-        return Minibatches(self.data, self.learner.dtype, self.gradient, given, ragged)
+    def _make_minibatches(self, inputs: BlockInputs, ragged: bool) -> Minibatches:
+        return Minibatches(self.data, self.learner.dtype, self.gradient, inputs, ragged)
 
-    def _warm_up(self, algorithm: Algorithm, given: Inputs, ragged: bool) -> None:
-        """One local step on a stream of its own: libraries set themselves up, which no graph may
-        record.
+    def _warm_up(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> None:
+        """Trains one local step without a graph, before a capture.
+
+        In their first call, libraries such as cuBLAS allocate workspaces and Triton compiles
+        kernels, which must not happen during a capture. It runs on a side stream, as torch's
+        documentation of CUDA graphs recommends.
         """
+        first_step = inputs._replace(batch_index=inputs.batch_index[:1], weight=inputs.weight[:1])
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.train_plainly(
-                algorithm, given._replace(place=given.place[:1], weight=given.weight[:1]), ragged
-            )
+            self.train_plainly(algorithm, first_step, ragged)
         torch.cuda.current_stream().wait_stream(stream)
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Precision and determinism, for local training only: sums over clients stay exact."""
+        """Sets torch's precision and determinism flags for local training, and restores them.
+
+        Aggregation runs outside, because sums over clients are taken in full precision.
+        """
         if self.learner.device.type != "cuda":
             yield
             return
-        before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
-        convolutions = torch.backends.cudnn.allow_tf32
+        matmul_precision = torch.get_float32_matmul_precision()
+        cudnn_deterministic = torch.backends.cudnn.deterministic
+        cudnn_tf32 = torch.backends.cudnn.allow_tf32
+        deterministic = torch.are_deterministic_algorithms_enabled()
         exact = self.precision in ("float32", "float64")
         torch.backends.cudnn.allow_tf32 = not exact
-        algorithms = torch.are_deterministic_algorithms_enabled()
         torch.set_float32_matmul_precision("highest" if exact else "high")
         torch.backends.cudnn.deterministic = self.deterministic
-        torch.use_deterministic_algorithms(self.deterministic or algorithms)
+        torch.use_deterministic_algorithms(self.deterministic or deterministic)
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.deterministic = before[1]
-            torch.backends.cudnn.allow_tf32 = convolutions
-            torch.use_deterministic_algorithms(algorithms)
+            torch.set_float32_matmul_precision(matmul_precision)
+            torch.backends.cudnn.deterministic = cudnn_deterministic
+            torch.backends.cudnn.allow_tf32 = cudnn_tf32
+            torch.use_deterministic_algorithms(deterministic)

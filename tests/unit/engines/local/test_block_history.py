@@ -1,4 +1,4 @@
-"""A block's size is the same at every start, recorded, and kept when a run is continued."""
+"""The block size is the same at every start, recorded, and kept when a run is resumed."""
 
 import json
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from fedensemble.config.schema import resolve
 from fedensemble.engines.distributed.engine import DistributedEngine
 from fedensemble.engines.distributed.process_group import ProcessGroup
 from fedensemble.engines.local import block_size
-from fedensemble.engines.local.block_size import visits_that_fit
+from fedensemble.engines.local.block_size import max_block_size
 from fedensemble.engines.local.local_engine import LocalEngine
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.experiment.run import run
@@ -22,17 +22,15 @@ TOTAL = 80 * GIB
 
 
 class FakeGPU:
-    """What torch tells of a GPU on which this process holds `own` bytes and other programs
-    `others`.
-    """
+    """Fakes the memory statistics of a GPU with `own` bytes in use here and `others` elsewhere."""
 
     def __init__(self, monkeypatch, own=GIB, others=0, cached=0):
-        told = {
+        statistics = {
             "mem_get_info": (TOTAL - own - cached - others, TOTAL),
             "memory_allocated": own,
             "memory_reserved": own + cached,
         }
-        for name, value in told.items():
+        for name, value in statistics.items():
             monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
         monkeypatch.setattr(block_size, "activations", lambda engine: GIB - 10 * 400)
         layout = SimpleNamespace(total=100)
@@ -42,40 +40,40 @@ class FakeGPU:
         self.engine = SimpleNamespace(learner=learner, notes=[])
 
     def block(self, budget=None):
-        return visits_that_fit(self.engine, budget)
+        return max_block_size(self.engine, budget)
 
 
 @pytest.mark.parametrize("others", [0, 3, 20, 30])
 @pytest.mark.parametrize("cached", [0, 5])
-def test_other_programs_on_the_gpu_change_no_block(monkeypatch, others, cached):
+def test_other_programs_on_the_gpu_do_not_change_the_block(monkeypatch, others, cached):
     gpu = FakeGPU(monkeypatch, others=others * GIB, cached=cached * GIB if others < 30 else 0)
     assert gpu.block() == 40  # 60 % of 79 visits of one GiB, rounded down to three binary digits
     assert gpu.engine.notes == []
 
 
-def test_a_gpu_that_others_fill_is_said(monkeypatch):
+def test_a_gpu_filled_by_others_adds_a_note(monkeypatch):
     gpu = FakeGPU(monkeypatch, others=69 * GIB)
     assert gpu.block() == 6
     assert len(gpu.engine.notes) == 1
     assert "Other programs leave only 10.0 GiB of the 80.0 GiB of cuda" in gpu.engine.notes[0]
-    assert gpu.block(budget=3.5) == 3  # what the user says is not looked at
+    assert gpu.block(budget=3.5) == 3  # a budget of the user is taken as it is
 
 
-def test_a_little_more_or_less_per_visit_changes_no_block(monkeypatch):
+def test_noise_in_the_measured_memory_does_not_change_the_block(monkeypatch):
     gpu = FakeGPU(monkeypatch)
-    found = set()
+    sizes = set()
     for percent in (99, 100, 102, 104):
         monkeypatch.setattr(
             block_size, "activations", lambda engine, percent=percent: GIB * percent // 100
         )
-        found.add(gpu.block())
-    assert found == {40}
+        sizes.add(gpu.block())
+    assert sizes == {40}
 
 
-def sized(monkeypatch, visits):
-    """From here on memory is enough for so many visits."""
+def set_max_block_size(monkeypatch, visits):
+    """Patches the engine so that this many visits fit into memory."""
     monkeypatch.setattr(
-        "fedensemble.engines.local.vector.visits_that_fit", lambda engine, memory: visits
+        "fedensemble.engines.local.vector.max_block_size", lambda engine, memory: visits
     )
 
 
@@ -90,10 +88,10 @@ def made(**options):
 
 
 def test_a_loaded_federation_keeps_its_block(monkeypatch, tmp_path):
-    sized(monkeypatch, 3)
+    set_max_block_size(monkeypatch, 3)
     federation = train(made(), 2)
     federation.save(tmp_path)
-    sized(monkeypatch, 2)
+    set_max_block_size(monkeypatch, 2)
     loaded = Federation.load(tmp_path, model=model, data=federation.data)
     assert (loaded.engine.block, loaded.engine.blocks) == (3, [(0, 3)])
     train(federation, 3)
@@ -103,10 +101,10 @@ def test_a_loaded_federation_keeps_its_block(monkeypatch, tmp_path):
     )
 
 
-def test_a_block_or_an_engine_of_the_users_choice_wins(monkeypatch, tmp_path):
-    sized(monkeypatch, 3)
+def test_a_block_or_an_engine_set_by_the_user_wins(monkeypatch, tmp_path):
+    set_max_block_size(monkeypatch, 3)
     made().save(tmp_path)
-    sized(monkeypatch, 2)
+    set_max_block_size(monkeypatch, 2)
     data = classification()
     assert (
         Federation.load(tmp_path, model=model, data=data, engine_options={"block": 4}).engine.block
@@ -116,8 +114,8 @@ def test_a_block_or_an_engine_of_the_users_choice_wins(monkeypatch, tmp_path):
     assert Federation.load(tmp_path, model=model, data=data, engine="loop").engine.block == 1
 
 
-def test_old_files_and_other_devices_have_no_say(monkeypatch):
-    sized(monkeypatch, 3)
+def test_block_sizes_of_old_files_and_other_devices_are_ignored(monkeypatch):
+    set_max_block_size(monkeypatch, 3)
     federation = made()
     federation.restore(federation.tensors(), 0)  # as older versions saved it
     assert federation.engine.block == 3
@@ -129,8 +127,8 @@ def test_old_files_and_other_devices_have_no_say(monkeypatch):
         assert federation.engine.block == 3
 
 
-def crowded(monkeypatch, most, from_round=0):
-    """Blocks of more than `most` visits run out of memory from a round on."""
+def limit_memory(monkeypatch, most, from_round=0):
+    """Lets blocks of more than `most` visits run out of memory from a round on."""
     real, rounds = LocalEngine.prepare, []
 
     def prepare(self, algorithm, sent, mode, buffers, plan, round):
@@ -142,9 +140,9 @@ def crowded(monkeypatch, most, from_round=0):
     monkeypatch.setattr(LocalEngine, "prepare", prepare)
 
 
-def test_a_smaller_block_is_kept_too(monkeypatch, tmp_path):
+def test_a_block_size_reduced_after_oom_is_kept(monkeypatch, tmp_path):
     federation = small_federation(FedAvg(), "vector", 2, 2, engine_options={"block": 4})
-    crowded(monkeypatch, 2, from_round=1)
+    limit_memory(monkeypatch, 2, from_round=1)
     with pytest.warns(EngineWarning, match="Out of memory in round 2.* instead of 4"):
         train(federation, 3)
     again = small_federation(FedAvg(), "vector", 2, 2, engine_options={"block": 4})
@@ -165,7 +163,7 @@ CONFIG = {
 @pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
 def test_a_run_records_its_blocks_and_keeps_them(monkeypatch, tmp_path):
     config = resolve(CONFIG)
-    sized(monkeypatch, 5)
+    set_max_block_size(monkeypatch, 5)
     whole = run(config, tmp_path / "whole")
     assert whole["blocks"] == [[0, 5]]
 
@@ -180,7 +178,7 @@ def test_a_run_records_its_blocks_and_keeps_them(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "parts", checkpoint_seconds=0)
     monkeypatch.setattr(Federation, "rounds", rounds)
-    sized(monkeypatch, 2)  # the second start finds less memory
+    set_max_block_size(monkeypatch, 2)  # the second start finds less memory
     parts = run(config, tmp_path / "parts")
     assert parts["blocks"] == [[0, 5]]
     assert json.loads((tmp_path / "parts" / "env.json").read_text())["blocks"] == [[0, 5]]
@@ -189,11 +187,11 @@ def test_a_run_records_its_blocks_and_keeps_them(monkeypatch, tmp_path):
 
 
 class TwoRanks(ProcessGroup):
-    """The first of two ranks, without the other."""
+    """One of two ranks, without the other."""
 
     def __init__(self, rank):
         super().__init__()
-        self.rank, self.size, self.given = rank, 2, {}
+        self.rank, self.size = rank, 2
 
     def gather(self, tensors):
         return dict(tensors)
@@ -202,7 +200,7 @@ class TwoRanks(ProcessGroup):
 def test_every_rank_keeps_its_own_block(monkeypatch):
     engines = []
     for rank, visits in enumerate((3, 5)):
-        sized(monkeypatch, visits)
+        set_max_block_size(monkeypatch, visits)
         engines.append(DistributedEngine(made().engine, TwoRanks(rank)))
     rows = torch.cat([engine.numerics()["blocks.cpu"] for engine in engines])
     assert rows.tolist() == [[0, 0, 3], [1, 0, 5]]
@@ -212,5 +210,5 @@ def test_every_rank_keeps_its_own_block(monkeypatch):
     assert [engine.inner.block for engine in engines] == [3, 5]
     alone = made().engine
     assert isinstance(alone, VectorEngine)
-    alone.keep_numerics({"blocks.cpu": rows})  # sums over ranks are other sums anyway
+    alone.keep_numerics({"blocks.cpu": rows})  # ignored: sums over ranks differ anyway
     assert alone.block == 5

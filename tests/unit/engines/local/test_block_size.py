@@ -1,6 +1,4 @@
-"""A block of visits stays within its budget, on a CPU too, and the trial that tells changes
-nothing.
-"""
+"""A block stays within its memory budget, also on a CPU, and estimating it has no side effects."""
 
 import os
 import subprocess
@@ -20,11 +18,11 @@ from fedensemble.testing.toy_problems import small_federation, train
 WIDTH, INPUTS, CLASSES, BATCH = 1000, 4, 3, 16
 ONE = BATCH * WIDTH * 8  # bytes of a batch's activations in one layer
 GIB = 1 << 30
-UNFOLDABLE = pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
+NOT_STACKABLE = pytest.mark.filterwarnings("ignore::fedensemble.errors.EngineWarning")
 
 
 class Wide(nn.Module):
-    """Few weights and `layers` wide layers without any; each saves what it returns."""
+    """Few weights, and `layers` wide layers without weights that save their output."""
 
     def __init__(self, layers=20, fixed=None):
         super().__init__()
@@ -34,15 +32,15 @@ class Wide(nn.Module):
     def forward(self, x):
         self.calls += 1
         if self.fixed is not None and self.training and len(x) % self.fixed:
-            raise ValueError(f"batches are of {self.fixed}")
+            raise ValueError(f"the batch size must be {self.fixed}")
         h = self.scale(x).expand(-1, WIDTH)
         for _ in range(self.layers):
             h = torch.tanh(h)
         return self.out(h)
 
 
-class Apart(Wide):
-    """As it is, only vmap can batch it."""
+class NotStackable(Wide):
+    """Uses a parameter outside its layer, so that only vmap can batch it."""
 
     def forward(self, x):
         return super().forward(x * self.out.weight.mean())
@@ -67,31 +65,31 @@ def made(model=Wide, batch=BATCH, clients=4, **options):
     )
 
 
-@UNFOLDABLE
-@pytest.mark.parametrize("model", [Wide, Apart])
-def test_what_is_saved_is_counted_once(model):
+@NOT_STACKABLE
+@pytest.mark.parametrize("model", [Wide, NotStackable])
+def test_saved_tensors_are_counted_once(model):
     federation = made(model)
     assert federation.engine.stacked == (model is Wide)
     needed = block_size.activations(federation.engine)
-    # 20 layers and the slopes on their way; "out" saves the last layer's output, which is counted
-    # already
-    assert 20 * ONE <= needed <= (20 + block_size._SLOPES + 1.5) * ONE
+    # 20 layers and the live gradients. "out" saves the output of the last layer, which is counted
+    # already.
+    assert 20 * ONE <= needed <= (20 + block_size._LIVE_GRADS + 1.5) * ONE
 
 
-@UNFOLDABLE
-@pytest.mark.parametrize("model", [Wide, Apart])
-def test_a_few_examples_tell_of_a_batch(model):
+@NOT_STACKABLE
+@pytest.mark.parametrize("model", [Wide, NotStackable])
+def test_the_estimate_from_few_examples_holds_for_a_batch(model):
     engine = made(model).engine
     gradient = (
         engine.gradient if engine.stacked else engine.learner.gradient_function(batched=False)
     )
-    whole = block_size._saved(engine, gradient, BATCH)
+    whole = block_size._saved_bytes(engine, gradient, BATCH)
     assert block_size.activations(engine) == pytest.approx(whole, rel=0.01)
 
 
-def test_the_budget_bounds_a_block_and_changes_no_number():
-    room = 8 * 20 * ONE
-    few, many = made(clients=12, memory=room / GIB), made(clients=12)
+def test_the_budget_bounds_a_block_and_does_not_change_results():
+    budget = 8 * 20 * ONE
+    few, many = made(clients=12, memory=budget / GIB), made(clients=12)
     assert 4 <= few.engine.block <= 8
     assert many.engine.block == 64
     require_close(train(few, 2).tensors(), train(many, 2).tensors(), "A smaller budget")
@@ -104,93 +102,100 @@ from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.bench.timing import resident
 
 def model():
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(),
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
 
-data = FederatedData.from_arrays(torch.randn(160, 3, 64, 64), torch.arange(160) % 3, [4] * 40, classes=3)
+x, y = torch.randn(160, 3, 64, 64), torch.arange(160) % 3
+data = FederatedData.from_arrays(x, y, [4] * 40, classes=3)
 for memory in (0.03, None):
-    made = Federation(model, data, FedAvg(lr=0.1), modes=1, batch_size=4, engine_options={"memory": memory})
+    options = {"memory": memory}
+    made = Federation(model, data, FedAvg(lr=0.1), modes=1, batch_size=4, engine_options=options)
     before = resident(peak=True)
     list(made.rounds(1))
     print((resident(peak=True) - before) >> 20)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere peaks are not told so exactly")
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is exact on Linux only")
 def test_the_budget_is_kept():
-    """In a process of its own: a peak never falls."""
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads take memory of their own
+    """In a process of its own, because the peak memory of a process never decreases."""
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # each thread allocates its own memory
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, env=alone)
     assert done.returncode == 0, done.stderr
     little, much = map(int, done.stdout.split())  # MiB
     assert little < 40
-    assert much > 60  # there was something to keep
+    assert much > 60  # without the budget it takes more
 
 
 def test_a_batch_of_one():
     assert block_size.activations(made(batch=1).engine) < 2 * ONE * 20 / BATCH
 
 
-def test_a_model_that_knows_one_batch_size_only(monkeypatch):
-    sizes, real = [], block_size._saved
+def test_a_model_that_accepts_one_batch_size_only(monkeypatch):
+    sizes, real = [], block_size._saved_bytes
 
     def saved(engine, gradient, batch):
         sizes.append(batch)
         return real(engine, gradient, batch)
 
-    monkeypatch.setattr(block_size, "_saved", saved)
+    monkeypatch.setattr(block_size, "_saved_bytes", saved)
     federation = made(lambda: Wide(fixed=BATCH))
     assert sizes == [block_size._FEW, BATCH]
     assert next(federation.rounds(1)).round == 1
 
 
-def test_the_trial_leaves_the_module_alone():
+def test_the_estimate_does_not_call_the_module_itself():
     assert made().learner.training_model.calls == 0
 
 
-def test_no_trial_where_it_cannot_matter(monkeypatch):
-    def no(engine):
-        raise AssertionError("nobody asked")
+def test_no_estimate_where_it_does_not_matter(monkeypatch):
+    def fail(engine):
+        raise AssertionError("the estimate is not needed")
 
-    monkeypatch.setattr(block_size, "activations", no)
+    monkeypatch.setattr(block_size, "activations", fail)
     assert made(block=3).engine.block == 3
     with pytest.warns(EngineWarning):
-        assert made(memory=1e-6).engine.block == 1  # weights alone take it all
+        assert made(memory=1e-6).engine.block == 1  # the parameters alone exceed it
 
 
-def test_a_budget_for_less_than_a_visit_is_mentioned():
+def test_a_budget_for_less_than_a_visit_warns():
     one = block_size._COPIES * made().learner.theta_layout.total * 8 + block_size.activations(
         made().engine
     )
-    said = rf"One visit needs about {format_gib(one)}, more than the memory budget of {format_gib(0.9 * one)}: visits are trained one"
-    with pytest.warns(EngineWarning, match=said):
+    needed, budget = format_gib(one), format_gib(0.9 * one)
+    message = f"One visit needs about {needed}, more than the memory budget of {budget}: visits are"
+    with pytest.warns(EngineWarning, match=message):
         assert made(memory=0.9 * one / GIB).engine.block == 1
-    federation = made(memory=1.1 * one / GIB)  # one fits, and there is nothing to say
+    federation = made(memory=1.1 * one / GIB)  # one visit fits: no warning
     assert federation.engine.block == 1
     assert federation.engine.notes == []
 
 
-def test_one_visit_that_does_not_fit_is_said_at_the_start(monkeypatch):
-    def full(*given):
+def test_one_visit_that_does_not_fit_raises_at_the_start(monkeypatch):
+    def full(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(block_size, "_saved", full)
-    message = r"One visit does not fit into the memory of cpu \(3.0 GiB requested, .*lower training.batch_size"
+    monkeypatch.setattr(block_size, "_saved_bytes", full)
+    message = (
+        r"One visit does not fit into the memory of cpu \(3.0 GiB requested, "
+        r".*lower training.batch_size"
+    )
     with pytest.raises(InputError, match=message):
         small_federation(FedAvg(), "vector", 2, 2)
 
 
 @pytest.mark.parametrize("most", [2, 1, 0])
-def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
+def test_a_gpu_is_measured_with_two_visits_and_then_with_one(monkeypatch, most):
     tried = []
 
-    def measured(engine, visits):
+    def measure(engine, visits):
         tried.append(visits)
         if visits > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 100
 
-    monkeypatch.setattr(block_size, "_measured", measured)
+    monkeypatch.setattr(block_size, "_measure", measure)
     engine = SimpleNamespace(learner=SimpleNamespace(device=torch.device("cuda")))
     if most:
         assert block_size.activations(engine) == 100
@@ -201,7 +206,7 @@ def test_a_gpu_is_tried_with_two_visits_and_then_with_one(monkeypatch, most):
 
 
 class Forces(nn.Module):
-    """Derives inside its forward pass, where torch lets nobody look at what it saves."""
+    """Takes gradients in its forward pass, where torch forbids saved-tensor hooks."""
 
     def __init__(self):
         super().__init__()
@@ -213,8 +218,8 @@ class Forces(nn.Module):
         )
 
 
-@UNFOLDABLE
-def test_a_model_that_derives_itself():
+@NOT_STACKABLE
+def test_a_model_that_takes_gradients_itself():
     got, expected = (
         Federation(
             Forces,

@@ -1,5 +1,6 @@
-"""What is recorded of local training is what it does step by step; a recorder that records nothing
-shows it.
+"""Captured local training computes the same as local training step by step.
+
+The tests need no GPU: their recorder captures nothing, so that the work is done once, immediately.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedAvg, FedProx
 from fedensemble.core.optimizer import SGD
 from fedensemble.engines.local import captured_training
-from fedensemble.engines.local.run_visits import Share
+from fedensemble.engines.local.run_accumulator import RunAccumulator
 
 
-class Silent(captured_training.Recorder):
-    """Lets the work be done once, at once."""
+class NoCapture(captured_training.GraphRecorder):
+    """Captures nothing."""
 
     def begin(self, repeated):
         pass
@@ -26,8 +27,8 @@ class Silent(captured_training.Recorder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LooksBack(FedAvg):
-    """Hands the old point on under another name."""
+class ReturnsOldState(FedAvg):
+    """Its step returns the old parameters under another name."""
 
     def local_training(self, sent, memory, problem):
         def step(state, gradient):
@@ -46,16 +47,16 @@ class LooksBack(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signs(SGD):
-    """Steps in its own way."""
+class SignSGD(SGD):
+    """A subclass of SGD with another step."""
 
     def step(self, theta, gradient, slots, lr):
         return theta - lr * torch.sign(gradient), slots
 
 
 @dataclass(frozen=True, kw_only=True)
-class Directions(FedAvg):
-    """Divides by the gradient's length, which is 0 for whoever is done."""
+class NormalizedGradient(FedAvg):
+    """Divides by the norm of the gradient, which is 0 for visits that have finished."""
 
     def local_training(self, sent, memory, problem):
         def direction(theta, gradient):
@@ -65,22 +66,27 @@ class Directions(FedAvg):
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), Directions(), FedAvg(optimizer=SGD(weight_decay=0.1))]
+    "method", [FedAvg(), NormalizedGradient(), FedAvg(optimizer=SGD(weight_decay=0.1))]
 )
-def test_whoever_is_done_stands_still(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "Recorder", Silent)
-    engine, given = block(method)
-    second = given._replace(place=given.place[1:2], weight=given.weight[1:2])
+def test_visits_that_have_finished_do_not_change(monkeypatch, method):
+    monkeypatch.setattr(captured_training, "GraphRecorder", NoCapture)
+    engine, inputs = block(method)
+    second = inputs._replace(batch_index=inputs.batch_index[1:2], weight=inputs.weight[1:2])
     assert second.weight[0].any(-1).tolist() == [False, True, True]
     expected = engine.train_plainly(method, second, ragged=True)
-    recorded = captured_training.CapturedTraining(
-        method, second, 1, lambda one: engine._minibatches(one, True), engine._copied, None
+    captured = captured_training.CapturedTraining(
+        method,
+        second,
+        1,
+        lambda one: engine._make_minibatches(one, True),
+        engine._make_cast_copy,
+        None,
     )
     torch.testing.assert_close(
-        recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
+        captured.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
     )
-    assert torch.equal(recorded.uploads["theta"][0], given.sent["theta"][0])
-    assert not torch.equal(recorded.uploads["theta"][1], given.sent["theta"][0])
+    assert torch.equal(captured.uploads["theta"][0], inputs.sent["theta"][0])
+    assert not torch.equal(captured.uploads["theta"][1], inputs.sent["theta"][0])
 
 
 def block(method, **work):
@@ -98,9 +104,9 @@ def block(method, **work):
         dtype=torch.float64,
         **work,
     )
-    return federation.engine, Share(federation.engine, federation.ask()).prepare(
+    return federation.engine, RunAccumulator(federation.engine, federation.ask()).prepare_block(
         torch.arange(3)
-    ).given
+    ).inputs
 
 
 @pytest.mark.parametrize(
@@ -109,19 +115,24 @@ def block(method, **work):
         FedAvg(),
         FedAvg(optimizer=SGD(weight_decay=0.1)),
         FedAvg(optimizer=SGD(weight_decay=0.1, clip=0.01)),
-        FedAvg(optimizer=Signs()),
+        FedAvg(optimizer=SignSGD()),
         FedProx(mu=2.0),
-        LooksBack(),
+        ReturnsOldState(),
     ],
 )
-def test_one_recorded_step_is_one_step(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "Recorder", Silent)
-    engine, given = block(method, steps=1)
-    expected = engine.train_plainly(method, given, ragged=False)
-    recorded = captured_training.CapturedTraining(
-        method, given, 1, lambda one: engine._minibatches(one, False), engine._copied, None
+def test_one_captured_step_equals_one_step(monkeypatch, method):
+    monkeypatch.setattr(captured_training, "GraphRecorder", NoCapture)
+    engine, inputs = block(method, steps=1)
+    expected = engine.train_plainly(method, inputs, ragged=False)
+    captured = captured_training.CapturedTraining(
+        method,
+        inputs,
+        1,
+        lambda one: engine._make_minibatches(one, False),
+        engine._make_cast_copy,
+        None,
     )
     torch.testing.assert_close(
-        recorded.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
+        captured.uploads["theta"], expected.uploads["theta"], rtol=0, atol=1e-12
     )
-    assert not torch.allclose(expected.uploads["theta"], given.sent["theta"])
+    assert not torch.allclose(expected.uploads["theta"], inputs.sent["theta"])

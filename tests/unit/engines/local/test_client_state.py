@@ -1,4 +1,4 @@
-"""Client memory: where it lies changes no number, and a failure leaves no trace."""
+"""Client state: its placement does not change results, and a failed write is rolled back."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from fedensemble.errors import InputError, StoreError
 from fedensemble.testing.engine import check_memory
 from fedensemble.testing.toy_problems import classification, small_federation, small_model, train
 
-PLACES = ("auto", "device", "host", "disk")
+PLACEMENTS = ("auto", "device", "host", "disk")
 
 
 def plan_of(visits):
@@ -34,9 +34,9 @@ def plan_of(visits):
         ),
         max_size=8,
     ),
-    place=st.sampled_from(PLACES),
+    place=st.sampled_from(PLACEMENTS),
 )
-def test_remembers_what_a_dictionary_would(rounds, place):
+def test_behaves_like_a_dictionary(rounds, place):
     memory, expected, count = ClientMemory(placement=place), {}, 0
     for visits in rounds:
         new = torch.arange(count, count + 2 * len(visits), dtype=torch.float32).reshape(-1, 2)
@@ -79,7 +79,7 @@ def test_every_placement_gives_the_same_bits(engine):
 
     first = trained("auto").tensors()
     assert len(first["memory/visits"]) > 6
-    for place in PLACES[1:]:
+    for place in PLACEMENTS[1:]:
         federation = trained(place)
         assert federation.engine.memory.where == ("disk" if place == "disk" else "host")
         got = federation.tensors()
@@ -88,11 +88,11 @@ def test_every_placement_gives_the_same_bits(engine):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-def test_contract_with_memory_on_disk(engine):
+def test_contract_with_client_state_on_disk(engine):
     check_memory(engine, {"client_memory": "disk"})
 
 
-def test_resumes_in_any_place(tmp_path):
+def test_resumes_with_any_placement(tmp_path):
     from fedensemble import Federation
 
     first = train(
@@ -102,7 +102,7 @@ def test_resumes_in_any_place(tmp_path):
         3,
     )
     first.save(tmp_path)
-    options = [{"client_memory": place} for place in PLACES]
+    options = [{"client_memory": place} for place in PLACEMENTS]
     others = [
         Federation.load(tmp_path, model=small_model, data=classification(), engine_options=o)
         for o in options
@@ -116,7 +116,7 @@ def test_resumes_in_any_place(tmp_path):
 
 
 def test_auto_goes_to_disk_when_the_host_is_full(monkeypatch):
-    monkeypatch.setattr(module, "_free", lambda device: 4000)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 4000)
     memory = ClientMemory()
     places = []
     for client in range(8):
@@ -130,7 +130,7 @@ def test_auto_goes_to_disk_when_the_host_is_full(monkeypatch):
     assert read["h"][:, 0].tolist() == [*map(float, range(8)), -1.0]
 
 
-def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch):
+def test_a_full_disk_raises_and_changes_nothing(monkeypatch):
     memory = ClientMemory(placement="disk")
     memory.write(plan_of([(0, 0)]), {"h": torch.ones(1, 3), "g": torch.ones(1, 3)})
     before = {name: value.clone() for name, value in memory.tensors().items()}
@@ -144,21 +144,21 @@ def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(module.mmap, "mmap", lambda number, size: bytearray(size))
     rows = {"h": torch.zeros(2, 3), "g": torch.zeros(2, 3)}
-    with pytest.raises(StoreError, match=r"Client memory needs .* GiB in .*No space left.*TMPDIR"):
+    with pytest.raises(StoreError, match=r"Client state needs .* GiB in .*No space left.*TMPDIR"):
         memory.write(plan_of([(0, 0), (1, 0)]), rows)
     assert len(calls) == 2
     assert len(memory) == 1
     assert torch.equal(memory.tensors()["visits"], before["visits"])
 
 
-def test_unknown_place():
+def test_unknown_placement():
     with pytest.raises(
         InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 'moon'"
     ):
         small_federation(Scaffold(lr=0.1), "loop", 2, 2, engine_options={"client_memory": "moon"})
 
 
-def test_a_file_leaves_no_trace_in_the_folder(tmp_path, monkeypatch):
+def test_the_file_is_not_visible_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     memory = ClientMemory(placement="disk")
     memory.write(plan_of([(0, 0)]), {"h": torch.ones(1, 3)})
@@ -166,7 +166,7 @@ def test_a_file_leaves_no_trace_in_the_folder(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checkpoint_of_a_large_memory_is_written_and_checked_in_pieces(tmp_path):
+def test_checkpoint_of_large_client_state_is_streamed(tmp_path):
     memory = ClientMemory(placement="disk")
     memory.write(plan_of([(0, 0), (1, 0)]), {"h": torch.ones(2, 8_000_000)})  # 64 MB
     tracemalloc.start()

@@ -1,6 +1,4 @@
-"""Options of engines are checked before anything is done; what an engine has to say is said
-once.
-"""
+"""Options of engines are validated before anything else is done; notes are warned about once."""
 
 import warnings
 from typing import ClassVar
@@ -38,15 +36,15 @@ def made(engine="vector", **options):
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD)
-def test_bad_values_are_refused_before_data_are_moved(monkeypatch, name, value, allowed):
+def test_bad_values_raise_before_data_are_moved(monkeypatch, name, value, allowed):
     def moved(self, device):
         raise AssertionError("data were moved")
 
     monkeypatch.setattr(FederatedData, "to", moved)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as raised:
         made(**{name: value})
     assert (
-        str(refused.value) == f"Engine 'vector' needs {name} to be {allowed}; got {name}={value!r}."
+        str(raised.value) == f"Engine 'vector' needs {name} to be {allowed}; got {name}={value!r}."
     )
 
 
@@ -66,7 +64,7 @@ def test_good_values(options):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-def test_where_clients_remember(engine):
+def test_unknown_placement_of_client_state(engine):
     with pytest.raises(
         InputError, match="client_memory is 'auto', 'device', 'host' or 'disk'; got 3"
     ):
@@ -74,27 +72,26 @@ def test_where_clients_remember(engine):
 
 
 @pytest.mark.parametrize("name", ["block", "memory", "precision", "graphs", "deterministic"])
-def test_the_loop_takes_none_of_them(name):
+def test_engine_loop_has_none_of_these_options(name):
     with pytest.raises(InputError, match=f"unknown option of engine 'loop' '{name}'"):
         made("loop", **{name: 1})
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_precisions_of_a_gpu_on_a_cpu(precision):
-    with pytest.raises(InputError) as refused:
+def test_gpu_precisions_raise_on_a_cpu(precision):
+    with pytest.raises(InputError) as raised:
         made(precision=precision)
-    assert str(refused.value) == (
+    assert str(raised.value) == (
         f"precision '{precision}' needs a CUDA device and dtype float32; leave it at 'auto'."
     )
 
 
 @pytest.mark.parametrize("precision", ["fp16", None, 32])
 def test_unknown_precisions(precision):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as raised:
         made(precision=precision)
     assert (
-        str(refused.value)
-        == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
+        str(raised.value) == f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
     )
 
 
@@ -111,12 +108,12 @@ def test_precisions_of_a_cpu(precision, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_loop_knows_its_precision(dtype):
+def test_engine_loop_reports_its_precision(dtype):
     assert f"torch.{of_type(dtype, 'loop').engine.precision}" == str(dtype)
 
 
 @pytest.mark.parametrize(
-    ("products", "convolutions", "said"),
+    ("products", "convolutions", "expected"),
     [
         ("highest", False, "float32"),
         ("high", True, "tf32"),
@@ -124,35 +121,37 @@ def test_the_loop_knows_its_precision(dtype):
         ("medium", False, "float32, products tf32"),
     ],
 )
-def test_the_loop_on_a_gpu_does_as_torchs_switches_say(monkeypatch, products, convolutions, said):
+def test_engine_loop_on_a_gpu_follows_torchs_flags(monkeypatch, products, convolutions, expected):
     engine = of_type(torch.float32, "loop").engine
     monkeypatch.setattr(engine.learner, "device", torch.device("cuda"))
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
-    assert engine.precision == said
+    assert engine.precision == expected
     monkeypatch.setattr(engine.learner, "dtype", torch.float64)
     assert engine.precision == "float64"
 
 
-def test_graphs_without_a_gpu_are_mentioned():
+def test_graphs_without_a_gpu_warn():
     with pytest.warns(
         EngineWarning, match=r"^CUDA graphs need a GPU; on cpu graphs=true does nothing\.$"
     ):
         assert train(made(graphs=True), 1).round == 1
 
 
-def test_vmap_is_mentioned_once(monkeypatch):
-    monkeypatch.setattr(vector, "check_stackable", lambda *given: StackingReport("it is round"))
-    with warnings.catch_warnings(record=True) as said:
+def test_vmap_warns_once(monkeypatch):
+    monkeypatch.setattr(vector, "check_stackable", lambda *arguments: StackingReport("it is round"))
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         federation = train(made(), 3)
     note = "The model cannot be batched layer by layer (it is round); using vmap, which is slower."
     assert federation.engine.notes == [note]
-    assert [str(warning.message) for warning in said if warning.category is EngineWarning] == [note]
+    assert [str(warning.message) for warning in caught if warning.category is EngineWarning] == [
+        note
+    ]
     assert torch.isfinite(federation.state.modes["theta"]).all()
 
 
-def test_a_block_is_no_larger_than_a_launch_on_a_gpu():
+def test_a_block_is_no_larger_than_the_grid_of_a_kernel_launch():
     assert made(block=10**9).engine.block == 65535
 
 
@@ -165,10 +164,8 @@ class Counting(nn.Linear):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-def test_a_small_model_is_tried_on_one_thread(engine):
-    """Several would wait for each other on a busy machine; afterwards there are as many as the user
-    wants.
-    """
+def test_a_small_model_is_checked_on_one_thread(engine):
+    """The check uses one thread, and restores the number of threads afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

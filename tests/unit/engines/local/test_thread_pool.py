@@ -1,4 +1,4 @@
-"""Shares of a block in threads: the same numbers, and the user's settings as they were."""
+"""Parts of a block in threads: the same results, and process-wide settings are restored."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble import EngineWarning, FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines.local import thread_pool
-from fedensemble.engines.local.block import received
-from fedensemble.engines.local.flops import operations
+from fedensemble.engines.local.block import gather_sent
+from fedensemble.engines.local.flops import count_flops
 from fedensemble.engines.local.vector import VectorEngine
 from fedensemble.errors import DivergedError, EngineWarning
 from fedensemble.modeling.factory import SeededFactory
@@ -25,9 +25,7 @@ SIZES = (7, 3, 12, 5, 9, 1, 8)
 
 
 class Net(nn.Module):
-    """Everything that could get mixed up between threads: dropout, running statistics,
-    attention.
-    """
+    """Everything that threads could mix up: dropout, running statistics, attention."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +39,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def several_cores(monkeypatch):
-    """Three cores, whatever the machine has, and every model worth a thread."""
+    """Three cores, whatever the machine has, and threads for every model."""
     monkeypatch.setattr(thread_pool, "_WORTH", 0)
     monkeypatch.setattr(thread_pool, "cores", lambda: 3)
 
@@ -72,7 +70,7 @@ def used(federation):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), Scaffold(lr=0.1)])
-def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm, monkeypatch):
+def test_equals_one_thread_up_to_rounding_and_is_reproducible_bit_for_bit(algorithm, monkeypatch):
     first, again = (train(federation(algorithm), 4) for _ in range(2))
     assert used(first)
     monkeypatch.setattr(thread_pool, "cores", lambda: 1)
@@ -83,10 +81,8 @@ def test_as_one_thread_to_rounding_and_as_itself_to_the_bit(algorithm, monkeypat
         torch.testing.assert_close(value, alone.tensors()[name], rtol=AGREEMENT, atol=AGREEMENT)
 
 
-def test_as_its_shares_one_after_another(monkeypatch):
-    """Threads only change who computes a share, so that the order in which they end cannot
-    matter.
-    """
+def test_equals_training_the_parts_one_after_another(monkeypatch):
+    """The order in which threads finish does not change the result."""
 
     class InOrder:
         def __init__(self, *args, **options):
@@ -108,7 +104,7 @@ def test_contract(case):
     check_case("vector", case, {})
 
 
-def test_settings_are_as_before():
+def test_settings_are_restored():
     from torch.backends import cuda
 
     def flags():
@@ -120,7 +116,7 @@ def test_settings_are_as_before():
     assert flags() == before
 
 
-def test_a_failing_share_is_an_error_and_the_next_round_goes_on():
+def test_a_failing_part_raises_and_the_next_round_works():
     made = federation(Scaffold(lr=0.1))
     before = made.tensors()["modes/theta"].clone()
     object.__setattr__(made.algorithm, "lr", float("inf"))
@@ -138,32 +134,32 @@ def test_small_models_stay_in_one_thread(monkeypatch):
     assert not used(made)
 
 
-def test_operations_of_a_forward_pass():
+def test_flops_of_a_forward_pass():
     data = FederatedData.from_arrays(
         torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), [2, 2], classes=3
     )
     made = Federation(lambda: nn.Linear(5, 3), data, modes=1)
-    assert operations(made.engine) == 2 * 5 * 3
+    assert count_flops(made.engine) == 2 * 5 * 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shares_are_whole(count):
+def test_parts_cover_the_block(count):
     made = federation()
     request = made.ask()
     plan = request.plan
-    given = made.engine.prepare(
+    inputs = made.engine.prepare(
         made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0
     )
-    parts = thread_pool.shares(given, count)
-    assert torch.equal(torch.cat([part.noise for part in parts]), given.noise)
-    sent = torch.cat([received(part)["theta"] for part in parts])
+    parts = thread_pool.split_inputs(inputs, count)
+    assert torch.equal(torch.cat([part.model_key for part in parts]), inputs.model_key)
+    sent = torch.cat([gather_sent(part)["theta"] for part in parts])
     assert torch.equal(sent, request.sent["theta"][plan.mode])
     for part in parts:
-        assert len(part.place) == len(part.weight) == int(part.counts.max())
+        assert len(part.batch_index) == len(part.weight) == int(part.counts.max())
 
 
 @pytest.mark.parametrize(("enough", "expected"), [(10**9, 1), (1, 3)])
-def test_threads_inside_operations_only_where_there_is_work(enough, expected, monkeypatch):
+def test_threads_inside_operations_only_for_large_blocks(enough, expected, monkeypatch):
     monkeypatch.setattr(thread_pool, "_WORTH", 10**12)
     monkeypatch.setattr(thread_pool, "_WORTH_INSIDE", enough)
     seen = set()
@@ -185,10 +181,10 @@ def test_threads_inside_operations_only_where_there_is_work(enough, expected, mo
     assert torch.get_num_threads() == before
 
 
-def test_no_share_goes_on_beside_the_next_try(monkeypatch):
+def test_no_part_is_still_running_when_the_block_is_retried(monkeypatch):
     usual, lock, running, most = VectorEngine.train_plainly, Lock(), [], []
 
-    def train_plainly(self, *given):
+    def train_plainly(self, *arguments):
         with lock:
             running.append(self)
             most.append(len(running))
@@ -197,7 +193,7 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
             if first:
                 raise MemoryError("std::bad_alloc")
             sleep(0.2)
-            return usual(self, *given)
+            return usual(self, *arguments)
         finally:
             with lock:
                 running.remove(self)
@@ -209,8 +205,8 @@ def test_no_share_goes_on_beside_the_next_try(monkeypatch):
     assert len(made.engine.threads._idle) == 3
 
 
-def test_models_made_in_threads_start_as_alone():
-    """Factories draw from torch's generator, of which there is one."""
+def test_models_made_in_threads_have_the_same_initial_parameters():
+    """Factories draw from torch's global generator, which all threads share."""
     maker = SeededFactory(
         lambda: nn.Sequential(*(nn.Linear(40, 40) for _ in range(20))), torch.float32
     )
