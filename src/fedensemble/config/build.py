@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..data import FederatedData, Source, partition, partitions, sources
-from ..data.holdout import with_fewer_tests, with_validation
+from ..data.holdout import hold_out_validation, limit_test_set
 from ..data.label_checks import advise_labels
-from ..data.server_data import with_server_file, with_server_share
+from ..data.server_data import hold_out_server_inputs, load_server_inputs
 from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation.federation import Federation
 from ..federation.resolve import find_device
@@ -60,13 +60,13 @@ def build_data(
     with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
         loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
     if table.get("validation") is not None:
-        loaded = with_validation(loaded, table["validation"])
+        loaded = hold_out_validation(loaded, table["validation"])
     if table.get("test_examples") is not None:
-        loaded = with_fewer_tests(loaded, table["test_examples"])
+        loaded = limit_test_set(loaded, table["test_examples"])
     if table.get("server_share") is not None:
-        loaded = with_server_share(loaded, table["server_share"], table["seed"])
+        loaded = hold_out_server_inputs(loaded, table["server_share"], table["seed"])
     if table.get("server_file") is not None:
-        loaded = with_server_file(loaded, table["server_file"])
+        loaded = load_server_inputs(loaded, table["server_file"])
     options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
     with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
         return partition(loaded, table["partition"], table["clients"], table["seed"], **options)

@@ -110,7 +110,7 @@ def test_a_fleet_takes_no_attack(tmp_path):
 
 
 def test_the_rule_of_the_page_trains(monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "how-to-robust.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to-robust.md").read_text(encoding="utf-8")
     example = re.findall(r"^```python\n(from dataclasses.*?)^```$", page, re.DOTALL | re.MULTILINE)[
         0
     ]

@@ -62,7 +62,10 @@ def test_labels_only_where_there_are_some():
 
 
 def test_import_is_light():
-    code = "import sys, fedensemble.data; print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
+    code = (
+        "import sys, fedensemble.data; "
+        "print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
+    )
     path = str(Path(fedensemble.data.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", code],

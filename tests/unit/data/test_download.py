@@ -147,7 +147,7 @@ def test_replaces_an_incomplete_folder(tmp_path, packed):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (archive({"cifar/x.bin": b"12"}), "has not all of x.bin, y.bin"),
+        (archive({"cifar/x.bin": b"12"}), "does not contain all of x.bin, y.bin"),
         (archive({"../escaped": b"1", "cifar/x.bin": b"12", "cifar/y.bin": b"3"}), "outside"),
         (b"no archive", "Could not get"),
     ],

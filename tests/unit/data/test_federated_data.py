@@ -101,7 +101,7 @@ def test_images_stay_bytes():
     assert data.x.dtype == torch.uint8
     assert data.inputs(data.x, torch.float32).flatten().tolist() == [0.0, 1.0]
     rule = Standardise(mean=(255.0,), std=(255.0,))
-    data = FederatedData.from_clients([(images, [0, 1])], normalize=rule)
+    data = FederatedData.from_clients([(images, [0, 1])], standardise=rule)
     assert data.inputs(data.x, torch.float64).flatten().tolist() == [-1.0, 0.0]
 
 
@@ -116,7 +116,7 @@ def test_standardise_works_by_channel():
 
 def test_constants_stay_where_a_graph_found_them():
     def mean_of(number):
-        return normalize._constant((float(number),), torch.float32, torch.device("cpu"), 0)
+        return normalize._cached_constant((float(number),), torch.float32, torch.device("cpu"), 0)
 
     before = mean_of(0)
     for number in range(1, 200):
