@@ -57,7 +57,7 @@ def gaussians(
     n_test: int = 500,
     seed: int = 0,
 ) -> Source:
-    """Balanced classes with unit Gaussian inputs: x float32 [n, features], y int64 [n].
+    """Balanced classes of unit Gaussians: x float32 [n, features], y int64 [n].
 
     Args:
         n, n_test: number of training and of test examples; `n_test` = 0 means no test set.
