@@ -38,9 +38,11 @@ def fake_images(
     """Fake images, uint8 [n, channels, side, side]: a random coarse pattern per class plus noise.
 
     Args:
-        channels, side: number of channels, and of pixels per side of the square image.
+        channels: number of channels.
+        side: height and width of the images, in pixels.
         classes: number of labels; all are equally frequent, within one image.
-        n, n_test: number of training and of test images.
+        n: number of training images.
+        n_test: number of test images; 0 means no test set.
         groups: number of natural clients. If it is given, the sizes of the clients replace `n`.
             They have the distribution of OpenImage's client sizes, and are sampled from the file
             fedscale/openimage_client_sizes.npy of the data folder if it exists.

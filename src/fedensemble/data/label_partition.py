@@ -52,7 +52,7 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
 def dirichlet(
     source: Source, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
 ) -> list[Rows]:
-    """Label-Dirichlet (Hsu, Qi and Brown, 2019): shares of each class ~ Dirichlet(alpha).
+    """Label-Dirichlet (Hsu, Qi and Brown, 2019): client shares of each class ~ Dirichlet(alpha).
 
     Args:
         alpha: concentration; with a smaller value a client has fewer classes.

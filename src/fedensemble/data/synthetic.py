@@ -18,8 +18,10 @@ def sine(
     are those of the a_i. The test set is a grid of 201 points of the noiseless sin(2 pi x).
 
     Args:
-        clients, points: number of clients, and of pairs per client.
-        noise, spread: standard deviation of the noise of the targets, and of the amplitudes a_i.
+        clients: number of clients.
+        points: number of pairs per client.
+        noise: standard deviation of the noise of the targets.
+        spread: standard deviation of the amplitudes of the clients.
 
     >>> sine(clients=3, points=2).group.tolist()
     [0, 0, 1, 1, 2, 2]
@@ -60,9 +62,11 @@ def gaussians(
     """Balanced classes of unit Gaussians: x float32 [n, features], y int64 [n].
 
     Args:
-        n, n_test: number of training and of test examples; `n_test` = 0 means no test set.
-        classes, features: number of classes, and of features per example.
+        n: number of training examples.
+        classes: number of classes.
+        features: number of features per example.
         separation: typical distance of two class means, in standard deviations of a class.
+        n_test: number of test examples; 0 means no test set.
     """
     owner = "dataset 'gaussians'"
     classes = whole(owner, "classes", classes, minimum=2)
