@@ -1,4 +1,4 @@
-"""Made-up data of real shapes, and what is held back of the training data."""
+"""Fake data with real shapes, and held-out parts of the training data."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedensemble.data.shakespeare import VOCABULARY
 from fedensemble.errors import DataError, InputError
 
 
-def test_images_have_the_shape_asked_for_and_can_be_told_apart():
+def test_images_have_the_given_shape_and_separable_classes():
     source = load("stand-in-images", channels=1, side=28, n=300, n_test=100)
     assert source.x.shape == (300, 1, 28, 28)
     assert source.x.dtype == np.uint8
@@ -54,7 +54,7 @@ def test_validation_takes_the_place_of_the_test_set():
     rows = {
         tuple(row) for row in np.concatenate([np.asarray(held.x), np.asarray(held.x_test)]).tolist()
     }
-    # all of the training rows, none of the test set
+    # all training rows, and no row of the test set
     assert rows == {tuple(row) for row in source.x.tolist()}
     assert hold_out_validation(source, 0.0).x_test is None
     with pytest.raises(InputError, match="validation"):
@@ -68,7 +68,7 @@ def test_validation_of_sequences_keeps_their_roles():
     assert len(held.group) == len(held.x)
 
 
-def test_fewer_tests_are_spread_over_all_of_them():
+def test_limited_test_set_is_spread_evenly():
     source = load("sine")
     fewer = limit_test_set(source, 3)
     assert np.allclose(np.asarray(fewer.x_test).ravel(), [-1, 0, 1])

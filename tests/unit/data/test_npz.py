@@ -1,4 +1,4 @@
-"""Arrays of one's own from .npz files."""
+"""The user's own arrays from .npz files."""
 
 import numpy as np
 import pytest

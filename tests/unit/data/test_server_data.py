@@ -1,4 +1,4 @@
-"""Inputs of the server's own: held back, from a file, from the source, and given in Python."""
+"""Inputs of the server: held out, from a file, from the dataset, and from Python."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedensemble.data.server_data import hold_out_server_inputs, load_server_inp
 from fedensemble.errors import DataError, InputError
 
 
-def test_a_share_is_held_back_and_nobody_else_has_it():
+def test_a_share_is_held_out_and_no_client_has_it():
     source = load("gaussians", n=60, classes=3)
     held = hold_out_server_inputs(source, 0.25, seed=4)
     assert len(held.x_server) == 15
@@ -70,7 +70,7 @@ def test_an_archive_may_bring_them(tmp_path):
     assert len(partition(load("npz", path=tmp_path / "a.npz"), "iid", clients=2).x_server) == 3
 
 
-@pytest.mark.parametrize("given", [np.zeros((0, 2)), np.zeros((3, 5)), np.full((3, 2), np.nan)])
-def test_what_does_not_fit_the_clients_is_refused(given):
+@pytest.mark.parametrize("x_server", [np.zeros((0, 2)), np.zeros((3, 5)), np.full((3, 2), np.nan)])
+def test_inputs_unlike_those_of_the_clients_are_rejected(x_server):
     with pytest.raises(DataError, match="server's inputs"):
-        FederatedData.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], [2, 2], x_server=given)
+        FederatedData.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], [2, 2], x_server=x_server)
