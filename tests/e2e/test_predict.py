@@ -28,8 +28,8 @@ def test_predict_checks_its_input(folder: Path) -> None:
     np.savez(folder / "pickle.npz", x=np.array([object()]))
     for name, message in (
         ("missing.npz", "There is no file"),
-        ("no.npz", "it is no .npz file"),
-        ("small.toml", "it is no .npz file"),
+        ("no.npz", "it is not an .npz file"),
+        ("small.toml", "it is not an .npz file"),
         ("nan.npz", "(first in row 1)"),
         ("shape.npz", "trained on"),
         ("names.npz", "needs an array named x"),

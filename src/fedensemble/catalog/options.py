@@ -84,7 +84,7 @@ def explanations(item: Any) -> dict[str, str]:
 
     >>> from fedensemble.data.partition import quantity
     >>> explanations(quantity)["beta"]
-    'the smaller, the more unlike the sizes.'
+    'concentration; with a smaller value the sizes differ more.'
     """
     said: dict[str, str] = {}
     for owner in reversed(item.__mro__) if inspect.isclass(item) else (item,):

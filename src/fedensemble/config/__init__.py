@@ -1,1 +1,1 @@
-"""Configuration files: TOML layers, validation, and the objects they describe."""
+"""Configuration: reads TOML files, validates settings, and builds the objects they describe."""

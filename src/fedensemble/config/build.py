@@ -1,4 +1,4 @@
-"""Turns a config into objects; nothing else in the package ever sees a config."""
+"""Builds the data, the model and the federation that a config describes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..data import FederatedData, Source, partition, partitions, sources
-from ..data.holdout import with_fewer_tests, with_validation
+from ..data.holdout import hold_out_validation, limit_test_set
 from ..data.label_checks import advise_labels
-from ..data.server_data import with_server_file, with_server_share
+from ..data.server_data import hold_out_server_inputs, load_server_inputs
 from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation.federation import Federation
 from ..federation.resolve import find_device
@@ -29,55 +29,64 @@ from .plugins import (
 )
 from .schema import Config
 
-_SMALLER_DATA = "use fewer examples, a smaller type of numbers, or a machine with more memory"
+_OOM_ADVICE = "use fewer examples, a smaller dtype, or a machine with more memory"
 
 
 def resolve_device(config: Config) -> Config:
-    """The config with device "auto" replaced by the device it means here."""
+    """Returns the config with device "auto" replaced by the device that is available."""
     engine = config.engine.model_copy(update={"device": str(find_device(config.engine.device))})
     return config.model_copy(update={"engine": engine})
 
 
 def data_table(config: Config) -> dict[str, Any]:
-    """All that the data depend on: their settings, with the run's seed where they have none of
-    their own.
+    """Returns all settings that the data depend on.
+
+    The seed is `data.seed`, or the seed of the run if `data.seed` is not set.
     """
-    own = config.data.get("seed")
-    return {**config.data, "seed": config.seed if own is None else own}
+    seed = config.data.get("seed")
+    return {**config.data, "seed": config.seed if seed is None else seed}
 
 
 def load_source(name: str, options: Mapping[str, Any]) -> Source:
-    """The data before they are divided."""
+    """Returns the dataset before it is divided among clients."""
     return sources[name](**options)
 
 
 def build_data(
     config: Config, load: Callable[[str, Mapping[str, Any]], Source] = load_source
 ) -> FederatedData:
-    """The clients' data. An option goes to whoever takes it: the source, the partition, or both."""
+    """Returns the data of the clients.
+
+    Each option of `[data]` is passed to the dataset, to the partition, or to both, depending on
+    their parameters.
+
+    Args:
+        load: loads a dataset by its name and options; a caller may pass a function with a cache.
+    """
     table = data_table(config)
-    split = partitions[table["partition"]]
-    with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
-        loaded = load(table["source"], _taken(table, parameters(sources[table["source"]])))
+    partition_function = partitions[table["partition"]]
+    with raise_on_oom("The data do", torch.device("cpu"), _OOM_ADVICE):
+        source = load(table["source"], _select_options(table, parameters(sources[table["source"]])))
     if table.get("validation") is not None:
-        loaded = with_validation(loaded, table["validation"])
+        source = hold_out_validation(source, table["validation"])
     if table.get("test_examples") is not None:
-        loaded = with_fewer_tests(loaded, table["test_examples"])
+        source = limit_test_set(source, table["test_examples"])
     if table.get("server_share") is not None:
-        loaded = with_server_share(loaded, table["server_share"], table["seed"])
+        source = hold_out_server_inputs(source, table["server_share"], table["seed"])
     if table.get("server_file") is not None:
-        loaded = with_server_file(loaded, table["server_file"])
-    options = _taken(table, parameters(split, GIVEN_TO_PARTITIONS))
-    with raise_on_oom("The data do", torch.device("cpu"), _SMALLER_DATA):
-        return partition(loaded, table["partition"], table["clients"], table["seed"], **options)
+        source = load_server_inputs(source, table["server_file"])
+    options = _select_options(table, parameters(partition_function, GIVEN_TO_PARTITIONS))
+    with raise_on_oom("The data do", torch.device("cpu"), _OOM_ADVICE):
+        return partition(source, table["partition"], table["clients"], table["seed"], **options)
 
 
-def _taken(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _select_options(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a table that are among the known options and not None."""
     return {name: table[name] for name in known if name in table and table[name] is not None}
 
 
 def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
-    """What a model must know of the data: the shape of an input and the number of outputs."""
+    """Returns what a model needs to know of the data: shape of an input, number of outputs."""
     outputs = data.classes if loss == "cross_entropy" else int(data.y[0].numel())
     if outputs is None:
         advice = advise_labels(data.y) or 'For regression set training.loss = "mse".'
@@ -88,16 +97,18 @@ def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
 
 
 def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
-    """A callable that makes the model anew."""
-    chosen = models[table["name"]]
+    """Returns a callable that makes a new model on each call."""
+    model_class = models[table["name"]]
     options = {name: value for name, value in table.items() if name != "name"}
-    takes = parameters(chosen)
-    options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in takes}
-    return ModelSpec(chosen, options)
+    accepted = parameters(model_class)
+    options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in accepted}
+    return ModelSpec(model_class, options)
 
 
 def build_federation(config: Config, data: FederatedData) -> Federation:
-    """The federation a config describes; its engine's notes are left to `run_notes`."""
+    """Returns the federation that a config describes."""
+    # The warnings are suppressed because `run_notes` reports the same notes in the record of the
+    # run.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EngineWarning)
         warnings.simplefilter("ignore", AggregatorWarning)

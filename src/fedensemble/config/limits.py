@@ -1,4 +1,4 @@
-"""What a config may hold at most: a file's size, how deep tables nest, how long numbers are."""
+"""Limits of a config: size of a file, depth of nesting, size of integers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from typing import Any
 from ..errors import InputError
 
 LARGEST_FILE = 1_000_000  # bytes of a TOML file
-DEEPEST = 20  # tables and lists within one another; settings need four
+DEEPEST = 20  # levels of nested tables and lists; settings need four
 LONGEST_KEY = 200  # characters
-LONGEST_CHAIN = 20  # files that extend one another
+LONGEST_CHAIN = 20  # files in a chain of `extends`
 
 
 def read_text(path: Path, extended: bool) -> str:
-    """The text of a config file.
+    """Returns the text of a config file.
 
-    The file named on the command line may be a pipe, as in `fedensemble run <(make-config)`. One
-    that is extended must be a regular file: a pipe without a writer would wait for ever, and a
-    device may never end.
+    The file named on the command line may be a pipe, as in `fedensemble run <(make-config)`. A file
+    that another file extends must be a regular file: reading a pipe without a writer would wait
+    forever, and a device may never end.
+
+    Args:
+        extended: whether another file extends this one.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting if extended else None) as file:
+        with open(path, "rb", opener=_open_without_blocking if extended else None) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode) and (extended or not stat.S_ISFIFO(mode)):
                 raise InputError(f"Cannot read {path}: it is not a regular file.")
@@ -35,7 +38,7 @@ def read_text(path: Path, extended: bool) -> str:
         raise
     except ValueError:
         raise InputError(
-            f"{str(path)!r} is not a path: it holds a character that no path can hold."
+            f"{str(path)!r} is not a path: it contains a character that no path can contain."
         ) from None
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
@@ -49,13 +52,20 @@ def read_text(path: Path, extended: bool) -> str:
         raise InputError(f"{path} is not a text file; a config is TOML.") from None
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
+def _open_without_blocking(path: str, flags: int) -> int:
+    """Opens a file; unlike `open`, it does not wait for a writer if the file is a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The values of a TOML text within the limits; raises TOMLDecodeError as tomllib does where it
-    is not TOML.
+    """Returns the values of a TOML text.
+
+    Args:
+        where: the name of the text in error messages.
+
+    Raises:
+        tomllib.TOMLDecodeError: the text is not TOML.
+        InputError: a value is beyond the limits.
     """
     try:
         values = tomllib.loads(text)
@@ -72,18 +82,19 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def check_values(values: Any, where: str) -> None:
-    """Raises if values nest too deeply, or hold numbers or texts that nothing can be set to."""
+    """Raises if values nest too deeply, or contain keys, numbers or texts that are not allowed."""
     pending: list[tuple[Any, int]] = [(values, 0)]
-    while pending:  # not by recursion, which is what the limit is about
+    while pending:  # a loop, because recursion would fail for deep nesting before the check does
         value, depth = pending.pop()
         if depth > DEEPEST:
             raise InputError(f"{where}: tables or lists nest more than {DEEPEST} deep.")
-        pending += [(inner, depth + 1) for inner in _inside(value)]
+        pending += [(inner, depth + 1) for inner in _children(value)]
         if isinstance(value, Mapping) and (
-            long := next((key for key in value if len(str(key)) > LONGEST_KEY), None)
+            long_key := next((key for key in value if len(str(key)) > LONGEST_KEY), None)
         ):
             raise InputError(
-                f"{where}: a key has at most {LONGEST_KEY} characters; got {str(long)[:60]!a}..."
+                f"{where}: a key has at most {LONGEST_KEY} characters; "
+                f"got {str(long_key)[:60]!a}..."
             )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             digits = f"{value}" if abs(value) < 10**30 else "an integer of more than 30 digits"
@@ -96,8 +107,8 @@ def check_values(values: Any, where: str) -> None:
             raise InputError(f"{where}: text must be Unicode without NUL; got {value[:60]!a}.")
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """Keys and values of a table, elements of a list."""
+def _children(value: Any) -> Iterator[Any]:
+    """Yields the keys and values of a table, or the elements of a list."""
     if isinstance(value, Mapping):
         yield from value.keys()
         yield from value.values()

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a table, in our words."""
+"""Error messages for the validation errors of pydantic."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, get_args
 from ..errors import unknown
 from .plugin_tables import Table
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of runs and comparisons: they become folders
-LONGEST_NAME = 100  # file systems allow 255 bytes
-_NO_LIST = ("is_instance_of", "sequence_str", "list_type", "tuple_type")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of runs and comparisons, which are names of folders
+LONGEST_NAME = 100  # characters; file systems allow 255 bytes
+_NOT_A_LIST = ("is_instance_of", "sequence_str", "list_type", "tuple_type")
 _A_TABLE = "must be a table of settings"
-_WORDS = {
+_MESSAGES = {
     "dict_type": _A_TABLE,
     "model_type": _A_TABLE,
     "model_attributes_type": _A_TABLE,
@@ -22,48 +22,57 @@ _WORDS = {
 
 
 def sentence(error: Any, table: type[Table], prefix: str = "") -> str:
-    """One problem found by pydantic; `table` is what was checked."""
-    place = error["loc"]
-    kind, got = error["type"], error["input"]
+    """Returns the message for one error of pydantic.
+
+    Args:
+        error: an item of `ValidationError.errors()`.
+        table: the class of the table that was validated.
+        prefix: path of that table in the config.
+    """
+    path = error["loc"]
+    kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
-        inside = place[:-1] if len(place) > 1 and isinstance(place[-2], int) else place
-        return f"{_key(inside, prefix)}: {unknown('key', str(place[-1]), _holder(table, place[:-1]).model_fields)}"
-    key = _key(place, prefix)
+        # An unknown key in an item of a list is reported at the item: "row 2: unknown key ...".
+        shown_path = path[:-1] if len(path) > 1 and isinstance(path[-2], int) else path
+        known = _find_table(table, path[:-1]).model_fields
+        return f"{_format_key(shown_path, prefix)}: {unknown('key', str(path[-1]), known)}"
+    key = _format_key(path, prefix)
     if kind == "missing":
         return f"{key}: is missing, and has no default."
-    if kind in _NO_LIST and error.get("ctx", {}).get("class", "Sequence") == "Sequence":
-        # "[8" was to be a list
-        example = [32] if isinstance(got, str) and got.startswith("[") else [got]
-        return f"{key}: must be a list, such as {example}; got {got!r}."
+    if kind in _NOT_A_LIST and error.get("ctx", {}).get("class", "Sequence") == "Sequence":
+        # A string such as "[8" is a list with a syntax error, so it is no element of the example.
+        example = [32] if isinstance(value, str) and value.startswith("[") else [value]
+        return f"{key}: must be a list, such as {example}; got {value!r}."
     if kind == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME:
-        return f"{key}: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got {got!r}."
-    words = _WORDS.get(kind) or error["msg"][0].lower() + error["msg"][1:]
-    return f"{key}: {words}; got {_shown(got)}."
+        return (
+            f"{key}: must be letters, digits, '-', '_' and '.', the first a letter or a digit; "
+            f"got {value!r}."
+        )
+    message = _MESSAGES.get(kind) or error["msg"][0].lower() + error["msg"][1:]
+    return f"{key}: {message}; got {_truncated_repr(value)}."
 
 
-def _shown(got: Any) -> str:
-    """A value for a message: its beginning, where it is long."""
-    text = repr(got)
+def _truncated_repr(value: Any) -> str:
+    """Returns the first 200 characters of the repr of a value."""
+    text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _key(place: Sequence[str | int], prefix: str) -> str:
-    """Where it is: names with dots between them, and after a list's name a number, counted from
-    1.
-    """
-    key, joint = prefix, "." if prefix else ""
-    for part in place:
-        key += f" {part + 1}" if isinstance(part, int) else f"{joint}{part}"
-        joint = ": " if isinstance(part, int) else "."
+def _format_key(path: Sequence[str | int], prefix: str) -> str:
+    """Returns a path as text, such as "row 2: set.a"; items of lists count from 1."""
+    key, separator = prefix, "." if prefix else ""
+    for part in path:
+        key += f" {part + 1}" if isinstance(part, int) else f"{separator}{part}"
+        separator = ": " if isinstance(part, int) else "."
     return key
 
 
-def _holder(table: Any, path: Sequence[str | int]) -> type[Table]:
-    """The table at a path, within lists and dicts of tables too."""
+def _find_table(table: Any, path: Sequence[str | int]) -> type[Table]:
+    """Returns the class of the table at a path, also inside lists and dicts of tables."""
     for part in path:
-        inner = get_args(table)
-        if inner:
-            table = inner[-1]
+        type_arguments = get_args(table)
+        if type_arguments:
+            table = type_arguments[-1]
         else:
             field = getattr(table, "model_fields", {}).get(part)
             table = Table if field is None else field.annotation

@@ -1,6 +1,4 @@
-"""Schemas for tables whose keys depend on a name: what a plug-in's own signature takes, checked by
-pydantic.
-"""
+"""Pydantic schemas of tables whose keys are the parameters of a plug-in."""
 
 from __future__ import annotations
 
@@ -11,39 +9,46 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-Parameter = tuple[Any, Any]  # type and default, `...` where there is none
+Parameter = tuple[Any, Any]  # type and default; the default is `...` if the parameter is required
 
 
 class Table(BaseModel):
-    """A table of the config: unknown keys are refused."""
+    """A table of the config; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-def parameters(plug_in: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Parameter]:
-    """Names, types and defaults of what a function or class takes, without what it is `given` in
-    another way.
+def parameters(plug_in: Callable[..., Any], exclude: Collection[str] = ()) -> dict[str, Parameter]:
+    """Returns the type and the default of each parameter of a function or class.
+
+    Args:
+        exclude: parameters that are not options, because the caller passes them.
     """
-    call = plug_in.__init__ if inspect.isclass(plug_in) else plug_in
-    hints = get_type_hints(call)
-    taken = {}
+    function = plug_in.__init__ if inspect.isclass(plug_in) else plug_in
+    hints = get_type_hints(function)
+    options = {}
     for name, parameter in inspect.signature(plug_in).parameters.items():
-        if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        if name in exclude or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        taken[name] = (hints.get(name, Any), default)
-    return taken
+        options[name] = (hints.get(name, Any), default)
+    return options
 
 
-def schema(title: str, known: dict[str, Parameter]) -> type[Table]:
-    """A table with these keys."""
-    shown: dict[str, Any] = {n: (kind, Field(default=d)) for n, (kind, d) in known.items()}
-    return create_model(title, __base__=Table, **shown)
+def schema(title: str, options: dict[str, Parameter]) -> type[Table]:
+    """Returns a table class with these keys."""
+    fields_by_name: dict[str, Any] = {
+        name: (kind, Field(default=default)) for name, (kind, default) in options.items()
+    }
+    return create_model(title, __base__=Table, **fields_by_name)
 
 
-def field_parameters(chosen: Callable[..., Any]) -> dict[str, Parameter]:
-    """As `parameters`, and of a dataclass its fields, which may come from several modules."""
-    if not is_dataclass(chosen):
-        return parameters(chosen)
-    hints = get_type_hints(chosen)
-    return {f.name: (hints[f.name], f.default) for f in fields(chosen) if f.init}
+def field_parameters(plug_in: Callable[..., Any]) -> dict[str, Parameter]:
+    """Returns the fields of a dataclass, or the parameters of another function or class."""
+    # The hints of the generated __init__ of a dataclass are resolved in the module of the class,
+    # which need not know the types of inherited fields. The hints of the class are resolved in the
+    # module of each base class.
+    if not is_dataclass(plug_in):
+        return parameters(plug_in)
+    hints = get_type_hints(plug_in)
+    return {f.name: (hints[f.name], f.default) for f in fields(plug_in) if f.init}

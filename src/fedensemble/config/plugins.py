@@ -1,6 +1,4 @@
-"""Tables whose options depend on a name: which there are, what they take, and what is made of
-them.
-"""
+"""Tables whose options depend on the name of a plug-in, and the plug-ins built from them."""
 
 from __future__ import annotations
 
@@ -21,70 +19,77 @@ from ..models import models
 from ..registry import Registry
 from .plugin_tables import Parameter, Table, field_parameters, schema
 
-GIVEN_TO_MODELS = ("shape", "outputs")  # known from the data
+# Parameters that the library passes to a plug-in, so that they are not options of its table.
+GIVEN_TO_MODELS = ("shape", "outputs")  # from the data
 GIVEN_TO_PARTITIONS = ("source", "clients", "seed")
 GIVEN_TO_ENGINES = ("learner", "data", "work", "seed")
 
 
-class Choice(NamedTuple):
-    """A key that names a plug-in."""
+class PluginKey(NamedTuple):
+    """A key of the config whose value is the name of a plug-in, such as `model.name`."""
 
     key: str
     registry: Registry[Any]
     default: str
-    given: tuple[str, ...] = ()  # what the plug-in takes and is no option
+    excluded: tuple[str, ...] = ()  # parameters of the plug-in that are not options
 
     def options(self, name: str) -> dict[str, Parameter]:
-        """What the plug-in of this name takes."""
-        taken = field_parameters(self.registry[name])
-        return {key: value for key, value in taken.items() if key not in self.given}
+        """Returns the options of the plug-in with this name."""
+        accepted = field_parameters(self.registry[name])
+        return {key: value for key, value in accepted.items() if key not in self.excluded}
 
 
-class Section(NamedTuple):
-    """A table with the options of what is chosen in `names_at`; `common` ones it takes whatever is
-    chosen.
+class PluginTable(NamedTuple):
+    """A table of the config with the options of the plug-ins that are named in it.
+
+    Args:
+        path: path of the table with the options, such as ("engine", "options").
+        choices: keys that name the plug-ins. `[data]` has two: the dataset and the partition.
+        names_at: path of the table with these keys; for most tables it is `path`.
+        common: options that the table accepts with any plug-in.
     """
 
     path: tuple[str, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[PluginKey, ...]
     names_at: tuple[str, ...]
     common: dict[str, Parameter]
 
     def options(self, names: Sequence[str]) -> dict[str, Parameter]:
-        """The keys of the table with these names."""
+        """Returns the keys that the table accepts with these plug-ins."""
         known = {choice.key: (str, ...) for choice in self.choices} | self.common
         for choice, name in zip(self.choices, names, strict=True):
             known |= choice.options(name)
         return known | self.common
 
     def schema(self, names: Sequence[str]) -> type[Table]:
-        """The table with these names."""
+        """Returns the schema of the table with these plug-ins."""
         return schema(self.path[-1], self.options(names))
 
-    def knows(self, names: Sequence[Any]) -> bool:
-        """Whether there is something of each name."""
+    def all_registered(self, names: Sequence[Any]) -> bool:
+        """Returns whether all names are registered."""
         return all(
-            isinstance(n, str) and n in c.registry for c, n in zip(self.choices, names, strict=True)
+            isinstance(name, str) and name in choice.registry
+            for choice, name in zip(self.choices, names, strict=True)
         )
 
-    def fits(self, names: Sequence[Any], key: str, value: Any) -> bool:
-        """Whether the table with these names takes this option with this value."""
-        taken = self.options(names) if self.knows(names) else {}
+    def accepts(self, names: Sequence[Any], key: str, value: Any) -> bool:
+        """Returns whether the table with these plug-ins accepts this value of an option."""
+        options = self.options(names) if self.all_registered(names) else {}
         try:
-            return key in taken and bool(
-                schema(key, {key: taken[key]}).model_validate({key: value})
+            return key in options and bool(
+                schema(key, {key: options[key]}).model_validate({key: value})
             )
         except ValidationError:
             return False
 
-    def has(self, key: str) -> bool:
-        """Whether any plug-in takes this option."""
+    def any_accepts(self, key: str) -> bool:
+        """Returns whether any registered plug-in has this option."""
         return any(
             key in choice.options(name) for choice in self.choices for name in choice.registry
         )
 
 
-_DATA: dict[str, Parameter] = {
+_COMMON_DATA: dict[str, Parameter] = {
     "clients": (PositiveInt | None, None),
     "seed": (NonNegativeInt | None, None),
     "validation": (float | None, None),
@@ -92,111 +97,116 @@ _DATA: dict[str, Parameter] = {
     "server_share": (float | None, None),
     "server_file": (Path | None, None),
 }
-_SOURCE, _PARTITION = (
-    Choice("source", sources, "digits"),
-    Choice("partition", partitions, "iid", GIVEN_TO_PARTITIONS),
-)
-DATA = Section(("data",), (_SOURCE, _PARTITION), ("data",), _DATA)
-MODEL = Section(("model",), (Choice("name", models, "mlp", GIVEN_TO_MODELS),), ("model",), {})
-ALGORITHM = Section(("algorithm",), (Choice("name", algorithms, "fedavg"),), ("algorithm",), {})
-OPTIMIZER = Section(
-    ("algorithm", "optimizer"), (Choice("name", optimizers, "sgd"),), ("algorithm", "optimizer"), {}
-)
-PARTICIPATION = Section(
-    ("participation",), (Choice("name", participations, "devices"),), ("participation",), {}
-)
-AGGREGATOR = Section(("aggregator",), (Choice("name", aggregators, "median"),), ("aggregator",), {})
-ATTACK = Section(("attack",), (Choice("name", attacks, "sign-flip"),), ("attack",), {})
-ENGINE = Section(
-    ("engine", "options"), (Choice("name", engines, "vector", GIVEN_TO_ENGINES),), ("engine",), {}
-)
+
+
+def _table_with_name(
+    path: tuple[str, ...], registry: Registry[Any], default: str, excluded: tuple[str, ...] = ()
+) -> PluginTable:
+    """Returns a table whose key `name` is the name of one plug-in."""
+    return PluginTable(path, (PluginKey("name", registry, default, excluded),), path, {})
+
+
+_SOURCE = PluginKey("source", sources, "digits")
+_PARTITION = PluginKey("partition", partitions, "iid", GIVEN_TO_PARTITIONS)
+_ENGINE_NAME = PluginKey("name", engines, "vector", GIVEN_TO_ENGINES)
+DATA = PluginTable(("data",), (_SOURCE, _PARTITION), ("data",), _COMMON_DATA)
+MODEL = _table_with_name(("model",), models, "mlp", GIVEN_TO_MODELS)
+ALGORITHM = _table_with_name(("algorithm",), algorithms, "fedavg")
+OPTIMIZER = _table_with_name(("algorithm", "optimizer"), optimizers, "sgd")
+PARTICIPATION = _table_with_name(("participation",), participations, "devices")
+AGGREGATOR = _table_with_name(("aggregator",), aggregators, "median")
+ATTACK = _table_with_name(("attack",), attacks, "sign-flip")
+ENGINE = PluginTable(("engine", "options"), (_ENGINE_NAME,), ("engine",), {})
 SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
 
 
-def without_leftovers(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` without the options that belonged to a name which `over` replaces and that the new
-    one does not take.
+def drop_stale_options(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `under` without options of a plug-in that `over` replaces by another plug-in.
 
-    Nor does one stay that the new one takes as something else: `hidden` is a list for "mlp", a
-    number for "lstm". An option nobody takes stays, so that a slip of the pen is not swallowed.
+    An option is dropped if the new plug-in does not accept it, or accepts it with another type:
+    `hidden` is a list for "mlp" and an integer for "lstm". Unknown options are kept so that
+    validation can report the typo.
     """
-    kept = dict(under)
+    result = dict(under)
     for section in SECTIONS:
-        here, there = _table(kept, section.names_at), _table(over, section.names_at)
-        before = [here.get(choice.key, choice.default) for choice in section.choices]
+        under_names, over_names = _table(result, section.names_at), _table(over, section.names_at)
+        before = [under_names.get(choice.key, choice.default) for choice in section.choices]
         after = [
-            there.get(choice.key, name)
+            over_names.get(choice.key, name)
             for choice, name in zip(section.choices, before, strict=True)
         ]
-        options = _table(kept, section.path)
-        if before != after and options and section.knows(after):
-            left = {
+        options = _table(result, section.path)
+        if before != after and options and section.all_registered(after):
+            remaining = {
                 key: value
                 for key, value in options.items()
-                if _stays(section, key, value, before, after)
+                if not _is_stale(section, key, value, before, after)
             }
-            kept = _with_table(kept, section.path, left)
-    return kept
+            result = _replace_table(result, section.path, remaining)
+    return result
 
 
-def _stays(
-    section: Section, key: str, value: Any, before: Sequence[Any], after: Sequence[Any]
+def _is_stale(
+    section: PluginTable, key: str, value: Any, before: Sequence[Any], after: Sequence[Any]
 ) -> bool:
-    """Whether an option outlives the names it was given with."""
+    """Returns whether an option belongs to the plug-ins `before` and does not fit those `after`."""
     if key not in section.options(after):
-        return not section.has(key)
+        return section.any_accepts(key)
     if isinstance(value, Mapping):
-        return True  # a table of its own
-    return section.fits(after, key, value) or not section.fits(before, key, value)
+        return False  # a table with a name of its own, such as algorithm.optimizer
+    # A value that the old plug-in rejected too is a mistake, which validation reports.
+    return section.accepts(before, key, value) and not section.accepts(after, key, value)
 
 
 def as_table(key: str, value: Any) -> Any:
-    """A value; an optimizer's name alone as the table it stands for."""
+    """Returns the value; `optimizer = "adam"` becomes the table {"name": "adam"}."""
     return {"name": value} if key == "optimizer" and isinstance(value, str) else value
 
 
 def _table(values: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    """The table at a path, empty where there is none."""
+    """Returns the table at a path, or an empty one."""
     inner: Any = values
     for name in path:
         inner = as_table(name, inner.get(name)) if isinstance(inner, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _with_table(
+def _replace_table(
     values: Mapping[str, Any], path: Sequence[str], table: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Returns `values` with another table at a path."""
     if not path:
         return dict(table)
-    return {**values, path[0]: _with_table(values[path[0]], path[1:], table)}
+    return {**values, path[0]: _replace_table(values[path[0]], path[1:], table)}
 
 
 def build_optimizer(table: Mapping[str, Any]) -> Optimizer:
-    """The local optimiser of `[algorithm.optimizer]`."""
+    """Returns the local optimizer of `[algorithm.optimizer]`."""
     return optimizers[table["name"]](**_options(table))
 
 
 def build_algorithm(table: Mapping[str, Any]) -> Algorithm:
-    """The method with its hyper-parameters."""
+    """Returns the algorithm of `[algorithm]` with its hyper-parameters."""
     return algorithms[table["name"]](
         **{**_options(table), "optimizer": build_optimizer(table["optimizer"])}
     )
 
 
 def build_participation(table: Mapping[str, Any] | None) -> Participation:
-    """Who answers; everybody without a table."""
+    """Returns the participation model of `[participation]`; without it, all clients reply."""
     return Everybody() if table is None else participations[table["name"]](**_options(table))
 
 
 def build_aggregator(table: Mapping[str, Any] | None) -> Aggregator:
-    """How uploads are combined; by their mean without a table."""
+    """Returns the aggregator of `[aggregator]`; without the table, the mean."""
     return MEAN if table is None else aggregators[table["name"]](**_options(table))
 
 
 def build_attack(table: Mapping[str, Any] | None) -> Attack | None:
-    """The simulated attack; none without a table."""
+    """Returns the simulated attack of `[attack]`; without the table, None."""
     return None if table is None else attacks[table["name"]](**_options(table))
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a table other than `name`."""
     return {key: value for key, value in table.items() if key != "name"}

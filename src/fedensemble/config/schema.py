@@ -1,4 +1,4 @@
-"""The config of a run: every setting, validated at once, with all problems in one message."""
+"""The config of a run. Validation reports all problems in one message."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .validate import (
     check_aggregator,
     check_algorithm,
     check_attack,
+    check_compatible,
     check_data,
     check_engine,
-    check_fit,
     check_model,
     check_participation,
-    named,
-    tried,
+    check_registered,
+    try_build,
 )
 
-NOT_HASHED = ("name", "track", "report")  # they change no result
+NOT_HASHED = ("name", "track", "report")  # settings that do not change results
 
 
 class EnsembleTable(Table):
-    """How many models, and who trains which."""
+    """The number of modes, and the schedule of which clients train which mode."""
 
     modes: PositiveInt = Field(default=5, description="K")
     strata: PositiveInt | None = Field(
-        default=None, description="Q; left out, a stratum for each client of a round"
+        default=None, description="Q; by default one stratum per client of a round"
     )
     clients_per_round: PositiveInt = Field(default=10, description="M")
     schedule: str = "stratified"
@@ -47,7 +47,7 @@ class EnsembleTable(Table):
 
 
 class TrainingTable(Table):
-    """What a client does in a round."""
+    """Local training of a client."""
 
     epochs: PositiveInt = 1
     steps: PositiveInt | None = None
@@ -57,30 +57,30 @@ class TrainingTable(Table):
 
 
 class EvaluationTable(Table):
-    """When and how the test set is used."""
+    """Evaluation on the test set."""
 
     every: PositiveInt = Field(
         default=10, description="rounds between evaluations; the last round always has one"
     )
     dropout: bool = Field(
-        default=False, description="test in train mode too, as the authors' code did"
+        default=False, description="also test in train mode, as the authors' code did"
     )
     batch_size: PositiveInt = 1024
 
 
 class ReportTable(Table):
-    """What the run's files and its report tell of people's data; changes no result."""
+    """What the files and the report of a run publish about the data; changes no result."""
 
     publish_clients: bool = Field(
-        default=True, description="names, sizes and label counts of single clients"
+        default=True, description="names, sizes and label counts of individual clients"
     )
     publish_targets: bool = Field(
-        default=True, description="for regression, single targets of the test set"
+        default=True, description="for regression, individual targets of the test set"
     )
 
 
 class EngineTable(Table):
-    """What carries the run out."""
+    """The engine that executes the run."""
 
     name: str = "vector"
     device: str = "auto"
@@ -89,54 +89,56 @@ class EngineTable(Table):
 
 
 class Config(Table):
-    """A whole run. Tables of plug-ins (data, model, algorithm) are plain dicts, resolved and
-    checked.
+    """All settings of a run.
+
+    The tables of plug-ins (data, model, algorithm, ...) are dicts with defaults filled in.
     """
 
     name: str = Field(default="run", pattern=NAME, max_length=LONGEST_NAME)
     seed: NonNegativeInt = 0
     rounds: PositiveInt = 100
-    track: list[str] = Field(default_factory=list, description="programs that follow the run")
+    track: list[str] = Field(default_factory=list, description="trackers that log the run")
     data: dict[str, Any] = Field(default_factory=lambda: {"source": "digits"})
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "mlp"})
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     ensemble: EnsembleTable = EnsembleTable()
-    participation: dict[str, Any] | None = None  # left out, everybody answers
-    aggregator: dict[str, Any] | None = None  # left out, the weighted mean
-    attack: dict[str, Any] | None = None  # left out, all clients are honest
+    participation: dict[str, Any] | None = None  # None: all clients reply
+    aggregator: dict[str, Any] | None = None  # None: the weighted mean
+    attack: dict[str, Any] | None = None  # None: all clients are honest
     training: TrainingTable = TrainingTable()
     evaluation: EvaluationTable = EvaluationTable()
     report: ReportTable = ReportTable()
     engine: EngineTable = EngineTable()
 
     def values(self) -> dict[str, Any]:
-        """All settings as plain values, those that are None left out."""
+        """Returns all settings that are not None, as values of TOML and JSON."""
         return _plain(self.model_dump())  # type: ignore[no-any-return]
 
     def toml(self, empty: bool = True) -> str:
-        """The resolved config as a TOML file, with its empty tables or without them."""
+        """Returns the config as TOML text; `empty=False` leaves out an empty `engine.options`."""
         values = self.values()
         if not empty and not values["engine"]["options"]:
             del values["engine"]["options"]
         return tomli_w.dumps(values)
 
     def last_test(self, round: int) -> int:
-        """The latest round, this one or one before, after which there is a test; 0 before the
-        first.
-        """
+        """Returns the latest round up to `round` that has an evaluation, or 0 if there is none."""
         return round if round == self.rounds else round - round % self.evaluation.every
 
     def hash(self) -> str:
-        """Twelve letters that tell two configs apart; what changes no result does not count."""
+        """Returns 12 hexadecimal digits that depend on all settings except `NOT_HASHED`."""
         values = {key: value for key, value in self.values().items() if key not in NOT_HASHED}
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
-    """The checked config with every default filled in.
+    """Returns the validated config with all defaults filled in.
+
+    Args:
+        where: the name of the config in error messages.
 
     Raises:
-        InputError: naming all problems at once.
+        InputError: the config has problems; the message lists all of them.
     """
     if {"row", "base"} <= values.keys():
         raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
@@ -147,20 +149,21 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The words for some problems, one a line."""
+    """Returns the number of problems and a list of them, one per line."""
     return f"{len(problems)} problem{'s' * (len(problems) > 1)}:" + "".join(
-        f"\n  - {each}" for each in problems
+        f"\n  - {problem}" for problem in problems
     )
 
 
 def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
-    """The config with every default filled in, or None and all that is wrong with it, as far as no
-    data are needed.
+    """Returns the config with all defaults (None if invalid), and the problems that were found.
+
+    Problems that show only with the data are not found.
     """
     problems: list[str] = []
     check_values(values, "config")
     filled = dict(values)
-    for name, checked in (
+    for name, check_table in (
         ("data", check_data),
         ("model", check_model),
         ("algorithm", check_algorithm),
@@ -168,15 +171,15 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
         ("aggregator", check_aggregator),
         ("attack", check_attack),
     ):
-        given = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
-        if isinstance(given, Mapping):
-            filled[name] = checked(dict(given), problems)
-    check_fit(filled.get("algorithm"), filled.get("aggregator"), problems)
+        table = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
+        if isinstance(table, Mapping):
+            filled[name] = check_table(dict(table), problems)
+    check_compatible(filled.get("algorithm"), filled.get("aggregator"), problems)
     check_engine(filled.get("engine"), problems)
-    _schedule(filled, problems)
-    tracked = filled.get("track")
-    for name in tracked if isinstance(tracked, list) else ():
-        named("track", name, trackers, problems)
+    _check_schedule(filled, problems)
+    tracker_names = filled.get("track")
+    for name in tracker_names if isinstance(tracker_names, list) else ():
+        check_registered("track", name, trackers, problems)
     try:
         config = Config.model_validate(filled)
     except ValidationError as error:
@@ -184,21 +187,22 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     return (None if problems else config), problems
 
 
-def _schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
-    """What can be said of the ensemble before the number of clients is known."""
+def _check_schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
+    """Checks `[ensemble]` as far as possible before the number of clients is known."""
     table = filled.get("ensemble", {})
-    given = table if isinstance(table, Mapping) else {}
-    name = given.get("schedule", EnsembleTable().schedule)
-    if not named("ensemble.schedule", name, schedules, problems):
+    settings = table if isinstance(table, Mapping) else {}
+    name = settings.get("schedule", EnsembleTable().schedule)
+    if not check_registered("ensemble.schedule", name, schedules, problems):
         return
-    known = {key: given[key] for key in EnsembleTable.model_fields if key in given}
+    known = {key: settings[key] for key in EnsembleTable.model_fields if key in settings}
     try:
         sizes = EnsembleTable.model_validate(known)
     except ValidationError:
-        return  # said with the rest of the config
+        return  # validation of the whole config reports it
     modes, strata, per_round = sizes.modes, sizes.strata, sizes.clients_per_round
+    # The number of clients is not known yet. With this number no schedule has too few clients.
     enough = max(per_round, strata or 1)
-    tried(
+    try_build(
         "ensemble",
         lambda: resolve_schedule(name, modes, strata, per_round, enough).check(enough),
         problems,
@@ -206,7 +210,7 @@ def _schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Values that TOML and JSON know: no None, tuples as lists, paths as text."""
+    """Returns a value of TOML and JSON: without None, tuples as lists, paths as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, (list, tuple)):

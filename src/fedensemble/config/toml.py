@@ -1,4 +1,4 @@
-"""Reads TOML files with `extends`, and lays `--set a.b=v` over them."""
+"""Reads TOML files with `extends`, and overrides their values by `--set a.b=v`."""
 
 from __future__ import annotations
 
@@ -12,54 +12,63 @@ from typing import Any
 from ..errors import InputError
 from ..text import shorten
 from .limits import DEEPEST, LONGEST_CHAIN, check_values, parse_toml, read_text
-from .plugins import as_table, without_leftovers
+from .plugins import as_table, drop_stale_options
 
 Values = dict[str, Any]
 
 
-def read_toml(path: Path, _above: tuple[Path, ...] = ()) -> Values:
-    """The values of a file, on top of those of the file it `extends` (relative to itself)."""
-    path = _resolved(path)
-    if path in _above:
-        raise InputError(f"{path} extends itself: {' -> '.join(p.name for p in (*_above, path))}.")
-    if len(_above) >= LONGEST_CHAIN:
+def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> Values:
+    """Returns the values of a file, which override those of the file that it `extends`.
+
+    The path in `extends` is relative to the folder of the file.
+    """
+    path = _absolute_path(path)
+    if path in _extended_by:
+        chain = " -> ".join(file.name for file in (*_extended_by, path))
+        raise InputError(f"{path} extends itself: {chain}.")
+    if len(_extended_by) >= LONGEST_CHAIN:
         raise InputError(
-            f"{_above[0]} extends a file that extends a file, {LONGEST_CHAIN} times and more. Merge some."
+            f"{_extended_by[0]} extends a file that extends a file, {LONGEST_CHAIN} times and "
+            "more. Merge some."
         )
-    text = read_text(path, extended=bool(_above))
+    text = read_text(path, extended=bool(_extended_by))
     try:
         values = parse_toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {_words(error, text)}.") from None
-    below = values.pop("extends", None)
-    if below is None:
+        raise InputError(
+            f"{path} is not valid TOML: {_explain_syntax_error(error, text)}."
+        ) from None
+    base = values.pop("extends", None)
+    if base is None:
         return values
-    if not isinstance(below, str):
-        raise InputError(f"{path}: extends must be the path of a TOML file; got {below!r}.")
-    return merge(read_toml(path.parent / below, (*_above, path)), values)
+    if not isinstance(base, str):
+        raise InputError(f"{path}: extends must be the path of a TOML file; got {base!r}.")
+    return merge(read_toml(path.parent / base, (*_extended_by, path)), values)
 
 
-def _resolved(path: Path) -> Path:
-    """The absolute path; one that no file can have stays as it is, and reading it says why.
+def _absolute_path(path: Path) -> Path:
+    """Returns the absolute path; pipes and invalid paths are returned as they are.
 
-    So does a pipe, as in `fedensemble run <(make-config)`: its link in /dev/fd leads to no path.
+    The link of a pipe in /dev/fd, as in `fedensemble run <(make-config)`, does not resolve to a
+    path. For an invalid path, reading the file raises the error with the explanation.
     """
     try:
         return path if path.is_fifo() else path.resolve()
-    except (ValueError, OSError, RuntimeError):  # a NUL, a name that is too long, a loop of links
+    except (ValueError, OSError, RuntimeError):  # NUL character, too long, loop of links
         return path
 
 
-def _words(error: tomllib.TOMLDecodeError, text: str) -> str:
-    """The parser's words; where a key is there twice, which one."""
-    found = re.match(
+def _explain_syntax_error(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """Returns the message of the parser; for a duplicate key, a message that names the key."""
+    duplicate = re.match(
         r"Cannot (?:overwrite a value|declare .* twice) \(at (?:line (\d+)|end)", str(error)
     )
-    if found is None:
+    if duplicate is None:
         return str(error)
     lines = text.splitlines()
-    # a value may have several lines; the last one is told
-    for number in range(int(found[1] or len(lines)), 0, -1):
+    # The parser reports the last line of a value, which may have several lines. Search backwards
+    # for the line with the key.
+    for number in range(int(duplicate[1] or len(lines)), 0, -1):
         key = re.match(
             r"\s*(?:\[+\s*(?P<table>[\w.\"'-]+)\s*\]|(?P<key>[\w.\"'-]+)\s*=)", lines[number - 1]
         )
@@ -69,47 +78,49 @@ def _words(error: tomllib.TOMLDecodeError, text: str) -> str:
 
 
 def default_file(name: str) -> Path:
-    """A config that comes with the package."""
+    """Returns the path of a config that comes with the package."""
     return Path(str(files("fedensemble") / "defaults" / name))
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """`over` laid on `under`, table by table; options of a name that `over` replaces go with it.
+    """Returns `under` overridden by `over`, table by table.
+
+    If `over` replaces the name of a plug-in, such as the algorithm, the options in `under` that the
+    new plug-in does not accept are dropped.
 
     >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}
-    >>> merge({"algorithm": {"name": "fedprox", "mu": 1.0, "lr": 0.3}}, {"algorithm": {"name": "fedavg"}})
+    >>> under = {"algorithm": {"name": "fedprox", "mu": 1.0, "lr": 0.3}}
+    >>> merge(under, {"algorithm": {"name": "fedavg"}})
     {'algorithm': {'name': 'fedavg', 'lr': 0.3}}
     """
-    return lay(without_leftovers(under, over), over)
+    return lay(drop_stale_options(under, over), over)
 
 
 def lay(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """`over` laid on `under` as if both were written in one place: nothing goes but what is given
-    anew.
-    """
+    """Returns `under` overridden by `over`, table by table, without dropping any option."""
     merged = dict(under)
     for key, value in over.items():
-        kept, new = as_table(key, merged.get(key)), as_table(key, value)
-        both = isinstance(new, Mapping) and isinstance(kept, Mapping)
-        merged[key] = lay(kept, new) if both else value
+        old, new = as_table(key, merged.get(key)), as_table(key, value)
+        both_tables = isinstance(new, Mapping) and isinstance(old, Mapping)
+        merged[key] = lay(old, new) if both_tables else value
     return merged
 
 
 def parse_setting(text: str) -> Values:
-    """The values of one `a.b=v`; v is TOML, and what is not is taken as a word.
+    """Returns the values of one `a.b=v`. v is parsed as TOML; if that fails, it is a string.
 
     >>> parse_setting("ensemble.modes=3"), parse_setting("data.source=mnist")
     ({'ensemble': {'modes': 3}}, {'data': {'source': 'mnist'}})
     """
-    key, found, value = text.partition("=")
+    key, equals_sign, value = text.partition("=")
     names = key.strip().split(".")
-    if not found or not all(names):
+    if not equals_sign or not all(names):
         raise InputError(f"--set takes KEY=VALUE, such as ensemble.modes=3; got '{shorten(text)}'.")
     try:
-        read = parse_toml(f"value = {value.strip()}", f"--set {shorten(text)}")
-        # a newline in it may begin another key
-        parsed = read["value"] if len(read) == 1 else value.strip()
+        values = parse_toml(f"value = {value.strip()}", f"--set {shorten(text)}")
+        # A newline in the text can start another key. Then the text is a string, too.
+        parsed = values["value"] if len(values) == 1 else value.strip()
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     check_values([*names, parsed], f"--set {shorten(text)}")
@@ -122,15 +133,16 @@ def parse_setting(text: str) -> Values:
 
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
-    """`values` with all `a.b=v` laid over them."""
+    """Returns `values` overridden by all `a.b=v`."""
     changes: Values = {}
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for text in settings:
         key = text.partition("=")[0].strip()
-        if key in given:
+        if key in texts:
             raise InputError(
-                f"{key} is given twice: '{shorten(given[key])}' and '{shorten(text)}'. Give it once."
+                f"{key} is given twice: '{shorten(texts[key])}' and '{shorten(text)}'. "
+                "Give it once."
             )
-        given[key] = text
+        texts[key] = text
         changes = lay(changes, parse_setting(text))
     return merge(values, changes)

@@ -1,5 +1,7 @@
-"""Checks the tables of plug-ins: names, keys, types, and whether the thing can be made; problems
-are collected.
+"""Validates the tables of plug-ins: names, keys, types, and whether the plug-in can be built.
+
+Each function appends the problems that it finds to the list `problems`, so that one message can
+report all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .plugins import (
     MODEL,
     OPTIMIZER,
     PARTICIPATION,
-    Section,
+    PluginTable,
     as_table,
     build_aggregator,
     build_algorithm,
@@ -38,143 +40,158 @@ from .plugins import (
 )
 
 
-def check_data(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[data]` with its defaults."""
-    made = _names(DATA, given, problems)
-    table, good = _filled("data", given, made and DATA.schema(made), problems)
-    if good and table["clients"] is None and not _knows_its_clients(table["partition"]):
+def check_data(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[data]` with its defaults."""
+    names = _plugin_names(DATA, settings, problems)
+    table, valid = _fill_defaults("data", settings, names and DATA.schema(names), problems)
+    if valid and table["clients"] is None and not _clients_optional(table["partition"]):
         problems.append(
             f"data.clients: is missing; partition '{table['partition']}' needs a number of clients."
         )
     return table
 
 
-def _knows_its_clients(partition: str) -> bool:
-    """Whether clients may be left out: for "natural", and where a partition of another package has
-    a default.
-    """
+def _clients_optional(partition: str) -> bool:
+    """Returns whether `clients` may be left out: for "natural", and for a default in a plug-in."""
     return partition == "natural" or parameters(partitions[partition])["clients"][1] is not ...
 
 
-def check_model(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[model]` with its defaults."""
-    made = _names(MODEL, given, problems)
-    return _filled("model", given, made and MODEL.schema(made), problems)[0]
+def check_model(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[model]` with its defaults."""
+    names = _plugin_names(MODEL, settings, problems)
+    return _fill_defaults("model", settings, names and MODEL.schema(names), problems)[0]
 
 
-def check_algorithm(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[algorithm]` with its defaults."""
-    inner = given["optimizer"] = as_table("optimizer", given.get("optimizer", {}))
-    method = _names(ALGORITHM, given, problems)
-    if isinstance(inner, Mapping):
-        inner = given["optimizer"] = dict(inner)
-        chosen = _names(OPTIMIZER, inner, problems)
+def check_algorithm(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[algorithm]` with its defaults."""
+    optimizer = settings["optimizer"] = as_table("optimizer", settings.get("optimizer", {}))
+    algorithm_names = _plugin_names(ALGORITHM, settings, problems)
+    if isinstance(optimizer, Mapping):
+        optimizer = settings["optimizer"] = dict(optimizer)
+        optimizer_names = _plugin_names(OPTIMIZER, optimizer, problems)
     else:
-        chosen = (OPTIMIZER.choices[0].default,)  # the schema says that this is no table
-    made = None
-    if method and chosen:
-        made = schema(
-            "algorithm", {**ALGORITHM.options(method), "optimizer": (OPTIMIZER.schema(chosen), ...)}
+        # Any valid name will do here: the schema below reports that this is not a table.
+        optimizer_names = (OPTIMIZER.choices[0].default,)
+    table_schema = None
+    if algorithm_names and optimizer_names:
+        optimizer_schema = OPTIMIZER.schema(optimizer_names)
+        table_schema = schema(
+            "algorithm",
+            {**ALGORITHM.options(algorithm_names), "optimizer": (optimizer_schema, ...)},
         )
-    table, good = _filled("algorithm", given, made, problems)
-    if good:
-        sound = tried("algorithm.optimizer", lambda: build_optimizer(table["optimizer"]), problems)
-        usual = table if sound else {**table, "optimizer": {"name": "sgd"}}
-        tried("algorithm", lambda: build_algorithm(usual), problems)
+    table, valid = _fill_defaults("algorithm", settings, table_schema, problems)
+    if valid:
+        optimizer_valid = try_build(
+            "algorithm.optimizer", lambda: build_optimizer(table["optimizer"]), problems
+        )
+        # With an invalid optimizer, use a default one to find the problems of the algorithm, too.
+        buildable = table if optimizer_valid else {**table, "optimizer": {"name": "sgd"}}
+        try_build("algorithm", lambda: build_algorithm(buildable), problems)
     return table
 
 
-def check_participation(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[participation]` with its defaults."""
-    return _checked(PARTICIPATION, build_participation, given, problems)
+def check_participation(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[participation]` with its defaults."""
+    return _check_table(PARTICIPATION, build_participation, settings, problems)
 
 
-def check_aggregator(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[aggregator]` with its defaults."""
-    return _checked(AGGREGATOR, build_aggregator, given, problems)
+def check_aggregator(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[aggregator]` with its defaults."""
+    return _check_table(AGGREGATOR, build_aggregator, settings, problems)
 
 
-def check_fit(algorithm: Any, aggregator: Any, problems: list[str]) -> None:
-    """Whether a method can take an aggregator; both tables are good by themselves."""
+def check_compatible(algorithm: Any, aggregator: Any, problems: list[str]) -> None:
+    """Checks that the algorithm supports the aggregator; skipped if there are problems already."""
     if isinstance(algorithm, Mapping) and isinstance(aggregator, Mapping) and not problems:
         rule, method = build_aggregator(aggregator), build_algorithm(algorithm)
-        tried("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
+        try_build("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
 
 
-def check_attack(given: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table `[attack]` with its defaults."""
-    return _checked(ATTACK, build_attack, given, problems)
+def check_attack(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[attack]` with its defaults."""
+    return _check_table(ATTACK, build_attack, settings, problems)
 
 
-def _checked(
-    section: Section,
+def _check_table(
+    section: PluginTable,
     build: Callable[[dict[str, Any]], Any],
-    given: dict[str, Any],
+    settings: dict[str, Any],
     problems: list[str],
 ) -> dict[str, Any]:
-    """The table of a part that is chosen by name, with its defaults."""
-    made = _names(section, given, problems)
-    table, good = _filled(section.path[0], given, made and section.schema(made), problems)
-    if good:
-        tried(section.path[0], lambda: build(table), problems)
+    """Returns the table of a plug-in with its defaults, after building the plug-in once."""
+    name = section.path[0]
+    names = _plugin_names(section, settings, problems)
+    table, valid = _fill_defaults(name, settings, names and section.schema(names), problems)
+    if valid:
+        try_build(name, lambda: build(table), problems)
     return table
 
 
-def check_engine(given: Any, problems: list[str]) -> None:
-    """The engine's name, and the names of its options."""
-    table = dict(given) if isinstance(given, Mapping) else {}
-    names, options = _names(ENGINE, table, problems), table.get("options")
+def check_engine(settings: Any, problems: list[str]) -> None:
+    """Checks the name of the engine, and the names of its options."""
+    table = dict(settings) if isinstance(settings, Mapping) else {}
+    names, options = _plugin_names(ENGINE, table, problems), table.get("options")
     if names and isinstance(options, Mapping):
         owner, engine = f"engine '{names[0]}'", engines[names[0]]
-        tried(
+        try_build(
             "engine.options",
             lambda: check_names(owner, engine, options, GIVEN_TO_ENGINES),
             problems,
         )
 
 
-def _names(section: Section, given: dict[str, Any], problems: list[str]) -> tuple[str, ...]:
-    """The names a table gives, filled in where it gives none; empty if one of them is not known."""
-    at = ".".join(section.names_at)
+def _plugin_names(
+    section: PluginTable, settings: dict[str, Any], problems: list[str]
+) -> tuple[str, ...]:
+    """Returns the names of the plug-ins of a table, or () if one of them is not registered.
+
+    Names that are missing in `settings` are set to their defaults.
+    """
+    path = ".".join(section.names_at)
     for choice in section.choices:
-        given.setdefault(choice.key, choice.default)
-    good = [
-        named(f"{at}.{choice.key}", given[choice.key], choice.registry, problems)
+        settings.setdefault(choice.key, choice.default)
+    registered = [
+        check_registered(f"{path}.{choice.key}", settings[choice.key], choice.registry, problems)
         for choice in section.choices
     ]
-    return tuple(given[choice.key] for choice in section.choices) if all(good) else ()
+    return tuple(settings[choice.key] for choice in section.choices) if all(registered) else ()
 
 
-def _filled(
-    name: str, given: dict[str, Any], made: Any, problems: list[str]
+def _fill_defaults(
+    name: str, settings: dict[str, Any], table_schema: Any, problems: list[str]
 ) -> tuple[dict[str, Any], bool]:
-    """A plug-in's table with its defaults, and whether it is good; what is wrong with it goes to
-    `problems`.
+    """Returns a table with its defaults, and whether the plug-in can be built from it.
+
+    Args:
+        table_schema: a class derived from `Table`, or an empty value if a plug-in is not known.
     """
-    if not made:
-        return given, False
+    if not table_schema:
+        return settings, False
     try:
-        return made.model_validate(given).model_dump(), True
+        return table_schema.model_validate(settings).model_dump(), True
     except ValidationError as error:
-        problems += [sentence(item, made, name) for item in error.errors()]
-        known = {key: value for key, value in given.items() if key in made.model_fields}
-        # is the rest good?
-        return (given, False) if len(known) == len(given) else _filled(name, known, made, [])
+        problems += [sentence(item, table_schema, name) for item in error.errors()]
+        known = {key: value for key, value in settings.items() if key in table_schema.model_fields}
+        if len(known) == len(settings):
+            return settings, False
+        # Without the unknown keys the table may be valid. Then the plug-in can be built, which
+        # finds more problems. The problems of the known keys are already in the list.
+        return _fill_defaults(name, known, table_schema, [])
 
 
-def tried(key: str, make: Callable[[], Any], problems: list[str]) -> bool:
-    """Whether something can be made; why not goes to `problems`."""
+def try_build(key: str, build: Callable[[], Any], problems: list[str]) -> bool:
+    """Calls `build`; returns whether it succeeds."""
     try:
-        make()
+        build()
     except InputError as error:
         problems.append(f"{key}: {error}")
         return False
     return True
 
 
-def named(key: str, name: Any, known: Registry[Any], problems: list[str]) -> bool:
-    """Whether there is something of this name; if not, `problems` say what there is."""
-    if isinstance(name, str) and name in known:
+def check_registered(key: str, name: Any, registry: Registry[Any], problems: list[str]) -> bool:
+    """Returns whether the registry has this name."""
+    if isinstance(name, str) and name in registry:
         return True
-    problems.append(f"{key}: {unknown(known.kind, str(name), known)}")
+    problems.append(f"{key}: {unknown(registry.kind, str(name), registry)}")
     return False

@@ -1,9 +1,7 @@
-"""Data: sources, how their rows are divided among clients, and the federated data that comes of
-it.
-"""
+"""Datasets, partitions of a dataset among clients, and the resulting `FederatedData`."""
 
-# These modules are imported for the names they register; none of them imports a heavy library
-# before it is used.
+# These modules are imported because they register datasets and partitions. They import optional
+# libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
 from . import cifar, digits, fake, label_partition, mnist, npz, openimage, shakespeare, synthetic  # noqa: F401
 from .dataset import Source, data_folder, load, sources
 from .download import get

@@ -1,4 +1,4 @@
-"""Checks of examples: an error says whose they are, what is wrong with them and where."""
+"""Checks of examples. Each error says which data are meant, what is wrong and in which row."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from ..errors import DataError
 
 
 def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None) -> None:
-    """Raises unless inputs and targets are of one length and finite, and labels from 0 to `classes`
-    - 1.
+    """Raises unless inputs and targets have equal lengths and valid values.
+
+    Valid values are finite. Labels (integer targets) must be at least 0 and below `classes`.
+
+    Args:
+        where: the name of the data in error messages, such as "client 3".
     """
     check_lengths(x, y, where)
     for what, values in (("Inputs", x), ("Targets", y)):
         if len(values) and not values.numel():
             raise DataError(
-                f"{what} of {where} have no values: their shape is {tuple(values.shape)}. Each row needs a value."
+                f"{what} of {where} have no values: their shape is {tuple(values.shape)}. "
+                "Each row needs at least one value."
             )
     for what, values in (("Inputs", x), ("Targets", y)):
         if (row := first_bad_row(values)) is not None:
             raise DataError(
-                f"{what} of {where} contain nan or infinity (first in row {row}). Clean or drop such rows."
+                f"{what} of {where} contain nan or infinity (first in row {row}). "
+                "Clean or drop such rows."
             )
     if len(y) and not y.is_floating_point() and int(y.min()) < 0:
         raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
@@ -31,87 +37,88 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
         )
 
 
-def check_test(x: Tensor | None, y: Tensor | None, like: Tensor, classes: int | None) -> None:
-    """Raises unless there is no test set, or a whole one with inputs `like` the clients'."""
+def check_test_set(
+    x: Tensor | None, y: Tensor | None, train_x: Tensor, classes: int | None
+) -> None:
+    """Raises if the test set is incomplete or its inputs differ in shape from `train_x`."""
     if (x is None) != (y is None):
         raise DataError("There is only one of x_test and y_test; give both, or neither.")
     if x is not None and y is not None:
         check_examples(x, y, "the test data", classes)
-        if x.shape[1:] != like.shape[1:]:
+        if x.shape[1:] != train_x.shape[1:]:
             raise DataError(
-                f"Test inputs have shape {tuple(x.shape[1:])}, training inputs {tuple(like.shape[1:])}; "
-                "they must agree."
+                f"Test inputs have shape {tuple(x.shape[1:])}, training inputs "
+                f"{tuple(train_x.shape[1:])}; they must agree."
             )
 
 
-def check_server(x: Tensor, like: Tensor) -> None:
-    """Raises unless the server's inputs are finite, and `like` the clients'."""
-    if x.dim() == 0 or not len(x) or x.shape[1:] != like.shape[1:]:
+def check_server_inputs(x: Tensor, train_x: Tensor) -> None:
+    """Raises unless the server's inputs are finite and have the shape of `train_x` per row."""
+    if x.dim() == 0 or not len(x) or x.shape[1:] != train_x.shape[1:]:
         raise DataError(
-            f"The server's inputs have shape {tuple(x.shape)}, the clients' {tuple(like.shape)}; "
-            "give x_server one row or more of the same kind, or None."
+            f"The server's inputs have shape {tuple(x.shape)}, the clients' "
+            f"{tuple(train_x.shape)}; give x_server at least one row of the same shape, or None."
         )
     if (row := first_bad_row(x)) is not None:
         raise DataError(
-            f"The server's inputs contain nan or infinity (first in row {row}). Clean or drop such rows."
+            f"The server's inputs contain nan or infinity (first in row {row}). "
+            "Clean or drop such rows."
         )
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
-    """Raises unless inputs and targets are of one length."""
+    """Raises unless inputs and targets have the same number of rows."""
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise DataError(
-            f"Inputs and targets of {where} must have one row an example each; got shapes {got}."
+            f"Inputs and targets of {where} must each have one row per example; "
+            f"got shapes {tuple(x.shape)} and {tuple(y.shape)}."
         )
 
 
 def first_bad_row(values: Tensor) -> int | None:
-    """The first row with nan or infinity, or None; found without a copy: both show in the smallest
-    or the largest.
-    """
+    """Returns the first row that contains nan or infinity, or None."""
     if not values.is_floating_point() or not values.numel():
         return None
+    # nan and infinity both show up in the minimum or the maximum. This common path allocates no
+    # boolean mask of the size of the data.
     if bool(torch.isfinite(torch.stack(torch.aminmax(values))).all()):
         return None
     return int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
 
 
-def first_too_large(values: Tensor, dtype: torch.dtype) -> tuple[int, ...] | None:
-    """The place of the first finite number that `dtype` cannot hold, or None; found without a copy
-    if there is none.
+def first_unrepresentable(values: Tensor, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Returns the index of the first finite value that overflows in `dtype`, or None.
 
-    >>> first_too_large(torch.tensor([[1.0, 1e300]], dtype=torch.float64), torch.float32)
+    >>> first_unrepresentable(torch.tensor([[1.0, 1e300]], dtype=torch.float64), torch.float32)
     (0, 1)
     """
+    limit = torch.finfo(dtype).max
     if (
         not values.is_floating_point()
         or not values.numel()
-        or torch.finfo(values.dtype).max <= torch.finfo(dtype).max
+        or torch.finfo(values.dtype).max <= limit
     ):
         return None
-    most = torch.finfo(dtype).max
-    if float(torch.stack(torch.aminmax(values)).abs().max()) <= most:
+    # As in `first_bad_row`, the minimum and the maximum decide the common case without a mask.
+    if float(torch.stack(torch.aminmax(values)).abs().max()) <= limit:
         return None
-    found = torch.nonzero(values.isfinite() & (values.abs() > most))
-    return tuple(found[0].tolist()) if len(found) else None
+    indices = torch.nonzero(values.isfinite() & (values.abs() > limit))
+    return tuple(indices[0].tolist()) if len(indices) else None
 
 
 def check_range(values: Tensor | None, what: str, dtype: torch.dtype) -> None:
-    """Raises if `dtype` would make infinities of finite numbers: where, which one, and what to
-    do.
-    """
-    if values is None or (place := first_too_large(values, dtype)) is None:
+    """Raises if a conversion to `dtype` would turn a finite value into infinity."""
+    if values is None or (index := first_unrepresentable(values, dtype)) is None:
         return
-    row, *rest = place
+    row, *rest = index
     column = f", column {rest[0] if len(rest) == 1 else tuple(rest)}" if rest else ""
     name = str(dtype).removeprefix("torch.")
     raise DataError(
-        f"{what} hold {float(values[place]):.6g} (first in row {row}{column}), which {name} cannot hold. Scale the "
-        "data, drop such rows, or use float64."
+        f"{what} hold {float(values[index]):.6g} (first in row {row}{column}), which {name} cannot "
+        "hold. Scale the data, drop such rows, or use float64."
     )
 
 
-def describe(values: Tensor) -> str:
-    """Shape of one example and its type, for messages."""
+def describe_example(values: Tensor) -> str:
+    """Returns the shape of one example and its dtype for messages, such as "(28, 28) uint8"."""
     return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -1,6 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the official binary versions: 32x32 colour images (Krizhevsky,
-2009).
-"""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 colour images, official binary version."""
 
 from pathlib import Path
 from typing import Any
@@ -9,21 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import one_of
-from .dataset import Source, bad_file, find_file, read_bytes, sources
+from .dataset import Source, bad_file_error, find_file, read_bytes, sources
 from .normalize import Standardise
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 
 
-def per_channel(mean: tuple[float, ...], std: tuple[float, ...]) -> Standardise:
-    """The rule for bytes 0..255 from statistics published for values 0..1."""
+def scale_to_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Standardise:
+    """Returns the normalization of bytes 0..255, given channel statistics for values 0..1."""
     return Standardise(tuple(255 * value for value in mean), tuple(255 * value for value in std))
 
 
-# Channel means and standard deviations of the two training sets.
-CIFAR10 = per_channel((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-CIFAR100 = per_channel((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+# Means and standard deviations per channel of the two training sets.
+CIFAR10 = scale_to_bytes((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100 = scale_to_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
 @sources.register("cifar10")
@@ -31,7 +29,7 @@ def cifar10(*, root: Path | None = None) -> Source:
     """CIFAR-10: 50,000 training and 10,000 test images, uint8 [n, 3, 32, 32], labels 0..9.
 
     Args:
-        root: data folder; the files are in its folder cifar-10-batches-bin.
+        root: data folder, with the files in its subfolder cifar-10-batches-bin.
     """
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]
     paths = [
@@ -40,14 +38,16 @@ def cifar10(*, root: Path | None = None) -> Source:
     ]
     batches = [read_records(path, label_bytes=1) for path in paths]
     for path, batch in zip(paths[1:5], batches[1:5], strict=True):
-        if len(batch) != len(batches[0]):  # catches a file cut off between two records
-            raise bad_file(
+        # The size of a file that was cut off between two records is still a multiple of the size
+        # of a record, so only a comparison with another file detects it.
+        if len(batch) != len(batches[0]):
+            raise bad_file_error(
                 path, f"expected {len(batches[0])} images, as in {paths[0].name}, got {len(batch)}"
             )
     train, test = np.concatenate(batches[:5]), batches[5]
     for path, batch in zip(paths, batches, strict=True):
         check_labels(path, batch[:, 0], classes=10)
-    x, x_test = images(train, label_bytes=1), images(test, label_bytes=1)
+    x, x_test = extract_images(train, label_bytes=1), extract_images(test, label_bytes=1)
     y, y_test = train[:, 0].astype(np.int64), test[:, 0].astype(np.int64)
     info = {"source": "cifar10", "files": [str(path) for path in paths]}
     return Source(x, y, x_test, y_test, classes=10, standardise=CIFAR10, info=info)
@@ -58,7 +58,7 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
     """CIFAR-100: 50,000 training and 10,000 test images, uint8 [n, 3, 32, 32].
 
     Args:
-        root: data folder; the files are in its folder cifar-100-binary.
+        root: data folder, with the files in its subfolder cifar-100-binary.
         labels: "fine" for the 100 classes, "coarse" for the 20 superclasses.
     """
     column = {"coarse": 0, "fine": 1}[
@@ -72,33 +72,32 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
     for path, records in zip(paths, (train, test), strict=True):
         check_labels(path, records[:, 0], classes=20)
         check_labels(path, records[:, 1], classes=100)
-    x, x_test = images(train, label_bytes=2), images(test, label_bytes=2)
+    x, x_test = extract_images(train, label_bytes=2), extract_images(test, label_bytes=2)
     y, y_test = train[:, column].astype(np.int64), test[:, column].astype(np.int64)
     info = {"source": "cifar100", "labels": labels, "files": [str(path) for path in paths]}
     return Source(x, y, x_test, y_test, classes=classes, standardise=CIFAR100, info=info)
 
 
 def read_records(path: Path, label_bytes: int) -> NDArray[np.uint8]:
-    """The records of a binary file, [n, label_bytes + 3072]: labels, then the red, green and blue
-    planes.
+    """Returns the records of a binary file, [n, label_bytes + 3072].
+
+    A record is the label bytes, followed by the red, the green and the blue plane of the image.
     """
     content = read_bytes(path)
     size = label_bytes + PIXELS
     if not content or len(content) % size:
-        raise bad_file(
-            path, f"expected a whole number of records of {size} bytes, got {len(content)} bytes"
+        raise bad_file_error(
+            path, f"expected complete records of {size} bytes, got {len(content)} bytes"
         )
     return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
 def check_labels(path: Path, values: NDArray[np.uint8], classes: int) -> None:
-    """Raises unless all labels are below `classes`, which they are not in a file of another
-    kind.
-    """
+    """Raises unless all labels are below `classes`; a file in another format fails this check."""
     if values.max() >= classes:
-        raise bad_file(path, f"expected labels 0 to {classes - 1}, got {values.max()}")
+        raise bad_file_error(path, f"expected labels 0 to {classes - 1}, got {values.max()}")
 
 
-def images(records: NDArray[np.uint8], label_bytes: int) -> NDArray[Any]:
-    """The pixels of the records, [n, 3, 32, 32], in an array of their own."""
+def extract_images(records: NDArray[np.uint8], label_bytes: int) -> NDArray[Any]:
+    """Returns the pixels of the records as a contiguous copy, [n, 3, 32, 32]."""
     return np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, *SHAPE)

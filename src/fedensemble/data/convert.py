@@ -1,4 +1,4 @@
-"""What users give, arrays, lists or tensors, as tensors of the types that are trained on."""
+"""Converts arrays, lists and tensors from users to tensors of the dtypes used in training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from ..errors import DataError
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor of numbers: floats as float32, labels as int64, bytes (images) as they are."""
-    _refuse_masked(values)
+    """Returns a tensor of a dtype for training.
+
+    float32, float64 and uint8 (images) stay. Other floats become float32, other integers int64.
+
+    Raises:
+        DataError: the values are not numbers in dense arrays of one shape.
+    """
+    _reject_masked(values)
     try:
         tensor = (
             values.detach()
             if isinstance(values, Tensor)
-            else torch.as_tensor(sharable(np.asarray(values)))
+            else torch.as_tensor(to_shareable(np.asarray(values)))
         )
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
@@ -35,30 +41,34 @@ def as_tensor(values: Any) -> Tensor:
             f"Data of type {tensor.dtype} cannot be trained on; convert it to numbers first."
         )
     if tensor.dtype == torch.uint64 and tensor.numel() and int(tensor.view(torch.int64).min()) < 0:
-        # torch's conversion to int64 would turn them into negative numbers without a word.
+        # torch's conversion to int64 would silently turn these values into negative ones. Seen as
+        # int64, such values are negative, which is how the condition above finds them.
         raise DataError(
-            "Data of type uint64 hold numbers of 2**63 or more, which int64 cannot hold. Scale them down."
+            "Data of type uint64 contain values of 2**63 or more, which int64 cannot hold. "
+            "Scale them down."
         )
     return tensor if tensor.dtype == torch.uint8 else tensor.long()
 
 
 def as_inputs(values: Any) -> Tensor:
-    """A tensor of inputs: bytes stay bytes if they are images (three axes or more), and become
-    tokens if not.
+    """Returns a tensor of inputs: uint8 stays uint8 for images, and becomes int64 for tokens.
+
+    Arrays with three or more dimensions are images.
     """
     x = as_tensor(values)
     return x.long() if x.dtype == torch.uint8 and x.dim() < 3 else x
 
 
 def as_targets(values: Any) -> Tensor:
-    """A tensor of targets: floating-point numbers, or labels as int64."""
+    """Returns a tensor of targets: floating-point values, or labels as int64."""
     y = as_tensor(values)
     return y if y.is_floating_point() else y.long()
 
 
-def sharable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array, or a copy of one that torch cannot share memory with: read-only, reversed or of
-    another byte order.
+def to_shareable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the array, or a copy if torch cannot share its memory.
+
+    torch cannot share arrays that are read-only, have negative strides or another byte order.
     """
     values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
     return (
@@ -66,13 +76,12 @@ def sharable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     )
 
 
-def _refuse_masked(values: Any) -> None:
-    """Raises for NumPy masked arrays with masked entries: `np.asarray` would bring back what the
-    mask hides.
-    """
+def _reject_masked(values: Any) -> None:
+    """Raises for NumPy masked arrays with masked entries."""
+    # `np.asarray` ignores the mask, so the model would be trained on the masked values.
     parts = values if isinstance(values, (list, tuple)) else (values,)
     if any(np.ma.is_masked(part) for part in parts):
         raise DataError(
-            "Data are a NumPy masked array with masked entries, and what they hide would be trained on. Fill them, "
-            "x.filled(0), or drop their rows, np.ma.compress_rows(x)."
+            "Data are a NumPy masked array with masked entries, and the masked values would be "
+            "trained on. Fill them, x.filled(0), or drop their rows, np.ma.compress_rows(x)."
         )

@@ -1,6 +1,4 @@
-"""What a dataset is before it is divided among clients, the table of datasets, and where their
-files are found.
-"""
+"""A dataset before it is divided among clients, the registry of datasets, and access to files."""
 
 import gzip
 import os
@@ -25,8 +23,7 @@ from .normalize import Standardise
 Array = Tensor | NDArray[Any]
 Rows = NDArray[np.int64]
 
-# Each takes keyword options, all of which have defaults where there is a sensible one, and gives
-# back a Source.
+# Maps the name of a dataset to a function that takes keyword options and returns a Source.
 sources: Registry[Callable[..., "Source"]] = Registry("dataset")
 
 
@@ -38,12 +35,13 @@ class Source:
         x: training inputs, [n, ...].
         y: training targets, [n, ...].
         x_test, y_test: held-out examples, or None.
-        x_server: inputs for the server, without targets, or None.
+        x_server: unlabelled inputs for the server, or None.
         classes: number of classes (or tokens); None for regression, or to count the labels.
-        standardise: applied to inputs when a batch is drawn, or None.
-        group: number of the natural client of each training row, [n], or None where there are none.
-        group_names: names of the natural clients, where they have any.
-        info: facts for the run's record: `source` (the name), `files`, counts of what was left out.
+        standardise: normalization that is applied to the inputs of each batch, or None.
+        group: index of the natural client of each training row, [n], or None without natural
+            clients.
+        group_names: names of the natural clients, or None.
+        info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
     """
 
     x: Array
@@ -72,10 +70,11 @@ class Source:
             raise DataError(f"{self.name} has no training examples.")
         if self.group is not None and self.group.shape != (len(self.x),):
             raise DataError(
-                f"{self.name} has {len(self.x)} examples, but its client numbers have shape {self.group.shape}; "
-                "give one a training row."
+                f"{self.name} has {len(self.x)} examples, but its client numbers have shape "
+                f"{self.group.shape}; give one per training row."
             )
-        # Here, where rows still have the numbers they have in the file.
+        # Check the values here, before rows are dropped or reordered, so that row numbers in
+        # messages are those of the file.
         check_examples(as_tensor(self.x), as_targets(self.y), self.place)
         if self.x_test is not None and self.y_test is not None:
             check_examples(
@@ -93,27 +92,28 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Where the rows are, for messages: the only file, or the name."""
+        """The location of the rows for messages: the file if there is exactly one, or the name."""
         files = self.info.get("files", ())
         return str(files[0]) if len(files) == 1 else self.name[0].lower() + self.name[1:]
 
     def labels(self) -> Rows:
-        """The class of each training row, [n]; raises where an example has no single class."""
+        """Returns the class of each training row, [n]; raises unless each row has one class."""
         y = as_tensor(self.y)
         if y.is_floating_point() or y.dim() != 1:
             got = f"{str(y.dtype).removeprefix('torch.')} targets of shape {tuple(y.shape)}"
             advice = advise_labels(y) or (
-                "Use the partition iid, quantity, contiguous or, where it has natural clients, natural."
+                "Use the partition iid, quantity, contiguous or, if there are natural clients, "
+                "natural."
             )
             raise InputError(
-                f"{self.name} has no class label for each example (it has {got}), so it cannot be divided by label. "
-                f"{advice}"
+                f"{self.name} has no class label for each example (it has {got}), so it cannot be "
+                f"divided by label. {advice}"
             )
         return y.long().cpu().numpy()
 
 
 def load(name: str, **options: Any) -> Source:
-    """The dataset of this name; raises for unknown options.
+    """Returns the dataset of this name; raises for unknown options.
 
     >>> load("gaussians", n=60, classes=3).classes
     3
@@ -123,57 +123,56 @@ def load(name: str, **options: Any) -> Source:
     return function(**options)
 
 
-def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator for one purpose: the same for the same seed and purpose, on every
-    machine.
-    """
-    # crc32, not hash(): Python salts the hash of strings in every process.
+def make_rng(seed: int, purpose: str) -> np.random.Generator:
+    """Returns a random generator that depends on `seed` and `purpose` only, on every machine."""
+    # crc32 instead of hash(), because Python salts the hash of strings in every process.
     return np.random.default_rng([whole(purpose, "seed", seed), zlib.crc32(purpose.encode())])
 
 
 def data_folder(root: Path | str | None = None) -> Path:
-    """The folder datasets are kept in: `root`, else $FEDENSEMBLE_DATA, else the user's cache
-    folder.
-    """
-    chosen = root or os.environ.get("FEDENSEMBLE_DATA")
-    if not chosen:
+    """Returns the data folder: `root`, else $FEDENSEMBLE_DATA, else the user's cache folder."""
+    folder = root or os.environ.get("FEDENSEMBLE_DATA")
+    if not folder:
         import pooch
 
-        chosen = pooch.os_cache("fedensemble")
-    return Path(chosen).expanduser()
+        folder = pooch.os_cache("fedensemble")
+    return Path(folder).expanduser()
 
 
-def find_file(dataset: str, root: Path | str | None, places: Sequence[str], how: str = "") -> Path:
-    """The first of `places` (relative to the data folder) that exists; raises an error that lists
-    them all.
+def find_file(
+    dataset: str, root: Path | str | None, places: Sequence[str], how_to_get: str = ""
+) -> Path:
+    """Returns the first of `places` that exists; raises an error that lists all of them.
 
     Args:
-        how: the sentence that says how to get the file; by default, by `fedensemble data get`.
+        places: paths relative to the data folder.
+        how_to_get: a sentence on how to get the file; by default it names `fedensemble data get`.
     """
     folder = data_folder(root)
     for place in places:
         if (folder / place).is_file():
             return folder / place
-    looked = ", ".join(str(folder / place) for place in places)
-    how = (
-        how
-        or f"Get it by `fedensemble data get {dataset}`, or set FEDENSEMBLE_DATA to the folder that has it."
+    searched = ", ".join(str(folder / place) for place in places)
+    how_to_get = how_to_get or (
+        f"Get it by `fedensemble data get {dataset}`, or set FEDENSEMBLE_DATA to the folder that "
+        "has it."
     )
     raise DataError(
-        f"Dataset '{dataset}' needs the file {Path(places[0]).name}, which is missing. Looked for {looked}. {how}"
+        f"Dataset '{dataset}' needs the file {Path(places[0]).name}, which is missing. "
+        f"Looked for {searched}. {how_to_get}"
     )
 
 
 def read_bytes(path: Path) -> bytes:
-    """What the file holds, unpacked if its name ends in .gz."""
+    """Returns the content of a file, decompressed if its name ends in .gz."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise bad_file(path, f"it cannot be read ({error})") from None
+        raise bad_file_error(path, f"it cannot be read ({error})") from None
 
 
-def bad_file(path: Path, problem: str) -> DataError:
-    """The error for a file that is there but cannot be used."""
+def bad_file_error(path: Path, problem: str) -> DataError:
+    """Returns the error for a dataset file that exists but cannot be used."""
     return DataError(
         f"The file {path} is damaged or of another kind: {problem}. Delete it and get it again."
     )

@@ -1,5 +1,6 @@
-"""Downloads of public datasets into the data folder: checked by their hashes, and all or
-nothing.
+"""Downloads public datasets into the data folder.
+
+Files are verified by their hashes. They appear in the data folder complete or not at all.
 """
 
 import logging
@@ -14,7 +15,7 @@ from pathlib import Path
 from ..errors import DataError
 from .dataset import data_folder, sources
 
-CONNECT_SECONDS = 30.0  # without an answer for so long, a download has failed
+CONNECT_SECONDS = 30.0  # a download fails after this time without a response
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Remote:
     """One file to download.
 
     Args:
-        url: where it is.
+        url: address of the file.
         known_hash: "md5:..." or "sha256:...".
-        folder: the folder below the data folder it, or what is in it, belongs to.
-        members: for an archive, the files it must have in `folder`, and their sizes in bytes; empty
-            for a plain file.
+        folder: subfolder of the data folder for the file, or for the content of an archive.
+        members: for an archive, the names of the files that it must contain in `folder`, and their
+            sizes in bytes; empty for a plain file.
     """
 
     url: str
@@ -36,12 +37,12 @@ class Remote:
 
     @property
     def file_name(self) -> str:
-        """The last part of the address."""
+        """The last part of the URL."""
         return self.url.rsplit("/", 1)[-1]
 
 
-def mnist_file(name: str, md5: str) -> Remote:
-    """One of the four files of MNIST, from the mirror that torchvision uses."""
+def mnist_remote(name: str, md5: str) -> Remote:
+    """Returns the download of one of the four MNIST files, from the mirror of torchvision."""
     return Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"md5:{md5}", "mnist")
 
 
@@ -49,10 +50,10 @@ CIFAR10_FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_
 
 REMOTES: dict[str, tuple[Remote, ...]] = {
     "mnist": (
-        mnist_file("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        mnist_file("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
-        mnist_file("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
-        mnist_file("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
+        mnist_remote("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        mnist_remote("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
+        mnist_remote("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
+        mnist_remote("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
     ),
     "cifar10": (
         Remote(
@@ -79,29 +80,32 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
     ),
 }
 
-BY_HAND = {
-    "openimage": "It is too large to download here. Get it from https://fedscale.ai (benchmark/dataset/download.sh of "
-    "FedScale) and unpack it to {folder}/openimage: client_data_mapping/train.csv and test.csv, train/ and test/.",
-    "npz": "It is a file of your own: write one by numpy.savez with arrays x and y, and give its path.",
+MANUAL_INSTRUCTIONS = {
+    "openimage": "It is too large to download here. Get it from https://fedscale.ai "
+    "(benchmark/dataset/download.sh of FedScale) and unpack it to {folder}/openimage: "
+    "client_data_mapping/train.csv and test.csv, train/ and test/.",
+    "npz": "It is a file of your own: write one by numpy.savez with arrays x and y, and give its "
+    "path.",
 }
 
 
 def get(
     name: str, root: Path | str | None = None, progress: Callable[[str], None] | None = None
 ) -> list[Path]:
-    """The dataset's files, downloaded if they are not there yet; empty for datasets that need none.
+    """Returns the files of a dataset, after downloading those that are missing.
+
+    The list is empty for datasets that need no files.
 
     Args:
         root: data folder; by default $FEDENSEMBLE_DATA or the user's cache folder.
-        progress: called with one line before each download.
+        progress: called with one line of text before each download.
     """
     folder = data_folder(root)
-    if name in BY_HAND:
-        raise DataError(
-            f"Dataset '{name}' cannot be downloaded. {BY_HAND[name].format(folder=folder)}"
-        )
+    if name in MANUAL_INSTRUCTIONS:
+        instructions = MANUAL_INSTRUCTIONS[name].format(folder=folder)
+        raise DataError(f"Dataset '{name}' cannot be downloaded. {instructions}")
     if name not in REMOTES:
-        sources[name]  # raises for unknown names
+        sources[name]  # raises for an unknown name
         return []
     paths: list[Path] = []
     for remote in REMOTES[name]:
@@ -110,49 +114,54 @@ def get(
                 paths += get_archive(remote, folder, progress)
             else:
                 paths.append(fetch(remote, folder / remote.folder, progress))
-        # requests' errors are OSErrors, pooch's ValueErrors
+        # The errors of requests are OSErrors, those of pooch are ValueErrors.
         except (OSError, ValueError, tarfile.TarError) as error:
             if getattr(error, "response", None) is not None:
-                error.response.close()  # type: ignore[union-attr]  # pooch leaves the connection of a refusal open
-            what = "unpack it there" if remote.members else "put it there"
+                # After an HTTP error, pooch leaves the connection open.
+                error.response.close()  # type: ignore[union-attr]
+            action = "unpack it there" if remote.members else "put it there"
             place = folder if remote.members else folder / remote.folder
             raise DataError(
-                f"Could not get {remote.url} for dataset '{name}': {first_line(error)} "
-                f"Try again, or download it by hand and {what}: {place}."
+                f"Could not get {remote.url} for dataset '{name}': {format_error(error)} "
+                f"Try again, or download it by hand and {action}: {place}."
             ) from None
     return paths
 
 
 def get_archive(remote: Remote, folder: Path, progress: Callable[[str], None] | None) -> list[Path]:
-    """The archive's files in their folder, which appears complete or not at all."""
+    """Returns the unpacked files of an archive, after downloading it if files are missing."""
     target = folder / remote.folder
     if not is_complete(remote, target):
         folder.mkdir(parents=True, exist_ok=True)
+        # Unpack to a scratch folder on the same file system, then rename. A rename is atomic, so an
+        # interrupted download never leaves an incomplete folder.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as scratch:
             archive = fetch(remote, Path(scratch), progress)
             with tarfile.open(archive) as tar:
-                # refuses paths and links that lead outside
+                # filter="data" rejects paths and links that lead out of the folder.
                 tar.extractall(Path(scratch) / "new", filter="data")
             unpacked = Path(scratch) / "new" / remote.folder
             if not is_complete(remote, unpacked):
                 raise ValueError(
-                    f"the archive has not all of {', '.join(remote.members)} in {remote.folder}"
+                    f"the archive does not contain all of {', '.join(remote.members)} in "
+                    f"{remote.folder}"
                 )
-            if target.exists():  # left by someone else, and incomplete
+            if target.exists():  # incomplete, from another program
                 os.replace(target, Path(scratch) / "old")
             os.replace(unpacked, target)
     return [target / name for name in remote.members]
 
 
 def is_complete(remote: Remote, target: Path) -> bool:
-    """Whether all the archive's files are in `target` and have their sizes."""
+    """Returns whether `target` has all files of the archive with the expected sizes."""
     files = {target / name: size for name, size in remote.members.items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
 
 
 def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) -> Path:
-    """The file in `folder`, written under another name until its hash is checked; kept if one there
-    has it already.
+    """Returns the path of the file in `folder`, after downloading it if it is missing.
+
+    A file with the right hash is kept. A download has a temporary name until its hash is verified.
     """
     import pooch
 
@@ -160,7 +169,7 @@ def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) 
     if progress is not None and not path.exists():
         progress(f"downloading {remote.url} to {path}")
     downloader = pooch.HTTPDownloader(timeout=CONNECT_SECONDS)
-    with quiet(pooch.get_logger()):
+    with suppress_info_logs(pooch.get_logger()):
         pooch.retrieve(
             remote.url,
             remote.known_hash,
@@ -172,10 +181,8 @@ def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) 
 
 
 @contextmanager
-def quiet(logger: logging.Logger) -> Iterator[None]:
-    """Keeps a logger from anything below a warning for a while; what is to be said, `progress`
-    says.
-    """
+def suppress_info_logs(logger: logging.Logger) -> Iterator[None]:
+    """Suppresses log records below warnings inside the `with` block; `progress` reports instead."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -184,6 +191,6 @@ def quiet(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def first_line(error: Exception) -> str:
-    """The error's message in one line, with a full stop."""
+def format_error(error: Exception) -> str:
+    """Returns the message of an error on one line, with a full stop."""
     return " ".join(str(error).split()).rstrip(".") + "."

@@ -1,7 +1,7 @@
-"""Stand-ins: made-up images and text of the shape of real datasets, so that every experiment runs
-without downloads.
+"""Fake images and text with the shapes of real datasets, so that experiments need no downloads.
 
-They say that the machinery works at the real shapes; they say nothing of accuracy on the real data.
+They show that the code works at the real shapes. Accuracy on them says nothing about accuracy on
+the real data.
 """
 
 from dataclasses import replace
@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import fraction, whole
-from .dataset import Rows, Source, bad_file, data_folder, generator, sources
+from .dataset import Rows, Source, bad_file_error, data_folder, make_rng, sources
 from .normalize import Standardise
 from .shakespeare import VOCABULARY, cut_windows
 
 OPENIMAGE_SIZES = "fedscale/openimage_client_sizes.npy"
-# Of 10,000 OpenImage clients: smallest, median, and the spread of the logarithm by the 90th
-# percentile, 1,029.
+# The sizes of 10,000 OpenImage clients: the smallest, the median, and the standard deviation of the
+# logarithm, which follows from the 90th percentile, 1,029.
 SMALLEST, MEDIAN, SPREAD = 32, 104, 1.79
-COARSE = 4  # a class is a pattern of so many patches a side
-NOISE = 32.0  # standard deviation of a pixel, of 255
-SUCCESSORS = 4  # characters that may follow one
+COARSE = 4  # the pattern of a class has COARSE x COARSE patches
+NOISE = 32.0  # standard deviation of the noise of a pixel, whose value is 0..255
+SUCCESSORS = 4  # number of characters that may follow a character
 
 
 @sources.register("stand-in-images")
-def stand_in_images(
+def fake_images(
     *,
     channels: int = 3,
     side: int = 32,
@@ -35,19 +35,20 @@ def stand_in_images(
     most: int = 64,
     seed: int = 0,
 ) -> Source:
-    """Made-up images, uint8 [n, channels, side, side]: a coarse random pattern for each class,
-    under noise.
+    """Fake images, uint8 [n, channels, side, side]: a random coarse pattern per class plus noise.
 
     Args:
-        channels, side: of an image, which is a square.
-        classes: as many labels as the real data have, each as often as can be.
-        n, n_test: number of training and of test images.
-        groups: so many natural clients in place of `n` images, of the sizes OpenImage's clients
-            have: read from fedscale/openimage_client_sizes.npy of the data folder where it is
-                there, else drawn alike.
-        most: natural clients have at most so many images.
+        channels: number of channels.
+        side: height and width of the images, in pixels.
+        classes: number of labels; all are equally frequent, within one image.
+        n: number of training images.
+        n_test: number of test images; 0 means no test set.
+        groups: number of natural clients. If it is given, the sizes of the clients replace `n`.
+            They have the distribution of OpenImage's client sizes, and are sampled from the file
+            fedscale/openimage_client_sizes.npy of the data folder if it exists.
+        most: maximum number of images of a natural client.
 
-    >>> stand_in_images(channels=1, side=28, n=20, n_test=10).x.shape
+    >>> fake_images(channels=1, side=28, n=20, n_test=10).x.shape
     (20, 1, 28, 28)
     """
     owner = "dataset 'stand-in-images'"
@@ -60,47 +61,47 @@ def stand_in_images(
     ):
         whole(owner, name, value, minimum=1)
     whole(owner, "n_test", n_test)
-    random = generator(seed, "stand-in images")
-    patterns = random.integers(64, 192, (classes, channels, COARSE, COARSE))
+    rng = make_rng(seed, "stand-in images")
+    patterns = rng.integers(64, 192, (classes, channels, COARSE, COARSE))
     group: Rows | None = None
     if groups is not None:
         sizes = np.minimum(openimage_sizes(whole(owner, "groups", groups, minimum=1), seed), most)
         group, n = np.repeat(np.arange(groups), sizes), int(sizes.sum())
-    (x, y), (x_test, y_test) = (draw_images(random, patterns, side, count) for count in (n, n_test))
+    (x, y), (x_test, y_test) = (draw_images(rng, patterns, side, count) for count in (n, n_test))
     info = {"source": "stand-in-images", "files": [], "seed": seed}
-    rule = Standardise(mean=(128.0,), std=(64.0,))
-    source = Source(x, y, classes=classes, standardise=rule, group=group, info=info)
+    standardise = Standardise(mean=(128.0,), std=(64.0,))
+    source = Source(x, y, classes=classes, standardise=standardise, group=group, info=info)
     return replace(source, x_test=x_test, y_test=y_test) if n_test else source
 
 
 def draw_images(
-    random: np.random.Generator, patterns: NDArray[np.int64], side: int, count: int
+    rng: np.random.Generator, patterns: NDArray[np.int64], side: int, count: int
 ) -> tuple[NDArray[np.uint8], Rows]:
-    """Images [count, channels, side, side] and their classes."""
-    y = random.permutation(np.arange(count) % len(patterns))
-    place = np.arange(side) * COARSE // side
-    clean = patterns[y][:, :, place][:, :, :, place]
-    noisy = clean + NOISE * random.standard_normal(clean.shape, np.float32)
+    """Returns random images [count, channels, side, side] and their classes [count]."""
+    y = rng.permutation(np.arange(count) % len(patterns))
+    patch = np.arange(side) * COARSE // side  # of each pixel of a row or column
+    clean = patterns[y][:, :, patch][:, :, :, patch]
+    noisy = clean + NOISE * rng.standard_normal(clean.shape, np.float32)
     return np.clip(noisy, 0, 255).astype(np.uint8), y
 
 
 def openimage_sizes(count: int, seed: int) -> Rows:
-    """Numbers of examples of so many clients, drawn from the real ones where they are there."""
-    random = generator(seed, "openimage sizes")
+    """Returns the sizes of `count` clients, sampled from the real sizes if their file exists."""
+    rng = make_rng(seed, "openimage sizes")
     path = data_folder() / OPENIMAGE_SIZES
-    sizes: Rows = np.maximum(
-        MEDIAN * np.exp(SPREAD * random.standard_normal(count)), SMALLEST
-    ).astype(np.int64)
+    sizes: Rows = np.maximum(MEDIAN * np.exp(SPREAD * rng.standard_normal(count)), SMALLEST).astype(
+        np.int64
+    )
     if path.is_file():
         try:
-            sizes = random.choice(np.load(path, allow_pickle=False).astype(np.int64), count)
+            sizes = rng.choice(np.load(path, allow_pickle=False).astype(np.int64), count)
         except (OSError, ValueError) as error:
-            raise bad_file(path, f"it cannot be read ({error})") from None
+            raise bad_file_error(path, f"it cannot be read ({error})") from None
     return sizes
 
 
 @sources.register("stand-in-text")
-def stand_in_text(
+def fake_text(
     *,
     roles: int = 20,
     characters: int = 1000,
@@ -108,13 +109,12 @@ def stand_in_text(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Source:
-    """Made-up text with the vocabulary of `shakespeare`: every character has a few that may follow
-    it.
+    """Fake text with the vocabulary of `shakespeare`; each character has four possible successors.
 
     Args:
         roles: number of natural clients.
-        characters: of each.
-        sequence, test_fraction: as of `shakespeare`.
+        characters: length of the text of each client.
+        sequence, test_fraction: as for `shakespeare`.
     """
     owner = "dataset 'stand-in-text'"
     roles, sequence = (
@@ -123,12 +123,12 @@ def stand_in_text(
     )
     characters = whole(owner, "characters", characters, minimum=2 * sequence + 2)
     cut = characters - round(fraction(owner, "test_fraction", test_fraction) * characters)
-    random = generator(seed, "stand-in text")
-    following = random.integers(1, len(VOCABULARY), (len(VOCABULARY), SUCCESSORS))
-    choices = random.integers(SUCCESSORS, size=(characters, roles))
+    rng = make_rng(seed, "stand-in text")
+    successors = rng.integers(1, len(VOCABULARY), (len(VOCABULARY), SUCCESSORS))
+    choices = rng.integers(SUCCESSORS, size=(characters, roles))
     text = np.zeros((characters, roles), np.int64)
-    for place in range(1, characters):
-        text[place] = following[text[place - 1], choices[place]]
+    for position in range(1, characters):
+        text[position] = successors[text[position - 1], choices[position]]
     train = [cut_windows(text[:cut, role], sequence) for role in range(roles)]
     test = np.concatenate([cut_windows(text[cut:, role], sequence) for role in range(roles)])
     rows = np.concatenate(train)

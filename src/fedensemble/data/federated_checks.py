@@ -1,6 +1,4 @@
-"""Checks of what `FederatedData` is made of beside the examples: types, sizes and names of
-clients.
-"""
+"""Checks of the fields of `FederatedData` other than examples: types, client sizes and names."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
     from .federated import FederatedData
 
 
-def check_kinds(data: FederatedData) -> None:
-    """Raises unless every field is of the type that its documentation names."""
+def check_field_types(data: FederatedData) -> None:
+    """Raises unless every field has its documented type."""
     for name in ("x", "y", "start", "size"):
         _check_tensor(name, getattr(data, name))
     for name in ("x_test", "y_test", "x_server"):
@@ -30,12 +28,13 @@ def check_kinds(data: FederatedData) -> None:
         value = getattr(data, name)
         if value.dtype != torch.int64 or value.dim() != 1:
             raise DataError(
-                f"{name} must be an int64 tensor [N]; got {value.dtype} of shape {tuple(value.shape)}."
+                f"{name} must be an int64 tensor [N]; got {value.dtype} of shape "
+                f"{tuple(value.shape)}."
             )
     if len(data.start) != len(data.size) or not len(data.size):
         raise DataError(
-            f"start and size need one number per client, and one client or more; got {len(data.start)} and "
-            f"{len(data.size)} numbers."
+            "start and size need one value per client, and at least one client; "
+            f"got {len(data.start)} and {len(data.size)} values."
         )
     if data.classes is not None:
         whole("FederatedData", "classes", data.classes, minimum=1)
@@ -46,21 +45,25 @@ def check_kinds(data: FederatedData) -> None:
     if isinstance(data.standardise, Standardise):
         channels = data.x.shape[1] if data.x.dim() > 1 else 1
         for name in ("mean", "std"):
-            if len(getattr(data.standardise, name)) not in (1, channels):
+            count = len(getattr(data.standardise, name))
+            if count not in (1, channels):
                 raise InputError(
-                    f"standardise has {len(getattr(data.standardise, name))} numbers as {name}, and inputs of shape "
+                    f"standardise has {count} values as {name}, and inputs of shape "
                     f"{tuple(data.x.shape[1:])} need 1 or {channels}."
                 )
 
 
 def _check_tensor(name: str, value: Any) -> None:
+    """Raises unless `value` is a dense tensor with values."""
     if not isinstance(value, Tensor):
         raise DataError(
-            f"{name} must be a tensor; got {type(value).__name__}. from_clients and from_arrays take arrays."
+            f"{name} must be a tensor; got {type(value).__name__}. from_clients and from_arrays "
+            "take arrays."
         )
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
         raise DataError(
-            f"{name} must be a dense tensor with values; got one of layout {value.layout} on {value.device}."
+            f"{name} must be a dense tensor with values; got one of layout {value.layout} on "
+            f"{value.device}."
         )
 
 
@@ -77,19 +80,18 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def as_sizes(sizes: Any) -> Tensor:
-    """Client sizes as int64 [N]; raises unless they are integers."""
+    """Returns the client sizes as int64 [N]; raises unless they are integers."""
     size = as_tensor(sizes)
     if size.is_floating_point() or size.dim() != 1:
         raise DataError(
-            f"sizes must be one integer per client, [N]; got {size.dtype} of shape {tuple(size.shape)}."
+            f"sizes must be one integer per client, [N]; got {size.dtype} of shape "
+            f"{tuple(size.shape)}."
         )
     return size.long()
 
 
-def check_names(names: Any, clients: int) -> None:
-    """Raises unless there is one printable name per client: a lone surrogate cannot be written to
-    any file.
-    """
+def check_client_names(names: Any, clients: int) -> None:
+    """Raises unless there is one name per client that can be written to a file."""
     if not isinstance(names, (tuple, list)):
         raise DataError(f"names must be a sequence of texts, one per client; got {names!r}.")
     if len(names) != clients:
@@ -98,7 +100,7 @@ def check_names(names: Any, clients: int) -> None:
         if not isinstance(name, str):
             raise DataError(f"The name of client {client} must be text; got {name!r}.")
         try:
-            name.encode()
+            name.encode()  # fails for a lone surrogate, which no file can hold
         except UnicodeEncodeError:
             raise DataError(
                 f"The name of client {client} is not valid Unicode text: {name!a}. Rename it."

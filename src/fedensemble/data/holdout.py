@@ -1,6 +1,4 @@
-"""What is tested on: part of the training data in place of the test set, so that a search never
-sees it; or less.
-"""
+"""Changes the test set of a dataset: a validation split in its place, or fewer test examples."""
 
 from dataclasses import replace
 
@@ -8,41 +6,60 @@ import numpy as np
 
 from ..arguments import fraction, whole
 from .convert import as_tensor
-from .dataset import Source
-from .digits import hold_out
+from .dataset import Rows, Source, make_rng
 
-SEED = 0  # the same examples for every run, so that all choices are made on one set
+SEED = 0  # fixed, so that all runs of a search hold out the same examples
 
 
-def with_validation(source: Source, share: float) -> Source:
-    """The source with this share of its training examples as its test set: of every class, or of
-    all rows.
+def draw_holdout_mask(
+    labels: Rows, share: float, seed: int
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Returns a mask of held-out rows, [n]: a random `share` of every class, rounded.
 
-    The real test set is left out altogether.
+    >>> draw_holdout_mask(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0).sum()
+    np.int64(2)
+    """
+    rng = make_rng(seed, "hold-out")
+    mask = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        mask[rows[: round(share * len(rows))]] = True
+    return mask
+
+
+def hold_out_validation(source: Source, share: float) -> Source:
+    """Returns the dataset with a `share` of its training examples in place of its test set.
+
+    The share is taken from every class, or from all rows if an example has no single class. The
+    original test set is dropped, so that a hyper-parameter search cannot use it.
 
     >>> from fedensemble.data import load
-    >>> held = with_validation(load("gaussians", n=100, n_test=7), 0.2)
-    >>> len(held.x), len(held.x_test)
+    >>> held_out = hold_out_validation(load("gaussians", n=100, n_test=7), 0.2)
+    >>> len(held_out.x), len(held_out.x_test)
     (80, 20)
     """
     fraction("data", "validation", share)
-    y = as_tensor(source.y)
-    single = y.dim() == 1 and not y.is_floating_point()
-    held = hold_out(source.labels() if single else np.zeros(len(source), np.int64), share, SEED)
-    group = None if source.group is None else source.group[~held]
     x, y = as_tensor(source.x), as_tensor(source.y)
-    test = (x[held], y[held]) if held.any() else (None, None)
-    info = {**source.info, "validation": share}
+    has_labels = y.dim() == 1 and not y.is_floating_point()
+    labels = source.labels() if has_labels else np.zeros(len(source), np.int64)
+    mask = draw_holdout_mask(labels, share, SEED)
+    x_test, y_test = (x[mask], y[mask]) if mask.any() else (None, None)
     return replace(
-        source, x=x[~held], y=y[~held], x_test=test[0], y_test=test[1], group=group, info=info
+        source,
+        x=x[~mask],
+        y=y[~mask],
+        x_test=x_test,
+        y_test=y_test,
+        group=None if source.group is None else source.group[~mask],
+        info={**source.info, "validation": share},
     )
 
 
-def with_fewer_tests(source: Source, most: int) -> Source:
-    """The source with at most so many test examples, spread evenly over them.
+def limit_test_set(source: Source, most: int) -> Source:
+    """Returns the dataset with at most `most` test examples, spread evenly over the test set.
 
     >>> from fedensemble.data import load
-    >>> len(with_fewer_tests(load("gaussians", n=10, n_test=100), 30).x_test)
+    >>> len(limit_test_set(load("gaussians", n=10, n_test=100), 30).x_test)
     30
     """
     whole("data", "test_examples", most, minimum=1)

@@ -1,5 +1,6 @@
-"""Labels that are odd: numbers left out, test labels never trained on, classes not written as whole
-numbers.
+"""Checks of labels: gaps in the numbering, test labels that no client has, one-hot or float labels.
+
+Problems that make training useless raise an error; the others become notes for the user.
 """
 
 from collections.abc import Sequence
@@ -9,25 +10,26 @@ from torch import Tensor
 
 from ..errors import DataError
 
-# that are believed where labels are counted; more must be asked for by `classes`
+# Largest number of classes that is inferred from labels. More classes need the argument `classes`,
+# because a stray large label would make the output layer of the model huge.
 MOST_CLASSES = 10_000_000
 
 
 def count_classes(targets: Sequence[Tensor]) -> int:
-    """The largest label and one more; raises where that is no plausible number of classes."""
-    # others are refused where they are checked
-    known = [values for values in targets if bool(values.isfinite().all())]
-    most = max((int(values.max()) for values in known), default=-1)
-    if most >= MOST_CLASSES:
+    """Returns the largest label plus one; raises if that is no plausible number of classes."""
+    # Targets with nan or infinity are skipped here; `check_examples` raises for them.
+    finite = [values for values in targets if bool(values.isfinite().all())]
+    largest = max((int(values.max()) for values in finite), default=-1)
+    if largest >= MOST_CLASSES:
         raise DataError(
-            f"Labels go up to {most}, and a model would get an output for each of {most + 1} classes. Number the "
-            "classes 0, 1, 2, ...: numpy.unique(y, return_inverse=True)[1]."
+            f"Labels go up to {largest}, and a model would get an output for each of {largest + 1} "
+            "classes. Number the classes 0, 1, 2, ...: numpy.unique(y, return_inverse=True)[1]."
         )
-    return most + 1
+    return largest + 1
 
 
 def check_whole(y: Tensor, what: str) -> Tensor:
-    """Labels as int64; raises if they are floats with fractions, which a conversion would cut off.
+    """Returns labels as int64; raises for floats with fractions, which a cast would truncate.
 
     >>> check_whole(torch.tensor([0.0, 2.0]), "Test labels").tolist()
     [0, 2]
@@ -39,26 +41,30 @@ def check_whole(y: Tensor, what: str) -> Tensor:
     if len(fractions):
         row, column = fractions[0].tolist()
         raise DataError(
-            f"{what} must be whole numbers 0, 1, 2, ...; got {float(flat[row, column]):g} in row {row}. Give the "
-            "number of the class."
+            f"{what} must be integers 0, 1, 2, ...; got {float(flat[row, column]):g} in row {row}. "
+            "Give the number of the class."
         )
     return y.long()
 
 
 def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:
-    """A note where labels leave numbers out, as a stray one does; raises if no label of the test
-    set is in training.
+    """Returns a note if some labels below the largest one do not occur, as with a stray label.
 
-    For where the number of classes was counted; tokens of a sequence may well leave some out.
+    Call it if the number of classes was inferred from the labels. Tokens of a sequence are not
+    checked, because a text need not contain all tokens.
+
+    Raises:
+        DataError: no label of the test set occurs in training.
     """
-    if not _labels(y) or int(y.min()) < 0:
+    if not _is_label_vector(y) or int(y.min()) < 0:
         return []
     trained = torch.unique(y)
-    tested = torch.unique(y_test) if y_test is not None and _labels(y_test) else trained
+    tested = torch.unique(y_test) if y_test is not None and _is_label_vector(y_test) else trained
     if not bool(torch.isin(tested, trained).any()):
         raise DataError(
-            f"No label of the test data ({_span(tested)}) occurs in training ({_span(trained)}), so nothing could be "
-            "predicted right. Number the classes of both alike, or give the number of classes if this is meant."
+            f"No label of the test data ({_format_labels(tested)}) occurs in training "
+            f"({_format_labels(trained)}), so nothing could be predicted correctly. Number the "
+            "classes of both in the same way, or give the number of classes if this is intended."
         )
     used = torch.unique(torch.cat([trained, tested]))
     classes = int(used[-1]) + 1
@@ -66,27 +72,29 @@ def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:
         return []
     missing = int(torch.nonzero(used != torch.arange(len(used), device=used.device))[0])
     return [
-        f"Labels go up to {classes - 1}, but only {len(used)} different ones occur (the first that is missing is "
-        f"{missing}), and the model gets an output for each of {classes} classes. Number the classes 0, 1, 2, ..."
+        f"Labels go up to {classes - 1}, but only {len(used)} different ones occur (the first that "
+        f"is missing is {missing}), and the model gets an output for each of {classes} classes. "
+        "Number the classes 0, 1, 2, ..."
     ]
 
 
 def unseen_labels(y: Tensor, y_test: Tensor | None) -> str | None:
-    """A sentence on labels of the test set that no client has, or None."""
-    if y_test is None or not _labels(y) or not _labels(y_test):
+    """Returns a sentence on labels of the test set that no client has, or None."""
+    if y_test is None or not _is_label_vector(y) or not _is_label_vector(y_test):
         return None
     missing = y_test[~torch.isin(y_test, y)]
     if not len(missing):
         return None
     return (
         f"{len(missing)} of {len(y_test)} test examples have a label that never occurs in training "
-        f"({_span(torch.unique(missing))}): they count as errors."
+        f"({_format_labels(torch.unique(missing))}): they count as errors."
     )
 
 
 def advise_labels(y: Tensor) -> str | None:
-    """What to do with targets [n, ...] that are classes, but not written as one whole number an
-    example; or None.
+    """Returns advice for targets [n, ...] that look like classes in another encoding, or None.
+
+    Such encodings are one-hot rows, labels stored as floats, and labels in a column [n, 1].
     """
     if (
         y.dim() == 2
@@ -97,7 +105,10 @@ def advise_labels(y: Tensor) -> str | None:
         return "They look like one-hot rows: give the number of the class, y.argmax(-1)."
     if y.is_floating_point():
         if bool((y == y.floor()).all()) and bool((y >= 0).all()):
-            return "They look like labels stored as floats: convert them, y.long() (NumPy: y.astype(int))."
+            return (
+                "They look like labels stored as floats: convert them, y.long() (NumPy: "
+                "y.astype(int))."
+            )
         return None
     return (
         "Each is in a row of its own: flatten them, y.reshape(-1)."
@@ -106,13 +117,13 @@ def advise_labels(y: Tensor) -> str | None:
     )
 
 
-def _labels(y: Tensor) -> bool:
-    """Whether there is one whole number an example."""
+def _is_label_vector(y: Tensor) -> bool:
+    """Returns whether there is one integer per example."""
     return y.dim() == 1 and len(y) > 0 and not y.is_floating_point()
 
 
-def _span(labels: Tensor) -> str:
-    """Sorted labels for a message."""
+def _format_labels(labels: Tensor) -> str:
+    """Returns sorted labels as text for a message."""
     if len(labels) <= 5:
         return ", ".join(str(label) for label in labels.tolist())
     return f"{len(labels)} labels from {int(labels[0])} to {int(labels[-1])}"

@@ -1,40 +1,49 @@
-"""Partitions by class label: exactly C classes a client, and label-Dirichlet."""
+"""Partitions by class label: exactly C classes per client, and label-Dirichlet."""
 
 import numpy as np
 
 from ..arguments import positive, whole
 from ..errors import InputError
-from .dataset import Rows, Source, generator
-from .partition import cuts, dirichlet_shares, fill_up, number_of_clients, partitions
+from .dataset import Rows, Source, make_rng
+from .partition import (
+    check_client_count,
+    dirichlet_shares,
+    partitions,
+    split_points,
+    top_up_clients,
+)
 
-# every client is offered so many swaps for each class it has; the graph is random before that
+# Number of swaps that are tried per class of a client. The assignment is well mixed before that.
 SWEEPS_PER_CLASS = 20
 
 
 @partitions.register("classes")
 def classes(source: Source, clients: int | None, seed: int, classes_per_client: int) -> list[Rows]:
-    """Every client has examples of exactly C distinct classes, and every example is given out.
+    """Every client has examples of exactly C distinct classes, and every example has a client.
 
-    A class is given to a number of clients in proportion to its size and divided evenly among them;
-    who gets which classes is a random bipartite graph with those degrees.
+    The number of clients that share a class is proportional to the size of the class, and its
+    examples are divided evenly among them. Which client gets which classes is a random bipartite
+    graph with these degrees.
 
     Args:
-        classes_per_client: C.
+        classes_per_client: number of classes of each client, C.
     """
     owner = "Partition 'classes'"
     wanted = whole(owner, "classes_per_client", classes_per_client, minimum=1)
-    count = number_of_clients("classes", source, clients)
+    count = check_client_count("classes", source, clients)
     by_class = rows_by_class(source.labels())
     quota = class_quotas(np.array([len(rows) for rows in by_class]), count, wanted)
-    random = generator(seed, "partition/classes")
-    held = mix_classes(deal_classes(quota, count, wanted, random), len(by_class), random)
+    rng = make_rng(seed, "partition/classes")
+    classes_of = deal_classes(quota, count, wanted, rng)
+    classes_of = mix_classes(classes_of, len(by_class), rng)
     parts: list[list[Rows]] = [[] for _ in range(count)]
-    order = np.argsort(held.ravel(), kind="stable") // wanted  # clients of class 0, of class 1, ...
+    # the clients of class 0, then those of class 1, ...
+    order = np.argsort(classes_of.ravel(), kind="stable") // wanted
     for rows, owners in zip(by_class, np.split(order, np.cumsum(quota)[:-1]), strict=True):
-        # Both shuffled: neither does a client number decide who gets an odd example, nor the order
-        # of the rows.
-        pieces = np.array_split(random.permutation(rows), len(owners))
-        for client, piece in zip(random.permutation(owners), pieces, strict=True):
+        # Both permutations are needed. The first makes a piece a random sample of the class. The
+        # second chooses at random which clients get one example more.
+        pieces = np.array_split(rng.permutation(rows), len(owners))
+        for client, piece in zip(rng.permutation(owners), pieces, strict=True):
             parts[client].append(piece)
     return [np.concatenate(part) for part in parts]
 
@@ -43,35 +52,40 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
 def dirichlet(
     source: Source, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
 ) -> list[Rows]:
-    """Label-Dirichlet (Hsu, Qi and Brown, 2019): the clients' shares of every class ~
-    Dirichlet(alpha).
+    """Label-Dirichlet (Hsu, Qi and Brown, 2019): client shares of each class ~ Dirichlet(alpha).
 
     Args:
-        alpha: the smaller, the fewer classes a client has.
-        min_examples: clients below it are filled up from the largest ones.
+        alpha: concentration; with a smaller value a client has fewer classes.
+        min_examples: clients with fewer examples get some from the largest clients.
     """
     labels = source.labels()
-    count = number_of_clients("dirichlet", source, clients, min_examples)
+    count = check_client_count("dirichlet", source, clients, min_examples)
     alpha = positive("Partition 'dirichlet'", "alpha", alpha)
-    random = generator(seed, "partition/dirichlet")
+    rng = make_rng(seed, "partition/dirichlet")
     owner = np.empty(len(labels), np.int64)
     for rows in rows_by_class(labels):
-        places = cuts(dirichlet_shares(random, alpha, count), len(rows))
+        places = split_points(dirichlet_shares(rng, alpha, count), len(rows))
         sizes = np.diff(places, prepend=0, append=len(rows))
-        owner[random.permutation(rows)] = np.repeat(np.arange(count), sizes)
+        owner[rng.permutation(rows)] = np.repeat(np.arange(count), sizes)
     ends = np.cumsum(np.bincount(owner, minlength=count))
-    return fill_up(np.split(np.argsort(owner, kind="stable"), ends[:-1]), min_examples, random)
+    return top_up_clients(np.split(np.argsort(owner, kind="stable"), ends[:-1]), min_examples, rng)
 
 
 def rows_by_class(labels: Rows) -> list[Rows]:
-    """The rows of each class that occurs, in the order of the labels."""
+    """Returns the rows of each class that occurs, in the order of the labels."""
     _, sizes = np.unique(labels, return_counts=True)
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
-    """Number of clients each class is given to: in proportion to `sizes`, from 1 to min(clients,
-    size), N C in all.
+    """Returns the number of clients of each class, proportional to `sizes`, N C in total.
+
+    Each number is at least 1 and at most min(clients, size of the class).
+
+    Args:
+        sizes: number of examples per class.
+        clients: number of clients, N.
+        wanted: number of classes per client, C.
 
     >>> class_quotas(np.array([100, 100, 50]), clients=5, wanted=1)
     array([2, 2, 1])
@@ -81,28 +95,29 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
     got = f"got clients={clients}, classes_per_client={wanted}"
     if wanted > len(sizes):
         raise InputError(
-            f"Partition 'classes' needs classes_per_client <= the {len(sizes)} classes in the data; {got}. "
-            "Lower classes_per_client."
+            f"Partition 'classes' needs classes_per_client <= the {len(sizes)} classes in the "
+            f"data; {got}. Lower classes_per_client."
         )
     if total < len(sizes):
         raise InputError(
-            f"Partition 'classes' gives out every example, so clients x classes_per_client must be at least the "
-            f"{len(sizes)} classes in the data; {got}. Raise either."
+            "Partition 'classes' gives every example to a client, so clients x classes_per_client "
+            f"must be at least the {len(sizes)} classes in the data; {got}. Raise either."
         )
     if total > most.sum():
         raise InputError(
-            f"Partition 'classes' needs {total} pairs of a client and a class, but the classes have examples for only "
-            f"{most.sum()} (the smallest class has {sizes.min()}); {got}. Lower clients or classes_per_client."
+            f"Partition 'classes' needs {total} pairs of a client and a class, but the classes "
+            f"have examples for only {most.sum()} (the smallest class has {sizes.min()}); {got}. "
+            "Lower clients or classes_per_client."
         )
-    # Without the bounds the quotas would be scale * sizes; the scale at which the bounded ones add
-    # up to the total.
+    # Without bounds the quotas would be scale * sizes with scale = total / sizes.sum(). With
+    # bounds, bisect for the scale at which the bounded quotas add up to the total.
     low, high = 0.0, float(total)
     for _ in range(200):
         scale = (low + high) / 2
         low, high = (scale, high) if np.clip(scale * sizes, 1, most).sum() < total else (low, scale)
     exact = np.clip(high * sizes, 1, most)
     quota: Rows = np.floor(exact).astype(np.int64)
-    # Largest remainder; a class that is at its upper bound has none.
+    # Round by the method of the largest remainder. A class at its upper bound sorts last.
     raised = np.argsort(np.where(quota < most, quota - exact, 1), kind="stable")[
         : total - quota.sum()
     ]
@@ -110,39 +125,40 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
     return quota
 
 
-def deal_classes(quota: Rows, clients: int, wanted: int, random: np.random.Generator) -> Rows:
-    """The classes of each client, [N, C]: each in turn takes the C classes with the largest quota
-    left, ties at random.
+def deal_classes(quota: Rows, clients: int, wanted: int, rng: np.random.Generator) -> Rows:
+    """Returns the classes of each client, [N, C], such that class c has `quota[c]` clients.
 
-    Taking the largest never gets stuck (Gale and Ryser), as long as no quota is above the number of
-    clients.
+    Each client in turn takes the C classes with the largest remaining quotas, with random ties.
+    This always succeeds (Gale and Ryser) if no quota is above the number of clients.
     """
-    left = quota.astype(np.float64)
-    held = np.empty((clients, wanted), np.int64)
+    remaining = quota.astype(np.float64)
+    classes_of = np.empty((clients, wanted), np.int64)
     for client in range(clients):
-        # quotas are whole: noise only breaks ties
-        held[client] = np.argsort(left + random.random(len(left)))[-wanted:]
-        left[held[client]] -= 1
-    return held[random.permutation(clients)]
+        # The quotas are integers, so noise below 1 only breaks ties.
+        classes_of[client] = np.argsort(remaining + rng.random(len(remaining)))[-wanted:]
+        remaining[classes_of[client]] -= 1
+    return classes_of[rng.permutation(clients)]
 
 
-def mix_classes(held: Rows, classes: int, random: np.random.Generator) -> Rows:
-    """The same graph after random swaps: two clients exchange a class each where both stay without
-    duplicates.
+def mix_classes(classes_of: Rows, classes: int, rng: np.random.Generator) -> Rows:
+    """Returns the classes of each client, [N, C], after random swaps.
 
-    Clients are paired at random in each sweep, so all swaps of a sweep are independent. Neither the
-    number of classes of a client nor that of clients of a class changes, and all graphs with these
-    numbers become equally likely.
+    In each sweep the clients are paired at random. The two clients of a pair exchange one class
+    each, unless one of them would then have a class twice. The number of classes of a client and
+    the number of clients of a class do not change, and all graphs with these degrees become equally
+    likely.
     """
-    clients, wanted = held.shape
-    held, has = held.copy(), np.zeros((clients, classes), bool)
-    np.put_along_axis(has, held, True, axis=1)
+    clients, wanted = classes_of.shape
+    classes_of, has = classes_of.copy(), np.zeros((clients, classes), bool)
+    np.put_along_axis(has, classes_of, True, axis=1)
     for _ in range(SWEEPS_PER_CLASS * wanted if clients > 1 else 0):
-        pairs = random.permutation(clients)[: clients // 2 * 2].reshape(2, -1)
-        slots = random.integers(wanted, size=pairs.shape)
-        offered = held[pairs, slots]
+        # All swaps of a sweep are independent, so they are made at once. `pairs[::-1]` is the
+        # other client of each pair.
+        pairs = rng.permutation(clients)[: clients // 2 * 2].reshape(2, -1)
+        slots = rng.integers(wanted, size=pairs.shape)
+        offered = classes_of[pairs, slots]
         allowed = ~has[pairs[::-1], offered].any(axis=0)
         pairs, slots, offered = pairs[:, allowed], slots[:, allowed], offered[:, allowed]
         has[pairs, offered], has[pairs[::-1], offered] = False, True
-        held[pairs, slots] = offered[::-1]
-    return held
+        classes_of[pairs, slots] = offered[::-1]
+    return classes_of

@@ -1,6 +1,4 @@
-"""Stored inputs as numbers a model can work with: the rule, and its constants where they are
-needed.
-"""
+"""Normalization of stored inputs."""
 
 from __future__ import annotations
 
@@ -17,44 +15,50 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Standardise:
-    """Turns stored inputs into what a model sees: `(x - mean) / std`, per channel, in floating
-    point.
+    """Normalizes stored inputs for the model: `(x - mean) / std`, per channel, in floating point.
 
-    Images stay in memory as bytes and become numbers batch by batch.
+    Images stay in memory as bytes. They are converted to floating point batch by batch.
 
-    >>> Standardise(mean=(127.5,), std=(127.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.float32)
+    Args:
+        mean, std: one value, or one value per channel.
+
+    >>> image = torch.tensor([[[[0, 255]]]], dtype=torch.uint8)
+    >>> Standardise(mean=(127.5,), std=(127.5,))(image, torch.float32)
     tensor([[[[-1.,  1.]]]])
     """
 
-    mean: tuple[float, ...]  # one number, or one a channel
+    mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            given = getattr(self, name)
-            numbers = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-            real = all(
-                isinstance(number, Real) and not isinstance(number, bool) for number in numbers
-            )
-            if not numbers or not real or not all(math.isfinite(number) for number in numbers):
+            argument = getattr(self, name)
+            values = tuple(argument) if isinstance(argument, (tuple, list)) else (argument,)
+            real = all(isinstance(value, Real) and not isinstance(value, bool) for value in values)
+            if not values or not real or not all(math.isfinite(value) for value in values):
                 raise InputError(
-                    f"Standardise needs finite numbers, one or one per channel, as {name}; got {given!r}."
+                    f"Standardise needs finite numbers, one or one per channel, as {name}; "
+                    f"got {argument!r}."
                 )
-            if name == "std" and min(numbers) <= 0:
-                raise InputError(f"Standardise needs std > 0; got {given!r}.")
-            object.__setattr__(self, name, tuple(float(number) for number in numbers))
+            if name == "std" and min(values) <= 0:
+                raise InputError(f"Standardise needs std > 0; got {argument!r}.")
+            object.__setattr__(self, name, tuple(float(value) for value in values))
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The standardised inputs, of the shape of `x`."""
+        """Returns the normalized inputs, with the shape of `x`."""
         mean, std = (
-            _constant(given, dtype, x.device, x.dim() - 2) for given in (self.mean, self.std)
+            _cached_constant(values, dtype, x.device, x.dim() - 2)
+            for values in (self.mean, self.std)
         )
         return (x.to(dtype) - mean) / std
 
 
-@cache  # for ever: graphs read them where they lie
-def _constant(
-    values: tuple[float, ...], dtype: torch.dtype, device: torch.device, sides: int
+# The cache has two purposes. It avoids a copy from the host per batch, which is not allowed while
+# a CUDA graph is captured. And it must never evict an entry, because captured CUDA graphs hold the
+# addresses of these tensors: a graph would read freed memory.
+@cache
+def _cached_constant(
+    values: tuple[float, ...], dtype: torch.dtype, device: torch.device, spatial_dims: int
 ) -> Tensor:
-    """Numbers a channel, put on the device once: a CUDA graph cannot fetch them."""
-    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * sides)
+    """Returns one value per channel on the device, shaped to broadcast over the spatial dims."""
+    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * spatial_dims)

@@ -1,4 +1,4 @@
-"""Arrays of one's own, from a NumPy .npz file."""
+"""The user's own arrays from a NumPy .npz file."""
 
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,23 +24,20 @@ def npz(
     x_server: str | None = None,
     classes: int | None = None,
 ) -> Source:
-    """The arrays of a .npz file; x with type uint8 and three or more axes are images, other
-    integers are tokens.
+    """The arrays of an .npz file: uint8 x of three or more axes are images, other integers tokens.
 
     Args:
-        path: the file; if it is not there, it is looked for in the data folder.
+        path: the file. If it does not exist, it is looked for in the data folder.
         root: data folder.
         x, y: names of the arrays of training inputs and targets.
-        x_test, y_test: names of the test arrays; by default those called x_test and y_test, if
-            there are any.
-        client: name of the array with the client of each training row (numbers or texts); by
-            default the one called client, if there is one.
-        x_server: name of the array of inputs that the server has; by default the one called
-            x_server, if there is one.
-        classes: number of classes; by default the largest label and one more.
+        x_test, y_test: names of the test arrays; by default x_test and y_test, if they exist.
+        client: name of the array with the client of each training row (integers or texts); by
+            default client, if it exists.
+        x_server: name of the array of inputs for the server; by default x_server, if it exists.
+        classes: number of classes; by default the largest label plus one.
     """
     file = find_npz(Path(path), root)
-    wanted = {
+    names_by_role = {
         "x": x,
         "y": y,
         "x_test": x_test,
@@ -48,10 +45,11 @@ def npz(
         "client": client,
         "x_server": x_server,
     }
-    arrays = read_arrays(file, wanted)
+    arrays = read_arrays(file, names_by_role)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(
-            f"The file {file} has only one of the two test arrays; give x_test and y_test, or neither."
+            f"The file {file} has only one of the two test arrays; give x_test and y_test, or "
+            "neither."
         )
     group, names = number_clients(file, arrays["client"]) if "client" in arrays else (None, None)
     return Source(
@@ -68,58 +66,61 @@ def npz(
 
 
 def find_npz(path: Path, root: Path | None) -> Path:
-    """The file at `path`, or below the data folder."""
+    """Returns the file at `path`, or at `path` relative to the data folder."""
     path = path.expanduser()
     places = [path] if path.is_absolute() else [path, data_folder(root) / path]
     for place in places:
         if "\0" not in str(place) and place.is_file():
             return place
-    looked = ", ".join(str(place) for place in places)
+    searched = ", ".join(str(place) for place in places)
     raise DataError(
-        f"Dataset 'npz' needs the file {path.name}, which is missing. Looked for {looked}. "
-        "Give its path, or set FEDENSEMBLE_DATA to the folder that has it; numpy.savez writes such files."
+        f"Dataset 'npz' needs the file {path.name}, which is missing. Looked for {searched}. "
+        "Give its path, or set FEDENSEMBLE_DATA to the folder that has it; numpy.savez writes such "
+        "files."
     )
 
 
-def read_arrays(file: Path, wanted: dict[str, str | None]) -> dict[str, NDArray[Any]]:
-    """The arrays asked for, by role; one whose name is None is left out if no array has its role's
-    name.
+def read_arrays(file: Path, names: dict[str, str | None]) -> dict[str, NDArray[Any]]:
+    """Returns arrays of the file by role.
+
+    Args:
+        names: the name of the array of each role. None stands for an optional array that has the
+            name of its role.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    # by hand: numpy leaves a file open that turns out to be no archive
+    # Open the file here, because numpy.load leaves a file open that is not an archive.
     with file.open("rb") as opened:
-        archive, room = open_archive(file, opened), largest_size(file)
-        for role, name in wanted.items():
+        archive, max_bytes = open_archive(file, opened), largest_size(file)
+        for role, name in names.items():
             if name is None and role not in archive.files:
                 continue
             name = name or role  # noqa: PLW2901
             if name not in archive.files:
-                there = ", ".join(sorted(archive.files)) or "nothing"
+                existing = ", ".join(sorted(archive.files)) or "nothing"
                 raise DataError(
-                    f"The file {file} has no array '{name}' for {role}. It has {there}."
+                    f"The file {file} has no array '{name}' for {role}. It has {existing}."
                 )
-            arrays[role] = read_array(file, archive, name, room)
-            room -= arrays[role].nbytes  # the limit is for all of them together
+            arrays[role] = read_array(file, archive, name, max_bytes)
+            max_bytes -= arrays[role].nbytes  # the limit is for all arrays together
     return arrays
 
 
 def open_archive(file: Path, opened: BinaryIO) -> Any:
-    """The archive in the opened file, from which arrays are read by name."""
+    """Returns the archive in an open file; `read_array` reads its arrays by name."""
     try:
         archive = np.load(opened, allow_pickle=False)
-    except Exception:  # what the bytes of an unknown file make a reader raise
-        raise no_archive(file, "it is no .npz file") from None
+    except Exception:  # an unknown file can make numpy raise almost any exception
+        raise archive_error(file, "it is not an .npz file") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise no_archive(file, "it is one array (.npy), not a .npz file with names")
+        raise archive_error(file, "it is one array (.npy), not an .npz file with names")
     return archive
 
 
-def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> NDArray[Any]:
-    """One array; raises for those that are no plain numbers or texts, and for those that are too
-    large.
+def read_array(file: Path, archive: Any, name: str, max_bytes: int | None = None) -> NDArray[Any]:
+    """Returns one array; raises for object arrays, and for arrays that are too large.
 
     Args:
-        room: bytes it may take; by default what `largest_size` allows for the file.
+        max_bytes: largest size of the array; by default that of `largest_size` for the file.
     """
     try:
         dtype, count = check_member(
@@ -127,48 +128,53 @@ def read_array(file: Path, archive: Any, name: str, room: int | None = None) -> 
         )
         if dtype.hasobject:
             raise DataError(
-                f"Array '{name}' in {file} is an object array, which would have to be unpickled, and that can run "
-                "code. Save it as an array of numbers of one shape."
+                f"Array '{name}' in {file} is an object array, which would have to be unpickled, "
+                "and that can run code. Save it as an array of numbers of one shape."
             )
-        check_room(file, name, count * dtype.itemsize, largest_size(file) if room is None else room)
+        limit = largest_size(file) if max_bytes is None else max_bytes
+        check_array_size(file, name, count * dtype.itemsize, limit)
         array: NDArray[Any] = archive[name]
     except DataError:
         raise
     except MemoryError:
         raise DataError(
-            f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a smaller type, or a "
-            "machine with more memory."
+            f"There is not enough memory to read array '{name}' of {file}. Use fewer rows, a "
+            "smaller type, or a machine with more memory."
         ) from None
-    # damaged, encrypted or unknown compression: each has an exception of its own
+    # Damaged, encrypted and unknown compressed data all raise different exceptions.
     except Exception as error:
-        raise no_archive(file, f"array '{name}' cannot be read ({first_line(error)})") from None
+        raise archive_error(file, f"array '{name}' cannot be read ({first_line(error)})") from None
     if array.ndim == 0:
-        raise DataError(f"Array '{name}' in {file} is a single value; it needs one row an example.")
+        raise DataError(
+            f"Array '{name}' in {file} is a single value; it needs one row per example."
+        )
     return array
 
 
-def check_room(file: Path, name: str, size: int, room: int) -> None:
-    """Raises if an array claims more bytes than it may take, before any of them is allocated."""
-    if size > room:
+def check_array_size(file: Path, name: str, size: int, max_bytes: int) -> None:
+    """Raises if an array needs more than `max_bytes`, before any memory is allocated."""
+    if size > max_bytes:
         raise DataError(
-            f"Array '{name}' of {file} unpacks to {size / 1e9:.3g} GB, more than the {room / 1e9:.3g} GB that are left "
-            f"for a file of {file.stat().st_size / 1e9:.3g} GB. If you trust the file, set the environment variable "
-            "FEDENSEMBLE_MAX_GB to the number of GB that may be read."
+            f"Array '{name}' of {file} unpacks to {size / 1e9:.3g} GB, more than the "
+            f"{max_bytes / 1e9:.3g} GB that are left for a file of "
+            f"{file.stat().st_size / 1e9:.3g} GB. If you trust the file, set the environment "
+            "variable FEDENSEMBLE_MAX_GB to the number of GB that may be read."
         )
 
 
-def no_archive(file: Path, problem: str) -> DataError:
-    """The error for a file of the user's that arrays cannot be read from."""
+def archive_error(file: Path, problem: str) -> DataError:
+    """Returns the error for a file of the user from which arrays cannot be read."""
     return DataError(
-        f"The file {file} is damaged or of another kind: {problem}. Give a file that numpy.savez wrote."
+        f"The file {file} is damaged or of another kind: {problem}. Give a file that numpy.savez "
+        "wrote."
     )
 
 
 def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]]:
-    """The number of each row's client, [n], in sorted order of the ids, and the ids as texts."""
+    """Returns the index of the client of each row, [n], and the sorted client ids as texts."""
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
         raise DataError(
-            f"Client ids in {file} must be whole numbers or texts, one a training row; "
+            f"Client ids in {file} must be integers or texts, one per training row; "
             f"got {ids.dtype} of shape {ids.shape}."
         )
     names, group = np.unique(ids, return_inverse=True)

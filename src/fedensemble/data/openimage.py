@@ -1,5 +1,6 @@
-"""OpenImage as FedScale lays it out: a table of client, image and label, and folders of images (Lai
-et al., 2022).
+"""OpenImage with the clients of FedScale (Lai et al., 2022).
+
+A CSV table has the client, the image file and the label of each example. The images are in folders.
 """
 
 import csv
@@ -13,21 +14,21 @@ from numpy.typing import NDArray
 
 from ..arguments import whole
 from ..errors import DataError
-from .dataset import Source, bad_file, find_file, sources
+from .dataset import Source, bad_file_error, find_file, sources
 from .normalize import Standardise
 
 FOLDERS = ("openimage", "openImg", "openImage", "open_images")
 COLUMNS = ("client_id", "sample_path", "label_id")
-# The usual channel statistics of natural images (ImageNet), for values 0..255.
+# The usual statistics per channel of natural images (ImageNet), for values 0..255.
 STANDARDISE = Standardise(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
-HOW = (
-    "Get it by hand from https://fedscale.ai (benchmark/dataset/download.sh of FedScale) and unpack it there, "
-    "or set FEDENSEMBLE_DATA to the folder that has it."
+HOW_TO_GET = (
+    "Get it by hand from https://fedscale.ai (benchmark/dataset/download.sh of FedScale) and "
+    "unpack it there, or set FEDENSEMBLE_DATA to the folder that has it."
 )
 
 
 class Row(NamedTuple):
-    """One line of the table: whose image, where it is, and its class."""
+    """One line of the table: the client, the image file and the class."""
 
     client: str
     image: str
@@ -43,16 +44,15 @@ def openimage(
     limit_test: int | None = None,
     min_examples: int = 1,
 ) -> Source:
-    """OpenImage: images resized to uint8 [n, 3, size, size], class labels, and the natural clients
-    of FedScale.
+    """OpenImage: images resized to uint8 [n, 3, size, size], with the natural clients of FedScale.
 
     Args:
-        root: data folder; its folder openimage has client_data_mapping/train.csv and test.csv or
+        root: data folder. Its subfolder openimage has client_data_mapping/train.csv and test.csv or
             val.csv, and the images in folders of those names.
-        size: side of the images, in pixels; all are kept in memory, 3 size^2 bytes each.
-        limit_clients: only the first so many clients of the table; None for all.
-        limit_test: only so many test images, spread evenly over the table; None for all.
-        min_examples: clients with fewer images are left out.
+        size: side of the images, in pixels. All images are kept in memory, 3 size^2 bytes each.
+        limit_clients: take only the first `limit_clients` clients of the table; None for all.
+        limit_test: take only `limit_test` test images, spread evenly over the table; None for all.
+        min_examples: clients with fewer images are dropped.
     """
     owner = "dataset 'openimage'"
     size, min_examples = (
@@ -64,17 +64,18 @@ def openimage(
     )
     limit_test = None if limit_test is None else whole(owner, "limit_test", limit_test, minimum=1)
     train_table, test_table = find_table(root, ("train",)), find_table(root, ("test", "val"))
-    everything, test = read_table(train_table), read_table(test_table)
-    # Counted before anything is left out, so that a model fits whichever clients are taken.
-    classes = 1 + max(row.label for row in (*everything, *test))
-    counts = Counter(row.client for row in everything)  # in order of first appearance
+    all_train, test = read_table(train_table), read_table(test_table)
+    # Count the classes before clients are dropped, so that the output layer of a model does not
+    # depend on which clients are taken.
+    classes = 1 + max(row.label for row in (*all_train, *test))
+    counts = Counter(row.client for row in all_train)  # in order of first appearance
     names = [name for name, count in counts.items() if count >= min_examples][:limit_clients]
     if not names:
         raise DataError(
             f"No client in {train_table} has {min_examples} images; lower min_examples."
         )
-    number = {name: index for index, name in enumerate(names)}
-    train = [row for row in everything if row.client in number]
+    client_index = {name: index for index, name in enumerate(names)}
+    train = [row for row in all_train if row.client in client_index]
     if limit_test is not None and limit_test < len(test):
         test = [test[index] for index in np.linspace(0, len(test) - 1, limit_test).astype(int)]
     files, dropped = [str(train_table), str(test_table)], len(counts) - len(names)
@@ -85,36 +86,36 @@ def openimage(
         np.array([row.label for row in test], np.int64),
         classes=classes,
         standardise=STANDARDISE,
-        group=np.array([number[row.client] for row in train], np.int64),
+        group=np.array([client_index[row.client] for row in train], np.int64),
         group_names=tuple(names),
         info={"source": "openimage", "files": files, "dropped_clients": dropped},
     )
 
 
 def find_table(root: Path | None, parts: tuple[str, ...]) -> Path:
-    """The table of the first of these parts that is there."""
+    """Returns the path of the table of the first of `parts` that exists."""
     places = [f"{folder}/client_data_mapping/{part}.csv" for folder in FOLDERS for part in parts]
-    return find_file("openimage", root, places, HOW)
+    return find_file("openimage", root, places, HOW_TO_GET)
 
 
 def read_table(path: Path) -> list[Row]:
-    """The lines of a table, in order."""
+    """Returns the rows of a table, in order."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(parse_table(path, csv.DictReader(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise bad_file(path, f"it cannot be read as a table ({error})") from None
+        raise bad_file_error(path, f"it cannot be read as a table ({error})") from None
     if not rows:
-        raise bad_file(path, "expected at least one line below the heading, got none")
+        raise bad_file_error(path, "expected at least one line below the heading, got none")
     return rows
 
 
 def parse_table(path: Path, reader: "csv.DictReader[str]") -> Iterator[Row]:
-    """The rows of a table; raises for a missing column or a label that is no class number."""
+    """Yields the rows of a table; raises for a missing column or an invalid label."""
     missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
         got = ", ".join(reader.fieldnames or ()) or "an empty file"
-        raise bad_file(path, f"expected the columns {', '.join(COLUMNS)}, got {got}")
+        raise bad_file_error(path, f"expected the columns {', '.join(COLUMNS)}, got {got}")
     for line in reader:
         label = line["label_id"]
         if (
@@ -123,15 +124,16 @@ def parse_table(path: Path, reader: "csv.DictReader[str]") -> Iterator[Row]:
             or not line["client_id"]
             or not line["sample_path"]
         ):
-            raise bad_file(
+            raise bad_file_error(
                 path,
-                f"expected a client, an image and a class number in line {reader.line_num}, got {line}",
+                f"expected a client, an image and a class number in line {reader.line_num}, "
+                f"got {line}",
             )
         yield Row(line["client_id"], line["sample_path"], int(label))
 
 
 def read_images(rows: list[Row], table: Path, size: int) -> NDArray[np.uint8]:
-    """The images of the rows, [n, 3, size, size]."""
+    """Returns the images of the rows, [n, 3, size, size]."""
     try:
         from PIL import Image
     except ImportError:
@@ -147,21 +149,22 @@ def read_images(rows: list[Row], table: Path, size: int) -> NDArray[np.uint8]:
 
 
 def find_image(folders: list[Path], name: str) -> Path:
-    """The image of this name, in the first folder that has it."""
+    """Returns the path of the image in the first folder that has it."""
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    looked = ", ".join(str(folder / name) for folder in dict.fromkeys(folders))
+    searched = ", ".join(str(folder / name) for folder in dict.fromkeys(folders))
     raise DataError(
-        f"Dataset 'openimage' needs the image {name}, which is missing. Looked for {looked}. {HOW}"
+        f"Dataset 'openimage' needs the image {name}, which is missing. Looked for {searched}. "
+        f"{HOW_TO_GET}"
     )
 
 
 def read_image(pillow: Any, path: Path, size: int) -> NDArray[np.uint8]:
-    """The pixels of an image file, [3, size, size]."""
+    """Returns the resized pixels of an image file, [3, size, size]."""
     try:
         with pillow.open(path) as image:
             resized = image.convert("RGB").resize((size, size), pillow.Resampling.BILINEAR)
             return np.asarray(resized, np.uint8).transpose(2, 0, 1)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise bad_file(path, f"it cannot be read as an image ({error})") from None
+        raise bad_file_error(path, f"it cannot be read as an image ({error})") from None

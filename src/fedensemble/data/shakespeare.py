@@ -1,9 +1,8 @@
-"""Shakespeare for next-character prediction: a role of a play is a natural client, or one long text
-is cut to pieces.
+"""Shakespeare for next-character prediction, with the roles of the plays as natural clients.
 
-Tokens: 0 is any character outside the vocabulary, 1 the newline, 2 to 96 the printable ASCII
-characters from space to tilde. The vocabulary is fixed, so that models can be compared and moved
-between texts.
+Without roles, the dataset is one long text. Token 0 is any character outside the vocabulary, 1 is
+the newline, and 2 to 96 are the printable ASCII characters from space to tilde. The vocabulary is
+fixed, so that a model can be used on different texts.
 """
 
 import json
@@ -14,14 +13,15 @@ import numpy as np
 
 from ..arguments import fraction, one_of, whole
 from ..errors import DataError
-from .dataset import Rows, Source, bad_file, data_folder, find_file, read_bytes, sources
+from .dataset import Rows, Source, bad_file_error, data_folder, find_file, read_bytes, sources
 
 VOCABULARY = "\N{REPLACEMENT CHARACTER}\n" + "".join(chr(code) for code in range(32, 127))
 ROLES = "shakespeare/works.jsonl"
 TEXTS = ("shakespeare/shakespeare.txt", "shakespeare/input.txt")
-BY_HAND = (
-    "It has one JSON record a line with kind, play, speaker and lines; put it there by hand, set FEDENSEMBLE_DATA to "
-    "the folder that has it, or use form='text', whose file `fedensemble data get shakespeare` gets."
+HOW_TO_GET_ROLES = (
+    "It has one JSON record per line with kind, play, speaker and lines; put it there by hand, set "
+    "FEDENSEMBLE_DATA to the folder that has it, or use form='text', whose file `fedensemble data "
+    "get shakespeare` gets."
 )
 
 
@@ -34,21 +34,19 @@ def shakespeare(
     min_lines: int = 3,
     test_fraction: float = 0.2,
 ) -> Source:
-    """Shakespeare: x are tokens, int64 [n, sequence], and y the tokens that come next, [n,
-    sequence].
+    """Shakespeare: x are tokens, int64 [n, sequence], and y the next tokens, [n, sequence].
 
-    The last part of each role's text (or of the whole text) is the test set. Neither inputs nor
-    targets of two windows overlap, and no window reaches over the cut or from one role into the
-    next.
+    The last part of each role's text (or of the whole text) is the test set. Windows do not overlap
+    in inputs or targets. A window never contains both training and test text, or two roles.
 
     Args:
-        root: data folder; the files are in its folder shakespeare: works.jsonl, or shakespeare.txt
-            or input.txt.
-        form: "roles" for natural clients, "text" for one text without any, "auto" for roles if they
-            are there.
-        sequence: length of a window, in characters; LEAF's 80.
-        min_lines: roles with fewer lines are left out; 3 is LEAF's rule.
-        test_fraction: share of the characters that is held out.
+        root: data folder, with the files in its subfolder shakespeare: works.jsonl, or
+            shakespeare.txt or input.txt.
+        form: "roles" for natural clients, "text" for one text without clients, "auto" for roles if
+            their file exists.
+        sequence: length of a window, in characters; 80 as in LEAF.
+        min_lines: roles with fewer lines are dropped; 3 as in LEAF.
+        test_fraction: fraction of the characters that is held out.
     """
     owner = "dataset 'shakespeare'"
     sequence = whole(owner, "sequence", sequence, minimum=1)
@@ -59,7 +57,7 @@ def shakespeare(
     if form == "text":
         path = find_file("shakespeare", root, TEXTS)
         return from_texts({"": decode_text(path)}, path, sequence, test_fraction, {"form": "text"})
-    path = find_file("shakespeare", root, [ROLES], BY_HAND)
+    path = find_file("shakespeare", root, [ROLES], HOW_TO_GET_ROLES)
     roles = read_roles(path)
     texts = {
         name: "\n".join(lines) + "\n" for name, lines in roles.items() if len(lines) >= min_lines
@@ -71,9 +69,7 @@ def shakespeare(
 def from_texts(
     texts: dict[str, str], path: Path, sequence: int, test_fraction: float, info: dict[str, Any]
 ) -> Source:
-    """The source made of these texts, one natural client each; those too short for one training
-    window are left out.
-    """
+    """Returns the dataset of these texts, without those too short for one training window."""
     train, test, names = [], [], []
     for name, text in texts.items():
         tokens = encode(text)
@@ -85,7 +81,8 @@ def from_texts(
             test.append(cut_windows(tokens[cut:], sequence))
     if not names:
         raise DataError(
-            f"No text in {path} is long enough for one window of {sequence} characters. Lower sequence."
+            f"No text in {path} is long enough for one window of {sequence} characters. "
+            "Lower sequence."
         )
     rows, held_out = np.concatenate(train), np.concatenate(test)
     info = {
@@ -110,8 +107,9 @@ def from_texts(
 
 
 def cut_windows(tokens: Rows, sequence: int) -> Rows:
-    """Windows of `sequence` + 1 tokens, [n, sequence + 1]: the last token of one, only a target,
-    begins the next.
+    """Returns windows of `sequence` + 1 tokens, [n, sequence + 1].
+
+    The last token of a window is only a target. It is the first input of the next window.
 
     >>> cut_windows(np.arange(8), 3).tolist()
     [[0, 1, 2, 3], [3, 4, 5, 6]]
@@ -123,7 +121,7 @@ def cut_windows(tokens: Rows, sequence: int) -> Rows:
 
 
 def encode(text: str) -> Rows:
-    r"""The tokens of a text, [length].
+    r"""Returns the tokens of a text, [length].
 
     >>> encode("\n ~é").tolist()
     [1, 2, 96, 0]
@@ -134,7 +132,7 @@ def encode(text: str) -> Rows:
 
 
 def decode(tokens: Any) -> str:
-    """The text of the tokens.
+    """Returns the text of the tokens.
 
     >>> decode(encode("To be"))
     'To be'
@@ -143,7 +141,7 @@ def decode(tokens: Any) -> str:
 
 
 def read_roles(path: Path) -> dict[str, list[str]]:
-    """All lines of each role, by "play: speaker", in the order the roles first speak."""
+    """Returns the lines of each role by "play: speaker", in the order of first appearance."""
     roles: dict[str, list[str]] = {}
     for number, line in enumerate(decode_text(path).split("\n"), start=1):
         if not line.strip():
@@ -154,11 +152,11 @@ def read_roles(path: Path) -> dict[str, list[str]]:
                 continue
             name, lines = f"{record['play']}: {record['speaker']}", record["lines"]
         except (ValueError, AttributeError, KeyError) as error:
-            raise bad_file(
-                path, f"line {number} is no record with play, speaker and lines ({error!r})"
+            raise bad_file_error(
+                path, f"line {number} is not a record with play, speaker and lines ({error!r})"
             ) from None
         if not isinstance(lines, list) or not all(isinstance(text, str) for text in lines):
-            raise bad_file(
+            raise bad_file_error(
                 path, f"the lines of the record in line {number} must be a list of texts"
             )
         roles.setdefault(name, []).extend(lines)
@@ -166,8 +164,8 @@ def read_roles(path: Path) -> dict[str, list[str]]:
 
 
 def decode_text(path: Path) -> str:
-    """The text in a UTF-8 file, with its line ends as newlines."""
+    """Returns the text of a UTF-8 file, with all line ends converted to newlines."""
     try:
         return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise bad_file(path, f"it is no UTF-8 text ({error})") from None
+        raise bad_file_error(path, f"it is not UTF-8 text ({error})") from None

@@ -1,27 +1,27 @@
-"""Synthetic datasets: the sine toy of the paper, and Gaussian classes for tests and for measuring
-scale.
-"""
+"""Synthetic datasets: the sine regression of the paper, and Gaussian classes for tests."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import need_memory, not_negative, positive, whole
-from .dataset import Source, generator, sources
+from .dataset import Source, make_rng, sources
 
 
 @sources.register("sine")
 def sine(
     *, clients: int = 50, points: int = 2, noise: float = 0.2, spread: float = 0.2, seed: int = 0
 ) -> Source:
-    """The paper's toy: client i has `points` pairs with y = a_i sin(2 pi x) + N(0, noise^2), a_i ~
-    N(1, spread^2).
+    """The paper's toy regression: noisy points of a sine with a random amplitude per client.
 
-    x is uniform on [-1, 1]. Inputs and targets are float32 [n, 1]; the natural clients are the a_i.
-    The test set is a grid of 201 points of the noiseless sin(2 pi x).
+    Client i has `points` pairs (x, y) with x uniform on [-1, 1], y = a_i sin(2 pi x) + N(0,
+    noise^2) and a_i ~ N(1, spread^2). Inputs and targets are float32 [n, 1]. The natural clients
+    are those of the a_i. The test set is a grid of 201 points of the noiseless sin(2 pi x).
 
     Args:
-        clients, points: number of clients, and of pairs each of them has.
-        noise, spread: standard deviation of the targets' noise, and of the clients' amplitudes.
+        clients: number of clients.
+        points: number of pairs per client.
+        noise: standard deviation of the noise of the targets.
+        spread: standard deviation of the amplitudes of the clients.
 
     >>> sine(clients=3, points=2).group.tolist()
     [0, 0, 1, 1, 2, 2]
@@ -33,17 +33,17 @@ def sine(
     need_memory(
         "dataset 'sine'", 8 * 4 * clients * points, f"clients={clients} and points={points}"
     )
-    random = generator(seed, "sine")
-    amplitude = random.normal(1.0, spread, clients)
-    x = random.uniform(-1.0, 1.0, (clients, points))
-    y = amplitude[:, None] * np.sin(2 * np.pi * x) + random.normal(0.0, noise, x.shape)
+    rng = make_rng(seed, "sine")
+    amplitude = rng.normal(1.0, spread, clients)
+    x = rng.uniform(-1.0, 1.0, (clients, points))
+    y = amplitude[:, None] * np.sin(2 * np.pi * x) + rng.normal(0.0, noise, x.shape)
     x_test = np.linspace(-1.0, 1.0, 201)
     info = {"source": "sine", "files": [], "clients": clients, "points": points, "seed": seed}
     return Source(
-        column(x),
-        column(y),
-        column(x_test),
-        column(np.sin(2 * np.pi * x_test)),
+        as_column(x),
+        as_column(y),
+        as_column(x_test),
+        as_column(np.sin(2 * np.pi * x_test)),
         group=np.repeat(np.arange(clients), points),
         info=info,
     )
@@ -59,13 +59,14 @@ def gaussians(
     n_test: int = 500,
     seed: int = 0,
 ) -> Source:
-    """Classes that are unit Gaussians: x float32 [n, features], y int64 [n], as many of each class
-    as can be.
+    """Balanced classes of unit Gaussians: x float32 [n, features], y int64 [n].
 
     Args:
-        n, n_test: number of training and of test examples; no test set if `n_test` is 0.
-        classes, features: number of classes, and of numbers an example has.
+        n: number of training examples.
+        classes: number of classes.
+        features: number of features per example.
         separation: typical distance of two class means, in standard deviations of a class.
+        n_test: number of test examples; 0 means no test set.
     """
     owner = "dataset 'gaussians'"
     classes = whole(owner, "classes", classes, minimum=2)
@@ -73,21 +74,21 @@ def gaussians(
     features = whole(owner, "features", features, minimum=1)
     size = 8 * (2 * (n + n_test) * (features + 1) + classes * features)
     need_memory(owner, size, f"n={n}, n_test={n_test}, classes={classes} and features={features}")
-    random = generator(seed, "gaussians")
-    # The squared distance of two such means is separation^2 in expectation.
-    means = random.normal(
+    rng = make_rng(seed, "gaussians")
+    # The expected squared distance of two such means is separation^2.
+    means = rng.normal(
         0.0, positive(owner, "separation", separation) / np.sqrt(2 * features), (classes, features)
     )
-    y = random.permutation(np.arange(n) % classes)
-    y_test = random.permutation(np.arange(n_test) % classes)
-    x = (means[y] + random.normal(size=(n, features))).astype(np.float32)
-    x_test = (means[y_test] + random.normal(size=(n_test, features))).astype(np.float32)
+    y = rng.permutation(np.arange(n) % classes)
+    y_test = rng.permutation(np.arange(n_test) % classes)
+    x = (means[y] + rng.normal(size=(n, features))).astype(np.float32)
+    x_test = (means[y_test] + rng.normal(size=(n_test, features))).astype(np.float32)
     info = {"source": "gaussians", "files": [], "seed": seed}
     if n_test == 0:
         return Source(x, y, classes=classes, info=info)
     return Source(x, y, x_test, y_test, classes=classes, info=info)
 
 
-def column(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The values as float32 [n, 1]."""
+def as_column(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Returns the values as float32 [n, 1]."""
     return values.reshape(-1, 1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Configs: layers over one another, and all problems in plain words."""
+"""Configs: layers that override one another, and messages for all problems."""
 
 import tomllib
 from pathlib import Path
@@ -43,13 +43,13 @@ def problems(values) -> list[str]:
     [
         ("algorithm.name=fedavg", "algorithm", {"name", "lr", "optimizer"}),
         ("model.name=cnn", "model", {"name", "dropout"}),
-        ("model.name=lstm", "model", {"name", "dropout"}),  # its `hidden` is a number
+        ("model.name=lstm", "model", {"name", "dropout"}),  # its `hidden` is an integer
         ("data.partition=iid", "data", {"source", "partition", "clients", "test_fraction"}),
         ("data.source=mnist", "data", {"source", "partition", "clients", "classes_per_client"}),
         ("participation.name=everybody", "participation", {"name"}),
     ],
 )
-def test_another_name_leaves_no_options_behind(setting: str, table: str, left: set[str]) -> None:
+def test_another_name_drops_stale_options(setting: str, table: str, left: set[str]) -> None:
     merged = with_settings(BASE, [setting])
     assert merged[table].keys() == left
     assert {key: value for key, value in merged.items() if key != table} == {
@@ -74,13 +74,13 @@ def test_another_engine() -> None:
     }
 
 
-def test_the_default_name_is_one_too() -> None:
+def test_options_of_the_default_name_are_dropped() -> None:
     under = {"model": {"hidden": [8]}, "data": {"clients": 5}}
     assert with_settings(under, ["model.name=cnn"])["model"] == {"name": "cnn"}
     assert with_settings(under, ["model.name=mlp"])["model"] == {"name": "mlp", "hidden": [8]}
 
 
-def test_what_comes_with_the_name_is_kept() -> None:
+def test_options_given_with_the_name_are_kept() -> None:
     for settings in (
         ["algorithm.name=fedyogi", "algorithm.mu=1.0"],
         ["algorithm.mu=1.0", "algorithm.name=fedyogi"],
@@ -102,8 +102,8 @@ def test_the_same_name_and_unknown_names_drop_nothing() -> None:
         with_settings(wrong, ["algorithm.name=fedavg", "algorithm.lr=1.0"])["algorithm"]["mu"]
         == 0.5
     )
-    slip = merge(BASE, {"algorithm": {"lrr": 1.0}})
-    (problem,) = problems(with_settings(slip, ["algorithm.name=fedavg"]))
+    typo = merge(BASE, {"algorithm": {"lrr": 1.0}})
+    (problem,) = problems(with_settings(typo, ["algorithm.name=fedavg"]))
     assert problem.startswith("algorithm.lrr: unknown key 'lrr': did you mean 'lr'?")
 
 
@@ -132,9 +132,9 @@ def test_problems_of_all_rows() -> None:
     text = str(error.value)
     assert "rows 'a', 'c' have 1 problem:\n  - rounds: " in text
     assert (
-        "row 'b' has 2 problems:\n  - algorithm.name: unknown algorithm 'fedprxo': did you mean 'fedprox'?"
-        in text
-    )
+        "row 'b' has 2 problems:\n"
+        "  - algorithm.name: unknown algorithm 'fedprxo': did you mean 'fedprox'?"
+    ) in text
     with pytest.raises(
         InputError, match="seed: input should be greater than or equal to 0; got -1"
     ):
@@ -155,7 +155,7 @@ def test_problems_of_all_sections_at_once() -> None:
         "participation.drop=2",
         "rounds=0",
     ]
-    found = problems(with_settings(BASE, sets))
+    messages = problems(with_settings(BASE, sets))
     for start in (
         "data.source: unknown dataset",
         "data.partition: unknown partition",
@@ -169,8 +169,8 @@ def test_problems_of_all_sections_at_once() -> None:
         "ensemble.mode: unknown key",
         "rounds: ",
     ):
-        assert any(problem.startswith(start) for problem in found), (start, found)
-    assert len(found) == len(sets)
+        assert any(problem.startswith(start) for problem in messages), (start, messages)
+    assert len(messages) == len(sets)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,8 @@ def test_problems_of_all_sections_at_once() -> None:
         (["track=mlflow"], "track: must be a list, such as ['mlflow']; got 'mlflow'."),
         (
             ["name=a b"],
-            "name: must be letters, digits, '-', '_' and '.', the first a letter or a digit; got 'a b'.",
+            "name: must be letters, digits, '-', '_' and '.', the first a letter or a digit; "
+            "got 'a b'.",
         ),
         (["training=3"], "training: must be a table of settings; got 3."),
         (["model=cnn"], "model: must be a table of settings; got 'cnn'."),
@@ -193,12 +194,12 @@ def test_problems_of_all_sections_at_once() -> None:
         ),
     ],
 )
-def test_plain_words(settings: list[str], problem: str) -> None:
-    (found,) = problems(with_settings(BASE, settings))
-    assert found.startswith(problem)
+def test_messages(settings: list[str], problem: str) -> None:
+    (message,) = problems(with_settings(BASE, settings))
+    assert message.startswith(problem)
 
 
-def test_words_for_comparison_files(tmp_path: Path) -> None:
+def test_messages_for_comparison_files(tmp_path: Path) -> None:
     (tmp_path / "rows.toml").write_text('base = "x"\n[[row]]\nlabel = "a"\n[[row]]\nlabl = "b"\n')
     with pytest.raises(InputError) as error:
         read_comparison(tmp_path / "rows.toml")
@@ -207,7 +208,7 @@ def test_words_for_comparison_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rounds = 1\nrounds = 2\n", "line 2 gives 'rounds' for the second time"),
         ("[data]\nseed = 1\n[data]\n", "line 3 gives 'data' for the second time"),
@@ -215,19 +216,19 @@ def test_words_for_comparison_files(tmp_path: Path) -> None:
         ("a = [1,", "Invalid value"),
     ],
 )
-def test_what_a_file_gives_twice(tmp_path: Path, text: str, said: str) -> None:
+def test_duplicate_keys_of_a_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "twice.toml").write_text(text)
     with pytest.raises(InputError, match="is not valid TOML") as error:
         read_toml(tmp_path / "twice.toml")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_setting_counts_once() -> None:
+def test_duplicate_settings() -> None:
     with pytest.raises(InputError, match="rounds is given twice: 'rounds=1' and 'rounds=2'"):
         with_settings(BASE, ["rounds=1", "seed=1", "rounds=2"])
 
 
-def test_clients_are_asked_for() -> None:
+def test_clients_are_required() -> None:
     assert problems({}) == ["data.clients: is missing; partition 'iid' needs a number of clients."]
     assert resolve({"data": {"partition": "natural"}}).data["clients"] is None
 

@@ -1,4 +1,4 @@
-"""`[aggregator]` and `[attack]` in a config: defaults, hashes, errors, remarks, lists."""
+"""`[aggregator]` and `[attack]` in a config: defaults, hashes, errors, notes, lists."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def test_tables_are_filled_and_built():
     assert config.hash() != resolve(BASE).hash()
 
 
-def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
+def test_another_rule_drops_stale_options():
     under = {
         **BASE,
         "aggregator": {"name": "trimmed-mean", "trim": 0.3},
@@ -64,7 +64,7 @@ def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
 
 
 @pytest.mark.parametrize(
-    ("tables", "words"),
+    ("tables", "message"),
     [
         (
             {"aggregator": {"name": "medain"}},
@@ -88,17 +88,17 @@ def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
         ({"attack": {"name": "sign", "share": 0.1}}, "attack.name: unknown attack 'sign'"),
     ],
 )
-def test_problems_are_named(tables, words):
+def test_problems_are_named(tables, message):
     with pytest.raises(InputError, match="1 problem") as error:
         resolve({**BASE, **tables})
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
-def test_remarks_tell_of_the_attack_and_of_small_modes():
-    said = " ".join(run_notes(federation(attack={"name": "alie", "share": 0.25})))
-    assert "Simulated attack 'alie': 3 of 12 clients are malicious." in said
-    said = " ".join(run_notes(federation(aggregator={"name": "krum"}, ensemble={"modes": 4})))
-    assert "About 2 clients train a mode per round" in said
+def test_notes_on_the_attack_and_on_small_modes():
+    notes = " ".join(run_notes(federation(attack={"name": "alie", "share": 0.25})))
+    assert "Simulated attack 'alie': 3 of 12 clients are malicious." in notes
+    notes = " ".join(run_notes(federation(aggregator={"name": "krum"}, ensemble={"modes": 4})))
+    assert "About 2 clients train a mode per round" in notes
     assert not run_notes(federation(aggregator={"name": "krum"}))
 
 
@@ -114,7 +114,7 @@ def test_the_rule_of_the_page_trains(monkeypatch):
     example = re.findall(r"^```python\n(from dataclasses.*?)^```$", page, re.DOTALL | re.MULTILINE)[
         0
     ]
-    # it is there for this test alone
+    # registered for this test only
     monkeypatch.setattr(aggregators, "_items", dict(aggregators._items))
     exec(example, {"__name__": "page"})
     made = federation(aggregator={"name": "first-half"})

@@ -18,7 +18,7 @@ def records(labels, seed=0):
 
 @pytest.fixture
 def ten(tmp_path):
-    """A data folder with CIFAR-10 of three images a batch."""
+    """A data folder with CIFAR-10 of three images per batch."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     for number, name in enumerate(BATCHES):

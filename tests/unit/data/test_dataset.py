@@ -1,4 +1,4 @@
-"""What a source is, where files are looked for, and how options are checked."""
+"""`Source`, the data folder, and the validation of options."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def test_lengths_must_agree():
         Source(np.zeros((3, 1)), np.zeros(3), group=np.zeros(2, np.int64), info={"source": "mine"})
 
 
-def test_labels_only_where_there_are_some():
+def test_labels_need_class_labels():
     assert Source(np.zeros((2, 1)), np.array([1, 0], np.uint8)).labels().tolist() == [1, 0]
     for targets in (np.zeros(2), np.zeros((2, 3), np.int64)):
         with pytest.raises(InputError, match="cannot be divided by label"):
@@ -62,7 +62,10 @@ def test_labels_only_where_there_are_some():
 
 
 def test_import_is_light():
-    code = "import sys, fedensemble.data; print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
+    code = (
+        "import sys, fedensemble.data; "
+        "print([m for m in ('sklearn', 'PIL', 'pooch', 'requests') if m in sys.modules])"
+    )
     path = str(Path(fedensemble.data.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine: good, damaged, unreachable, unpacked."""
+"""Downloads from a local server: valid, damaged, unreachable, archives."""
 
 import hashlib
 import io
@@ -15,8 +15,8 @@ from fedensemble.errors import DataError, InputError
 
 @pytest.fixture
 def server(monkeypatch):
-    """The address of a server, the files it has, and the paths it was asked for."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")  # the name that wins where both are set
+    """The address of a server, its files, and the paths that were requested."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # takes precedence over NO_PROXY
     files, asked = {}, []
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +44,7 @@ def md5(content):
 
 
 def archive(members):
-    """A .tar.gz with these files."""
+    """Returns a .tar.gz with these files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in members.items():
@@ -60,7 +60,7 @@ def leftovers(root):
 
 @pytest.fixture
 def plain(server, monkeypatch):
-    """MNIST that is one small file."""
+    """Replaces the downloads of MNIST by one small file."""
     address, files, _ = server
     files["a.gz"] = b"the content"
     monkeypatch.setitem(
@@ -71,7 +71,7 @@ def plain(server, monkeypatch):
 
 @pytest.fixture
 def packed(server, monkeypatch):
-    """CIFAR-10 that is two small files in an archive."""
+    """Replaces the download of CIFAR-10 by an archive of two small files."""
     address, files, _ = server
     files["c.tar.gz"] = archive({"cifar/x.bin": b"12", "cifar/y.bin": b"3", "cifar/readme": b"?"})
     remote = Remote(
@@ -82,14 +82,14 @@ def packed(server, monkeypatch):
 
 
 def test_downloads_once(tmp_path, plain, server):
-    said = []
-    assert get("mnist", tmp_path, said.append) == [tmp_path / "mnist" / "a.gz"]
+    messages = []
+    assert get("mnist", tmp_path, messages.append) == [tmp_path / "mnist" / "a.gz"]
     assert (tmp_path / "mnist" / "a.gz").read_bytes() == b"the content"
-    assert len(said) == 1
-    assert "a.gz" in said[0]
-    get("mnist", tmp_path, said.append)
+    assert len(messages) == 1
+    assert "a.gz" in messages[0]
+    get("mnist", tmp_path, messages.append)
     assert server[2] == ["/a.gz"]
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_replaces_a_damaged_file(tmp_path, plain):
@@ -111,7 +111,7 @@ def test_wrong_content_leaves_nothing(tmp_path, plain, content):
 
 
 def test_unreachable(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")  # the name that wins where both are set
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # takes precedence over NO_PROXY
     monkeypatch.setitem(
         download.REMOTES, "mnist", (Remote("http://127.0.0.1:9/a.gz", md5(b""), "mnist"),)
     )
@@ -147,7 +147,7 @@ def test_replaces_an_incomplete_folder(tmp_path, packed):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (archive({"cifar/x.bin": b"12"}), "has not all of x.bin, y.bin"),
+        (archive({"cifar/x.bin": b"12"}), "does not contain all of x.bin, y.bin"),
         (archive({"../escaped": b"1", "cifar/x.bin": b"12", "cifar/y.bin": b"3"}), "outside"),
         (b"no archive", "Could not get"),
     ],

@@ -1,16 +1,16 @@
-"""Made-up data of real shapes, and what is held back of the training data."""
+"""Fake data with real shapes, and held-out parts of the training data."""
 
 import numpy as np
 import pytest
 
 from fedensemble.data import load, partition
 from fedensemble.data.fake import OPENIMAGE_SIZES
-from fedensemble.data.holdout import with_fewer_tests, with_validation
+from fedensemble.data.holdout import hold_out_validation, limit_test_set
 from fedensemble.data.shakespeare import VOCABULARY
 from fedensemble.errors import DataError, InputError
 
 
-def test_images_have_the_shape_asked_for_and_can_be_told_apart():
+def test_images_have_the_given_shape_and_separable_classes():
     source = load("stand-in-images", channels=1, side=28, n=300, n_test=100)
     assert source.x.shape == (300, 1, 28, 28)
     assert source.x.dtype == np.uint8
@@ -48,30 +48,30 @@ def test_text_is_predictable_and_has_roles():
 
 def test_validation_takes_the_place_of_the_test_set():
     source = load("gaussians", n=200, classes=4, n_test=30)
-    held = with_validation(source, 0.2)
+    held = hold_out_validation(source, 0.2)
     assert len(held.x) == 160
     assert np.bincount(held.y_test).tolist() == [round(0.2 * n) for n in np.bincount(source.y)]
     rows = {
         tuple(row) for row in np.concatenate([np.asarray(held.x), np.asarray(held.x_test)]).tolist()
     }
-    # all of the training rows, none of the test set
+    # all training rows, and no row of the test set
     assert rows == {tuple(row) for row in source.x.tolist()}
-    assert with_validation(source, 0.0).x_test is None
+    assert hold_out_validation(source, 0.0).x_test is None
     with pytest.raises(InputError, match="validation"):
-        with_validation(source, 1.0)
+        hold_out_validation(source, 1.0)
 
 
 def test_validation_of_sequences_keeps_their_roles():
     source = load("stand-in-text", roles=5, characters=500, sequence=20)
-    held = with_validation(source, 0.2)
+    held = hold_out_validation(source, 0.2)
     assert len(held.x) + len(held.x_test) == len(source.x)
     assert len(held.group) == len(held.x)
 
 
-def test_fewer_tests_are_spread_over_all_of_them():
+def test_limited_test_set_is_spread_evenly():
     source = load("sine")
-    fewer = with_fewer_tests(source, 3)
+    fewer = limit_test_set(source, 3)
     assert np.allclose(np.asarray(fewer.x_test).ravel(), [-1, 0, 1])
-    assert with_fewer_tests(source, 1000) is source
+    assert limit_test_set(source, 1000) is source
     with pytest.raises(InputError, match="test_examples"):
-        with_fewer_tests(source, 0)
+        limit_test_set(source, 0)

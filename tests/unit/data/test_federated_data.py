@@ -12,7 +12,7 @@ def pair(n, features=2, label=0):
     return np.ones((n, features), np.float32), np.full(n, label)
 
 
-def test_clients_lie_one_after_another():
+def test_clients_are_stored_in_order():
     data = FederatedData.from_clients([pair(2), pair(3, label=1), pair(1, label=4)])
     assert len(data) == 3
     assert data.start.tolist() == [0, 2, 5]
@@ -114,9 +114,9 @@ def test_standardise_works_by_channel():
     assert seen.tolist() == [[1.0, 1.0]]
 
 
-def test_constants_stay_where_a_graph_found_them():
+def test_constants_keep_their_addresses():
     def mean_of(number):
-        return normalize._constant((float(number),), torch.float32, torch.device("cpu"), 0)
+        return normalize._cached_constant((float(number),), torch.float32, torch.device("cpu"), 0)
 
     before = mean_of(0)
     for number in range(1, 200):
@@ -164,7 +164,9 @@ def test_notes_on_labels():
     assert (
         FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[0, 1, 1, 0]).notes == ()
     )
-    assert FederatedData.from_clients([(x, [0, 1, 5, 1])], classes=9).notes == ()  # said on purpose
+    assert (
+        FederatedData.from_clients([(x, [0, 1, 5, 1])], classes=9).notes == ()
+    )  # the number of classes is explicit
     (stray,) = FederatedData.from_clients([(x, [0, 1, 5, 1])]).notes
     assert "go up to 5, but only 3" in stray and "missing is 2" in stray
     (unseen,) = FederatedData.from_clients(

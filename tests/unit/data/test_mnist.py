@@ -1,4 +1,4 @@
-"""MNIST from tiny files in the official layout, whole and damaged."""
+"""MNIST from tiny files in the official layout, valid and damaged."""
 
 import gzip
 import struct
@@ -11,7 +11,7 @@ from fedensemble.errors import DataError
 
 
 def idx(array):
-    """The bytes of an IDX file."""
+    """Returns the bytes of an IDX file."""
     return (
         struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
         + array.astype(np.uint8).tobytes()
@@ -20,7 +20,7 @@ def idx(array):
 
 @pytest.fixture
 def files():
-    """The four files' contents, for 6 training and 4 test images."""
+    """Returns the contents of the four files, for 6 training and 4 test images."""
     random = np.random.default_rng(0)
     return {
         "train-images-idx3-ubyte": idx(random.integers(256, size=(6, 28, 28))),

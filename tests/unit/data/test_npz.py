@@ -1,4 +1,4 @@
-"""Arrays of one's own from .npz files."""
+"""The user's own arrays from .npz files."""
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def test_not_an_npz(tmp_path, arrays):
     path = tmp_path / "mine.npz"
     for content in (b"hello", b""):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"mine\.npz is damaged.*no \.npz file"):
+        with pytest.raises(DataError, match=r"mine\.npz is damaged.*not an \.npz file"):
             load("npz", path=path)
     np.savez(path, **arrays)
     path.write_bytes(path.read_bytes()[:400])

@@ -1,4 +1,4 @@
-"""`partition`: what it carries over, and the errors for divisions that cannot be made."""
+"""`partition`: the fields it passes on, and the errors for impossible divisions."""
 
 import itertools
 import zlib
@@ -13,9 +13,7 @@ from fedensemble.errors import InputError
 
 @pytest.fixture
 def source():
-    """Twelve rows whose input is the row's number, with four natural clients of 1, 2, 3 and 6
-    rows.
-    """
+    """Twelve rows with their number as input; four natural clients have 1, 2, 3 and 6 rows."""
     return Source(
         np.arange(12, dtype=np.float32).reshape(12, 1),
         np.arange(12) % 3,
@@ -139,24 +137,22 @@ def test_partitions_from_outside_are_checked(source, rows, problem, monkeypatch)
 
 
 def test_classes_are_mixed():
-    """All pairs of four classes occur about equally often, so the graph is not the one the greedy
-    start favours.
-    """
+    """All pairs of four classes are about equally frequent, unlike in the greedy start."""
     counts = np.zeros((4, 4))
     source = load("gaussians", n=48, classes=4)
     for seed in range(150):
-        held = (
+        has = (
             partition(source, "classes", 8, seed=seed, classes_per_client=2).label_counts() > 0
         ).double()
-        counts += (held.T @ held).numpy()
+        counts += (has.T @ has).numpy()
     pairs = counts[np.triu_indices(4, 1)]
     assert pairs.sum() == 150 * 8
-    # 200 expected of each; the standard deviation is about 10
+    # 200 of each pair are expected, with a standard deviation of about 10
     assert np.abs(pairs / 200 - 1).max() < 0.2
 
 
 def test_division_is_the_same_on_every_machine():
-    """The generator depends on the seed and the partition's name alone."""
+    """The random generator depends only on the seed and the name of the partition."""
     data = partition(
         Source(np.arange(8.0).reshape(8, 1), np.zeros(8, int)), "iid", clients=2, seed=7
     )

@@ -1,4 +1,4 @@
-"""Inputs of the server's own: held back, from a file, from the source, and given in Python."""
+"""Inputs of the server: held out, from a file, from the dataset, and from Python."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,19 @@ import torch
 
 from fedensemble import FederatedData
 from fedensemble.data import load, partition
-from fedensemble.data.server_data import with_server_file, with_server_share
+from fedensemble.data.server_data import hold_out_server_inputs, load_server_inputs
 from fedensemble.errors import DataError, InputError
 
 
-def test_a_share_is_held_back_and_nobody_else_has_it():
+def test_a_share_is_held_out_and_no_client_has_it():
     source = load("gaussians", n=60, classes=3)
-    held = with_server_share(source, 0.25, seed=4)
+    held = hold_out_server_inputs(source, 0.25, seed=4)
     assert len(held.x_server) == 15
     together = torch.cat([torch.as_tensor(held.x), held.x_server])
     rows = {tuple(row) for row in together.tolist()}
     assert rows == {tuple(row) for row in torch.as_tensor(source.x).tolist()}
-    assert torch.equal(with_server_share(source, 0.25, seed=4).x_server, held.x_server)
-    assert not torch.equal(with_server_share(source, 0.25, seed=5).x_server, held.x_server)
+    assert torch.equal(hold_out_server_inputs(source, 0.25, seed=4).x_server, held.x_server)
+    assert not torch.equal(hold_out_server_inputs(source, 0.25, seed=5).x_server, held.x_server)
     data = partition(held, "iid", clients=5)
     assert len(data.x) == 45
     assert torch.equal(data.x_server, held.x_server)
@@ -28,7 +28,7 @@ def test_a_share_is_held_back_and_nobody_else_has_it():
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.999, 1.0, -0.5])
 def test_a_share_must_leave_something_to_both(share):
     with pytest.raises(InputError, match="server_share"):
-        with_server_share(load("gaussians", n=60), share, seed=0)
+        hold_out_server_inputs(load("gaussians", n=60), share, seed=0)
 
 
 def test_natural_clients_keep_their_rows(tmp_path):
@@ -39,7 +39,7 @@ def test_natural_clients_keep_their_rows(tmp_path):
         client=np.arange(10) // 5,
     )
     data = partition(
-        with_server_share(load("npz", path=tmp_path / "a.npz"), 0.2, seed=0), "natural"
+        hold_out_server_inputs(load("npz", path=tmp_path / "a.npz"), 0.2, seed=0), "natural"
     )
     assert len(data) == 2
     assert data.names == ("0", "1")
@@ -52,17 +52,17 @@ def test_from_a_file(tmp_path):
     shape = source.x.shape[1:]
     np.savez(tmp_path / "own.npz", x=np.ones((7, *shape), np.float32))
     assert (
-        len(partition(with_server_file(source, tmp_path / "own.npz"), "iid", clients=2).x_server)
+        len(partition(load_server_inputs(source, tmp_path / "own.npz"), "iid", clients=2).x_server)
         == 7
     )
     np.savez(tmp_path / "other.npz", x=np.ones((7, 99), np.float32))
     with pytest.raises(DataError, match=r"other.npz are \(99,\) float32"):
-        with_server_file(source, tmp_path / "other.npz")
+        load_server_inputs(source, tmp_path / "other.npz")
     np.savez(tmp_path / "nameless.npz", inputs=np.ones((7, *shape), np.float32))
     with pytest.raises(DataError, match="has no array 'x'"):
-        with_server_file(source, tmp_path / "nameless.npz")
+        load_server_inputs(source, tmp_path / "nameless.npz")
     with pytest.raises(DataError, match="missing"):
-        with_server_file(source, tmp_path / "none.npz")
+        load_server_inputs(source, tmp_path / "none.npz")
 
 
 def test_an_archive_may_bring_them(tmp_path):
@@ -70,7 +70,7 @@ def test_an_archive_may_bring_them(tmp_path):
     assert len(partition(load("npz", path=tmp_path / "a.npz"), "iid", clients=2).x_server) == 3
 
 
-@pytest.mark.parametrize("given", [np.zeros((0, 2)), np.zeros((3, 5)), np.full((3, 2), np.nan)])
-def test_what_does_not_fit_the_clients_is_refused(given):
+@pytest.mark.parametrize("x_server", [np.zeros((0, 2)), np.zeros((3, 5)), np.full((3, 2), np.nan)])
+def test_inputs_unlike_those_of_the_clients_are_rejected(x_server):
     with pytest.raises(DataError, match="server's inputs"):
-        FederatedData.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], [2, 2], x_server=given)
+        FederatedData.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], [2, 2], x_server=x_server)

@@ -101,9 +101,9 @@ def test_characters_outside_the_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"kind": "speech", "pl', "line 8 is no record"),
-        ('{"kind": "speech", "play": "Hamlet"}', "line 8 is no record .*speaker"),
-        ("[1, 2]", "line 8 is no record"),
+        ('{"kind": "speech", "pl', "line 8 is not a record"),
+        ('{"kind": "speech", "play": "Hamlet"}', "line 8 is not a record .*speaker"),
+        ("[1, 2]", "line 8 is not a record"),
         (
             '{"play": "Hamlet", "speaker": "HAMLET", "lines": "one"}',
             "record in line 8 must be a list of texts",

@@ -33,7 +33,7 @@ def federation(**arguments):
 
 def test_fractions_in_test_labels_are_refused():
     fractions = np.array([0.5, 1.5, 0.5, 1.0])
-    with pytest.raises(fe.DataError, match=r"Test labels must be whole numbers.*got 0.5 in row 0"):
+    with pytest.raises(fe.DataError, match=r"Test labels must be integers.*got 0.5 in row 0"):
         federation(data=data(x_test=X, y_test=fractions))
     prediction = federation().ensemble.predict(X)
     with pytest.raises(fe.DataError, match=r"got 0\.5 in row 0"):
@@ -87,7 +87,7 @@ def test_masked_arrays_and_large_integers():
     assert len(fe.FederatedData.from_clients([(masked.filled(0), Y)]).x) == 4
     # nothing is hidden
     assert len(fe.FederatedData.from_clients([(np.ma.masked_array(X), Y)]).x) == 4
-    with pytest.raises(fe.DataError, match="uint64 hold numbers of 2\\*\\*63 or more"):
+    with pytest.raises(fe.DataError, match="uint64 contain values of 2\\*\\*63 or more"):
         fe.FederatedData.from_clients([(np.full((4, 3), 2**63, np.uint64), Y)])
     assert fe.FederatedData.from_clients([(X, Y.astype(np.uint64))]).y.tolist() == Y.tolist()
 
