@@ -117,7 +117,7 @@ def test_batch_norm_needs_two_values(engine):
     for batch in (1, 3):
         with pytest.raises(
             InputError,
-            match=r"batches of 1: .* No client has more than 1 example, so take GroupNorm",
+            match=r"batches of 1: .* No client has more than 1 example: use GroupNorm",
         ):
             Federation(normed, single, engine=engine, batch_size=batch)
     with pytest.raises(InputError, match=r"batches of 1: .* Raise batch_size\."):
@@ -132,7 +132,7 @@ def test_scripted_modules_are_refused(engine):
         lambda: torch.jit.trace(linear(), torch.zeros(2, 4)),
     ):
         with pytest.raises(
-            InputError, match=r"returned a scripted module.*Give the plain nn.Module"
+            InputError, match=r"returned a scripted module.*Return the plain nn.Module"
         ):
             Federation(made, DATA, engine=engine)
 

@@ -133,7 +133,7 @@ ERRORS = {
         r"got shape \(8,\)",
     ),
     "a long seed": ({"seed": 2**63}, "at most 63 bits"),
-    "a word for a seed": ({"seed": "zero"}, "whole number.*'zero'"),
+    "a word for a seed": ({"seed": "zero"}, "integer.*'zero'"),
     "batches of nothing": ({"batch_size": 0}, "batch_size >= 1; got 0"),
     "no epochs": ({"epochs": 0}, "epochs >= 1"),
     "no steps": ({"steps": 0}, "steps >= 1"),
@@ -163,7 +163,7 @@ def test_cuda_that_is_not_there():
     for device in ("mps", "xpu", "hpu", "meta", torch.device("mps")):
         if not (str(device) in ("mps", "xpu") and getattr(torch, str(device)).is_available()):
             with pytest.raises(
-                InputError, match=f"device '{device}'.* cannot calculate on one here; use 'cpu' or"
+                InputError, match=f"device '{device}'.* cannot compute on one here; use 'cpu' or"
             ):
                 federation(device=device)
     assert federation(device="auto").learner.device.type == "cpu"
@@ -239,7 +239,7 @@ def test_divergence_names_the_step(engine):
     )
     with pytest.raises(
         DivergedError,
-        match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr",
+        match=r"client 0, mode 0 \(step [234]\) \(\d more visits diverged\).*algorithm.lr",
     ):
         next(made.rounds(1))
 

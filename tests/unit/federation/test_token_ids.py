@@ -74,8 +74,8 @@ def test_a_client_with_a_token_too_many(engine, bad, highest):
     with pytest.raises(InputError) as refused:
         train(reader, [examples(9), examples(121, bad)], engine)
     assert str(refused.value) == (
-        f"The model embeds 5 tokens, 0 to 4, but row 60 of client 1 holds {bad} (the largest number there is "
-        f"{highest}). Enlarge the embedding, or number the tokens anew."
+        f"The model embeds 5 tokens, 0 to 4, but row 60 of client 1 holds {bad} (the largest value there is "
+        f"{highest}). Enlarge the embedding, or renumber the tokens."
     )
 
 
@@ -115,7 +115,7 @@ def test_the_number_that_is_meant():
     numbers = torch.tensor([[40, 1], [30, 2], [50, 4], [20, 3]])
     train(Table, [(numbers, [0, 1, 2, 0])], "loop")
     numbers[3, 1] = 6
-    with pytest.raises(InputError, match=r"row 3 of .* holds 6 \(the largest number there is 50\)"):
+    with pytest.raises(InputError, match=r"row 3 of .* holds 6 \(the largest value there is 50\)"):
         train(Table, [(numbers, [0, 1, 2, 0])], "loop")
 
 
