@@ -78,7 +78,7 @@ def test_a_row_may_change_the_rule_and_its_options_do_not_stay():
         ({"aggregator": {"name": "krum", "malicious": "many"}}, "aggregator.malicious"),
         (
             {"aggregator": {"name": "median"}, "algorithm": {"name": "scaffold"}},
-            "'median' cannot serve algorithm 'scaffold'",
+            "'median' cannot be used with algorithm 'scaffold'",
         ),
         (
             {"aggregator": {"name": "median"}, "algorithm": {"name": "qsgd"}},

@@ -100,7 +100,7 @@ def visits_of_a_client(algorithm):
     ]
 
 
-def test_identical_visits_of_a_real_client_have_different_secret_numbers():
+def test_identical_visits_of_a_real_client_have_different_draw_secret():
     first, second = visits_of_a_client(Noisy())
     assert float((first - second).abs().min()) > 0
 

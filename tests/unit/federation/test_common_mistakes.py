@@ -239,7 +239,7 @@ def test_rounds_wants_a_whole_number(count):
 @pytest.mark.parametrize("name", ["modes", "strata", "clients_per_round"])
 def test_numbers_of_the_schedule_must_be_whole(name):
     for value in ("5", 2.5, True):
-        with pytest.raises(InputError, match=f"needs a whole number for {name}; got {value!r}"):
+        with pytest.raises(InputError, match=f"needs an integer for {name}; got {value!r}"):
             Federation(linear, DATA, **{name: value})
 
 
