@@ -21,7 +21,7 @@ from ..data.federated import FederatedData
 from ..errors import InputError
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.server_context import ServerContext
-from .preflight import check_outputs  # noqa: F401 (deploy imports it from here)
+from .preflight import check_outputs as check_outputs  # noqa: PLC0414 (deploy imports it here)
 
 
 def resolve_algorithm(algorithm: str | Algorithm) -> Algorithm:

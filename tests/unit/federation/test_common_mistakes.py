@@ -266,7 +266,7 @@ def test_tokens_stay_whole_numbers():
     tokens = FederatedData.from_clients([(torch.arange(12).reshape(3, 4) % 9, [0, 1, 2])])
     ensemble = Federation(Reader, tokens, modes=2).ensemble
     assert ensemble.predict(tokens.x).mean.shape == (3, 3)
-    with pytest.raises(InputError, match="trained on whole numbers"):
+    with pytest.raises(InputError, match="trained on integers"):
         ensemble.predict(tokens.x.float())
     with pytest.raises(InputError, match="embeds tokens"):
         Federation(Reader, DATA)
