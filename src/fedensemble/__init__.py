@@ -1,4 +1,4 @@
-"""Federated ensembles: K models trained at the price of one, on data that stays where it is."""
+"""Fed-ensemble: federated training of K models at the communication cost of one."""
 
 from collections.abc import Callable as _Callable
 from pathlib import Path as _Path
@@ -56,33 +56,30 @@ from .version import VERSION
 
 __version__ = VERSION
 
-# The registries have the names of the subpackages whose classes they list, and importing a
-# subpackage binds its name
-# here. So they are bound last: `fe.schedules` is the registry, and `from fedensemble.schedules
-# import Stratified` still
-# finds the subpackage.
+# The registries have the same names as the subpackages `algorithms` and `schedules`, and importing
+# a subpackage binds its name in this module. The registries are therefore bound last:
+# `fe.schedules` is the registry, and `from fedensemble.schedules import Stratified` still imports
+# from the subpackage.
 algorithms, schedules = _algorithms, _schedules
 _T = _TypeVar("_T", bound=type)
 
 
 def register(name: str) -> _Callable[[_T], _T]:
-    """A decorator that registers an Algorithm, a Schedule or a Participation under a name:
-    `@fe.register("mine")`.
-    """
+    """Decorator that registers an Algorithm, Schedule or Participation: `@fe.register("mine")`."""
 
-    def add(part: _T) -> _T:
+    def add(cls: _T) -> _T:
         kinds: list[tuple[type, _Registry[_Any]]] = [
             (Algorithm, algorithms),
             (Schedule, schedules),
             (Participation, _participations),
         ]
         for base, registry in kinds:
-            if isinstance(part, type) and issubclass(part, base):
-                registry.register(name)(part)
-                return part
+            if isinstance(cls, type) and issubclass(cls, base):
+                registry.register(name)(cls)
+                return cls
         raise InputError(
-            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; got {part!r}. Models, data "
-            "sources and engines have registries of their own."
+            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; "
+            f"got {cls!r}. Models, datasets and engines have their own registries."
         )
 
     return add
@@ -91,14 +88,14 @@ def register(name: str) -> _Callable[[_T], _T]:
 def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
     """The ensemble of a finished run of the command line, ready to predict.
 
-    Its model is built from the run's config: a model of your own must be registered before, under
-    the same name.
+    Its model is built from the run's config. A model of your own must be registered first, under
+    the same name as in the run.
 
     Args:
         folder: of the run, such as "runs/digits/0123456789ab".
         device: "cpu", "cuda" or "auto".
     """
-    # here: training in Python needs no config
+    # Imported here because training in Python does not need the config package.
     from .experiment.ensemble_file import load_ensemble as load
 
     return load(folder, device)

@@ -1,4 +1,4 @@
-"""How good and how sure an ensemble is, as plain numbers."""
+"""Metrics of predictions: accuracy, calibration, uncertainty and disagreement."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ CLASSIFICATION = (
     "disagreement",
 )
 REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance")
-_BINS = 15  # of the calibration error, as Guo et al. 2017
-# probabilities below this count as this, or one confident mistake would make the likelihood
-# infinite
-_SMALLEST = 1e-12
+_BINS = 15  # of the expected calibration error, as in Guo et al. 2017
+# Lower bound of probabilities in the negative log-likelihood. Without it one confident mistake
+# would make the mean infinite.
+_MIN_PROBABILITY = 1e-12
 
 
 def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
-    """All metrics of a prediction against targets [B, ...], by name."""
-    targets = _targets(prediction, targets)
+    """All metrics of a prediction for targets [B, ...], by name."""
+    targets = _check_targets(prediction, targets)
     if prediction.task == "regression":
         return _regression(prediction, targets)
     return _classification(prediction, targets)
 
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
-    """Metrics of each mode alone (of all its members together), by name: accuracy and NLL, or
-    MSE.
-    """
-    targets = _targets(prediction, targets)
+    """Metrics of each mode by itself, by name: accuracy and NLL, or MSE."""
+    targets = _check_targets(prediction, targets)
     modes = prediction.modes
     if prediction.task == "regression":
         target = targets.to(modes.dtype).reshape(modes.shape[1:])
-        return {"mse": [_short(((mode - target) ** 2).double().mean()) for mode in modes]}
+        return {
+            "mse": [_round_to_6_digits(((mode - target) ** 2).double().mean()) for mode in modes]
+        }
     target = targets.reshape(-1).long()
     accuracy, nll = [], []
-    for mode in modes:  # one at a time: a double copy of them all is large
+    for mode in modes:  # one at a time, to avoid a float64 copy of all modes
         probabilities = mode.reshape(len(target), -1)
-        chosen = probabilities.gather(1, target.unsqueeze(1)).double()
-        accuracy.append(_short((probabilities.argmax(-1) == target).double().mean()))
-        nll.append(_short(-chosen.clamp(min=_SMALLEST).log().mean()))
+        of_target = probabilities.gather(1, target.unsqueeze(1)).double()
+        accuracy.append(_round_to_6_digits((probabilities.argmax(-1) == target).double().mean()))
+        nll.append(_round_to_6_digits(-of_target.clamp(min=_MIN_PROBABILITY).log().mean()))
     return {"accuracy": accuracy, "nll": nll}
 
 
-def _targets(prediction: Prediction, given: Any) -> Tensor:
-    """The targets as a tensor beside the prediction; raises unless there is one for each."""
+def _check_targets(prediction: Prediction, values: Any) -> Tensor:
+    """The targets as a tensor on the prediction's device; raises unless their shape matches."""
     if not isinstance(prediction, Prediction):
         raise InputError(
             f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}."
         )
-    targets, mean = as_targets(given), prediction.mean
+    targets, mean = as_targets(values), prediction.mean
     expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
     if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
         raise InputError(
@@ -81,7 +81,8 @@ def _targets(prediction: Prediction, given: Any) -> Tensor:
     return targets.to(mean.device)
 
 
-def _short(value: Tensor) -> float:
+def _round_to_6_digits(value: Tensor) -> float:
+    """The value rounded to 6 significant digits, which keeps result files short."""
     return float(f"{float(value):.6g}")
 
 
@@ -98,15 +99,15 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     mean = prediction.mean.reshape(-1, classes).double()
     modes = prediction.modes.reshape(len(prediction.modes), -1, classes).double()
     target = targets.reshape(-1).long()
-    by_mode = (modes.argmax(-1) == target).double().mean(1)
-    chosen = mean.gather(1, target.unsqueeze(1)).squeeze(1)
+    accuracies = (modes.argmax(-1) == target).double().mean(1)
+    of_target = mean.gather(1, target.unsqueeze(1)).squeeze(1)
     onehot = torch.nn.functional.one_hot(target, classes)
     return {
         "accuracy": float((mean.argmax(-1) == target).double().mean()),
-        "mode_accuracy_mean": float(by_mode.mean()),
-        "mode_accuracy_min": float(by_mode.min()),
-        "mode_accuracy_max": float(by_mode.max()),
-        "nll": float(-chosen.clamp(min=_SMALLEST).log().mean()),
+        "mode_accuracy_mean": float(accuracies.mean()),
+        "mode_accuracy_min": float(accuracies.min()),
+        "mode_accuracy_max": float(accuracies.max()),
+        "nll": float(-of_target.clamp(min=_MIN_PROBABILITY).log().mean()),
         "brier": float(((mean - onehot) ** 2).sum(1).mean()),
         "ece": float(multiclass_calibration_error(mean, target, num_classes=classes, n_bins=_BINS)),
         "entropy": float(prediction.entropy.double().mean()),
@@ -117,8 +118,12 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
 
 
 def disagreement(modes: Tensor) -> float:
-    """Share of inputs on which two different modes choose different classes, the mean over pairs; 0
-    for one mode.
+    """Share of inputs for which two modes predict different classes, averaged over pairs of modes.
+
+    It is 0 for one mode.
+
+    Args:
+        modes: class probabilities of each mode, [K, B, C].
 
     >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]))
     1.0
@@ -127,18 +132,19 @@ def disagreement(modes: Tensor) -> float:
     if count == 1:
         return 0.0
     votes = torch.nn.functional.one_hot(modes.argmax(-1), classes).sum(0).double()  # [B, C]
-    agreeing = (votes * (votes - 1)).sum(1) / (count * (count - 1))
-    return float(1 - agreeing.mean())
+    # Of K modes, v modes that choose the same class are v * (v - 1) ordered pairs that agree.
+    agreement = (votes * (votes - 1)).sum(1) / (count * (count - 1))
+    return float(1 - agreement.mean())
 
 
 def _regression(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     mean, modes = prediction.mean.double(), prediction.modes.double()
     target = targets.double().reshape(mean.shape)
-    by_mode = ((modes - target) ** 2).reshape(len(modes), -1).mean(1)
+    errors = ((modes - target) ** 2).reshape(len(modes), -1).mean(1)
     return {
         "mse": float(((mean - target) ** 2).mean()),
-        "mode_mse_mean": float(by_mode.mean()),
-        "mode_mse_min": float(by_mode.min()),
-        "mode_mse_max": float(by_mode.max()),
+        "mode_mse_mean": float(errors.mean()),
+        "mode_mse_min": float(errors.min()),
+        "mode_mse_max": float(errors.max()),
         "variance": float(prediction.variance.double().mean()),
     }

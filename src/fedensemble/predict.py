@@ -1,4 +1,4 @@
-"""Predictions of an ensemble: the average of its modes, and how far they agree."""
+"""Predictions of an ensemble: the average over its modes, and how much they disagree."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _SMALLER = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """What K modes predict for B inputs.
+    """The prediction of K modes for B inputs.
 
-    A mode may predict with S models (FedBE-noKD's samples); they are kept apart as members. For
-    classification `members` are class probabilities and `mean` their combination; for regression
-    both are outputs.
+    A member is the prediction of one model. Most modes have one member; a mode of FedBE-noKD has S
+    members, one per posterior sample. For classification, `members` are class probabilities and
+    `mean` is their combination. For regression, both are outputs.
 
     Args:
         mean: the ensemble's prediction, [B, ..., C].
         members: the prediction of each model, [K * S, B, ..., C].
-        mode_index: the mode that each member belongs to, [K * S] int64, from 0 to K - 1 in
-            ascending order. Left out, every member is a mode of its own.
+        mode_index: the mode of each member, [K * S] int64, from 0 to K - 1 in ascending order. By
+            default each member is a mode.
     """
 
     mean: Tensor
@@ -52,22 +52,23 @@ class Prediction:
             object.__setattr__(self, "mode_index", torch.arange(len(self.members)))
         if self.mode_index.shape != self.members.shape[:1]:
             raise InputError(
-                f"Prediction needs one mode_index per member; got {tuple(self.mode_index.shape)} for "
-                f"{len(self.members)} members."
+                "Prediction needs one mode_index per member; "
+                f"got {tuple(self.mode_index.shape)} for {len(self.members)} members."
             )
 
     @cached_property
     def modes(self) -> Tensor:
-        """The prediction of each mode, [K, B, ..., C]: its only member, or the combination of its
-        members.
-        """
+        """The prediction of each mode, [K, B, ..., C]: the combination of its members."""
         sizes = torch.unique_consecutive(self.mode_index, return_counts=True)[1].tolist()
         if max(sizes) == 1:
             return self.members
-        return torch.stack([self._joined(part) for part in torch.split(self.members, sizes)])
+        return torch.stack(
+            [self._combine_members(part) for part in torch.split(self.members, sizes)]
+        )
 
-    def _joined(self, members: Tensor) -> Tensor:
-        # softmax of the mean logits: logits are log-probabilities up to a constant
+    def _combine_members(self, members: Tensor) -> Tensor:
+        """The combination of the members of one mode, [S, B, ..., C] -> [B, ..., C]."""
+        # Averages logits: log-probabilities are logits up to a constant, which softmax ignores.
         if self.combine == "logits":
             smallest = torch.finfo(members.dtype).tiny
             return members.clamp(min=smallest).log().mean(0).softmax(-1)
@@ -76,40 +77,37 @@ class Prediction:
     @cached_property
     def label(self) -> Tensor:
         """The most probable class, [B, ...]."""
-        self._need("classification", "label")
+        self._require_classification("label")
         return self.mean.argmax(-1)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the averaged prediction in nats: total uncertainty, [B, ...]."""
-        self._need("classification", "entropy")
+        """Entropy of the ensemble's prediction in nats, [B, ...]: the total uncertainty."""
+        self._require_classification("entropy")
         return entropy(self.mean)
 
     @cached_property
     def member_entropy(self) -> Tensor:
-        """Mean over members of their own entropy: uncertainty that more members cannot lessen, [B,
-        ...].
-        """
-        self._need("classification", "member_entropy")
+        """Mean entropy of the members, [B, ...]: uncertainty that more members cannot reduce."""
+        self._require_classification("member_entropy")
         return entropy(self.members).mean(0)
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """Entropy of the mean less the mean entropy: how far the members disagree, [B, ...]; never
-        negative.
-        """
-        self._need("classification", "mutual_information")
+        """Entropy of the mean minus mean entropy, [B, ...]: how much members disagree; >= 0."""
+        self._require_classification("mutual_information")
         return (entropy(self.members.mean(0)) - self.member_entropy).clamp(min=0)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Variance over members (unbiased; zero for one member), [B, ..., C]."""
+        """Unbiased variance over members, [B, ..., C]; zero for one member."""
         return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
 
-    def _need(self, task: Task, what: str) -> None:
-        if self.task != task:
+    def _require_classification(self, name: str) -> None:
+        if self.task != "classification":
             raise InputError(
-                f"'{what}' needs class probabilities, and this is {self.task}; use .mean and .variance."
+                f"'{name}' needs class probabilities, and this is {self.task}; "
+                "use .mean and .variance."
             )
 
 
@@ -117,15 +115,17 @@ class Ensemble:
     """K trained modes of one model, ready to predict.
 
     Args:
-        theta, buffers: weights [K, P] and running statistics [K, R].
-        predictors: models whose predictions a mode averages, [K, S, P], where they are not its own
-            weights alone.
-        standardise: what the training inputs went through, or None.
-        combine: average class "probabilities" or "logits"; "outputs" for regression.
-        input_shape: shape of one input, where it is to be checked.
-        seed: of dropout, where it is kept active.
-        tokens: whether inputs are whole numbers that stay so; None where it is not known, and the
-            model must take them.
+        learner: the model as a function of its parameters.
+        theta, buffers: parameters [K, P] and running statistics [K, R].
+        standardise: normalization of the training inputs, or None.
+        combine: what is averaged over the modes: class "probabilities" or "logits", and "outputs"
+            for regression.
+        input_shape: shape of one input; None does not check it.
+        seed: of dropout, if it is active in predictions.
+        predictors: the models whose predictions a mode averages, [K, S, P]; None for the modes'
+            own parameters.
+        tokens: whether inputs are integers that stay integers; None if this is not known, and
+            inputs are passed to the model as they are.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class Ensemble:
             or (self.combine == "outputs") != (learner.task == "regression")
         ):
             raise InputError(
-                "combine is 'probabilities' or 'logits' for classification and 'outputs' for regression; "
-                f"got {self.combine!r} for {learner.task}."
+                "combine is 'probabilities' or 'logits' for classification and 'outputs' for "
+                f"regression; got {self.combine!r} for {learner.task}."
             )
 
     def __len__(self) -> int:
@@ -163,30 +163,26 @@ class Ensemble:
 
     @property
     def prediction_models(self) -> int:
-        """Number of models that a prediction takes: K, or K times S where a mode predicts with S
-        models.
-        """
+        """Number of models that a prediction runs: K * S, where S is 1 for most algorithms."""
         return self.predictors.shape[0] * self.predictors.shape[1]
 
     @property
     def prediction_bytes(self) -> int:
-        """Bytes of everything that a device must receive to predict: the models and each mode's
-        running statistics.
-        """
+        """Bytes that a device must receive to predict: all models and running statistics."""
         return sum(
             tensor.numel() * tensor.element_size() for tensor in (self.predictors, self.buffers)
         )
 
     def module(self, mode: int) -> nn.Module:
-        """A mode as a plain nn.Module of its own, in eval mode, on the CPU.
+        """A mode as a plain nn.Module, in eval mode on the CPU.
 
-        It takes inputs as models see them: after `standardise`, where there is one. Raises
-        IndexError as a list does.
+        The module takes normalized inputs, that is after `standardise`. Raises IndexError if there
+        is no such mode.
         """
         model = self.learner.build(0)
         weights = self.learner.theta_layout.unflatten(self.theta[mode])
-        rest = self.learner.buffer_layout.unflatten(self.buffers[mode])
-        model.load_state_dict({**model.state_dict(), **weights, **rest})
+        buffers = self.learner.buffer_layout.unflatten(self.buffers[mode])
+        model.load_state_dict({**model.state_dict(), **weights, **buffers})
         return model.eval()
 
     def predict(
@@ -198,16 +194,17 @@ class Ensemble:
         batch_statistics: bool = False,
         on_device: bool = False,
     ) -> Prediction:
-        """The ensemble's prediction for stored-format inputs [B, ...] (as given in training, not
-        standardised).
+        """The ensemble's prediction for inputs [B, ...], in the format of the training data.
 
         Args:
+            x: inputs as in training, before normalization.
+            batch_size: inputs per forward pass.
             dropout: keep dropout active.
-            batch_statistics: with `dropout`, BatchNorm also normalises by the statistics of each
-                batch of `batch_size` inputs, not by its running statistics. Both together are the
-                model in train mode, in which the authors' published code tested, with batches of
-                16.
-            on_device: leave the result where the modes are, in place of the CPU.
+            batch_statistics: with `dropout`, BatchNorm also normalizes by the statistics of each
+                batch of `batch_size` inputs instead of its running statistics. Both options
+                together are the model in train mode, in which the authors' published code
+                evaluates, with batches of 16.
+            on_device: leave the result on the device of the modes instead of the CPU.
         """
         batch_size = min(whole("predict()", "batch_size", batch_size, minimum=1), 2**62)
         dropout, on_device = (
@@ -223,17 +220,18 @@ class Ensemble:
         if self.input_shape is not None and tuple(inputs.shape[1:]) != self.input_shape:
             got = tuple(inputs.shape[1:])
             raise InputError(
-                f"Inputs have shape {got} an example, but the modes were trained on {self.input_shape}."
+                f"Inputs have shape {got} per example, but the modes were trained on "
+                f"{self.input_shape}."
             )
         if (row := first_bad_row(inputs)) is not None:
             raise InputError(
-                f"Inputs contain nan or infinity (first in row {row}); there is no prediction for them. "
-                "Clean or drop such rows."
+                f"Inputs contain nan or infinity (first in row {row}); there is no prediction for "
+                "them. Clean or drop such rows."
             )
         check_range(inputs, "Inputs", self.learner.dtype)
         if self.tokens and inputs.is_floating_point():
             raise InputError(
-                f"The modes were trained on whole numbers (tokens); got inputs of type {inputs.dtype}."
+                f"The modes were trained on integers (tokens); got inputs of type {inputs.dtype}."
             )
         if self.tokens is False and self.standardise is None:
             inputs = inputs.to(self.learner.dtype)
@@ -242,70 +240,82 @@ class Ensemble:
                 "batch_statistics needs dropout=True, at least 2 inputs and batch_size >= 2; "
                 f"got dropout={dropout}, {len(inputs)} inputs and batch_size={batch_size}."
             )
-        # No smaller batches by itself: the same call must give the same numbers, whatever else
-        # takes memory.
+        # On out of memory, this raises instead of trying smaller batches: the same call must give
+        # the same results, independent of the memory that other programs use.
         with raise_on_oom(
             f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER
         ):
-            pieces = torch.split(inputs, batch_size)
-            # one input has no variance: it joins the batch before it
-            if batch_statistics and len(pieces[-1]) == 1:
-                pieces = (*pieces[:-2], torch.cat(pieces[-2:]))
-            parts = (
-                self._members(piece, at, dropout, batch_statistics)
-                for at, piece in enumerate(pieces)
+            batches = torch.split(inputs, batch_size)
+            # BatchNorm has no variance for one input, so a last single input joins the batch
+            # before it.
+            if batch_statistics and len(batches[-1]) == 1:
+                batches = (*batches[:-2], torch.cat(batches[-2:]))
+            outputs = (
+                self._forward(batch, index, dropout, batch_statistics)
+                for index, batch in enumerate(batches)
             )
             # [K, S, B, ..., C]
-            raw = torch.cat([part if on_device else part.cpu() for part in parts], dim=2)
+            raw = torch.cat([part if on_device else part.cpu() for part in outputs], dim=2)
             check_predictions(raw)
-            return self._combined(raw)
+            return self._combine_outputs(raw)
 
-    def _combined(self, raw: Tensor) -> Prediction:
+    def _combine_outputs(self, raw: Tensor) -> Prediction:
+        """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""
         mode_index = torch.arange(len(raw)).repeat_interleave(raw.shape[1])
         if self.learner.task == "regression":
             return Prediction(
-                _mean(raw).mean(0), raw.flatten(0, 1), "regression", "outputs", mode_index
+                _mean_over_samples(raw).mean(0),
+                raw.flatten(0, 1),
+                "regression",
+                "outputs",
+                mode_index,
             )
         members = torch.softmax(raw, dim=-1)
         by_logits = self.combine == "logits"
-        mean = torch.softmax(_mean(raw).mean(0), dim=-1) if by_logits else _mean(members).mean(0)
+        mean = (
+            torch.softmax(_mean_over_samples(raw).mean(0), dim=-1)
+            if by_logits
+            else _mean_over_samples(members).mean(0)
+        )
         return Prediction(mean, members.flatten(0, 1), "classification", self.combine, mode_index)
 
-    def _members(self, x: Tensor, piece: int, dropout: bool, batch_statistics: bool) -> Tensor:
+    def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:
+        """The outputs of all models for one batch, [K, S, B, ..., C].
+
+        Args:
+            batch: index of the batch, which determines the dropout masks.
+        """
         learner = self.learner
         x = x.to(learner.device)
         x = self.standardise(x, learner.dtype) if self.standardise is not None else x
         x = x.to(learner.dtype) if x.is_floating_point() else x
         outputs = []
         for mode in range(len(self)):
-            key = prng.key(self.seed, "evaluation", mode, piece) if dropout else None
+            key = prng.key(self.seed, "evaluation", mode, batch) if dropout else None
             for theta in self.predictors[mode]:
-                given = x.clone()  # a model may write into its inputs
+                inputs = x.clone()  # a model may write into its inputs
                 outputs.append(
-                    learner.outputs(theta, self.buffers[mode], given, key, batch_statistics)
+                    learner.outputs(theta, self.buffers[mode], inputs, key, batch_statistics)
                 )
         stacked = torch.stack(outputs)
         return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])
 
 
-def _mean(values: Tensor) -> Tensor:
-    """The mean over what a mode averages, [K, S, ...] -> [K, ...]; nothing is computed where that
-    is one.
-    """
+def _mean_over_samples(values: Tensor) -> Tensor:
+    """The mean over the S models of each mode, [K, S, ...] -> [K, ...]; a view if S = 1."""
     return values.mean(1) if values.shape[1] > 1 else values.squeeze(1)
 
 
 def check_predictions(raw: Tensor) -> None:
-    """Raises if an output is nan or infinity, [K, S, B, ..., C]: averages and entropies of it would
-    mean nothing.
-    """
+    """Raises DivergedError if an output is nan or infinity, [K, S, B, ..., C]."""
     if not raw.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(raw))).all()):
         return
     bad = ~torch.isfinite(raw)
     mode, row = (int(torch.nonzero(bad.transpose(0, axis).flatten(1).any(1))[0]) for axis in (0, 2))
     raise DivergedError(
-        f"Mode {mode} predicts nan or infinity (first for row {row}): its weights have diverged, or the inputs are far "
-        "larger than those it was trained on. Check the inputs, or train with a lower learning rate."
+        f"Mode {mode} predicts nan or infinity (first for row {row}): its weights have diverged, "
+        "or the inputs are far larger than those it was trained on. Check the inputs, or train "
+        "with a lower learning rate."
     )
 
 

@@ -95,7 +95,7 @@ def test_more_modes_than_clients_a_round(tmp_path: Path) -> None:
     code, out, errors = own(tmp_path, modes=4)
     assert code == 0, errors
     assert (
-        "With 4 modes and 2 clients a round, at most 2 of the modes are trained in a round" in out
+        "With 4 modes and 2 clients per round, at most 2 of the modes are trained in a round" in out
     )
 
 

@@ -72,7 +72,7 @@ def test_a_mode_as_a_module():
             module(DATA.x).softmax(-1).detach(), prediction.members[mode], **EXACT
         )
     with torch.no_grad():
-        next(module.parameters()).zero_()  # its own weights: the ensemble keeps what it has
+        next(module.parameters()).zero_()  # a copy of the weights: the ensemble does not change
     assert torch.equal(made.ensemble.predict(DATA.x).mean, prediction.mean)
     with pytest.raises(IndexError):
         made.ensemble.module(4)
@@ -181,7 +181,7 @@ def test_calibration_error_by_hand():
     assert metrics["ece"] == pytest.approx(0.4, abs=1e-6)
 
 
-def test_a_sure_mistake_is_not_infinite():
+def test_a_confident_mistake_has_a_finite_loss():
     mean = torch.tensor([[1.0, 0.0]])
     assert evaluate(Prediction(mean, mean.unsqueeze(0)), torch.tensor([1]))["nll"] == pytest.approx(
         -math.log(1e-12)
@@ -217,7 +217,7 @@ def test_regression():
         (float(errors.min()), float(errors.max()))
     )
     assert metrics["variance"] == pytest.approx(float(raw.var(0).mean()), abs=1e-12)
-    # ambiguity decomposition: the mean's error is the modes' mean error less their (biased) spread
+    # ambiguity decomposition: error of the mean = mean error of the modes - their biased variance
     assert metrics["mse"] == pytest.approx(
         metrics["mode_mse_mean"] - 3 / 4 * metrics["variance"], abs=1e-12
     )
@@ -253,7 +253,7 @@ def test_dropout_kept_active():
         made.ensemble.predict(DATA.x[:n], dropout=True).members for n in (len(DATA.x), 1)
     )
     assert alone.shape[1] == len(DATA.x)
-    assert single.shape[1] == 1  # a batch of one: BatchNorm in training mode would refuse it
+    assert single.shape[1] == 1  # a batch of one: BatchNorm in training mode would reject it
 
 
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")

@@ -1,3 +1,1 @@
-"""The method: what a mode, a plan, a visit and a round are. Knows no dataset, no file and no
-particular engine.
-"""
+"""Core types and protocols: modes, plans, visits and rounds, independent of data and engines."""

@@ -1,4 +1,4 @@
-"""Weighted means by mode: the paper's server step, w_k = sum_i d_ik p_i w_i / sum_i d_ik p_i."""
+"""Weighted means per mode, the paper's server step: w_k = sum_i d_ik p_i w_i / sum_i d_ik p_i."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .types import Cohort, Members
 
 
 class ModeMeans:
-    """Sums uploads mode by mode as blocks of visits come in, and gives the means.
+    """Accumulates uploads per mode, block by block, and returns their weighted means.
 
     >>> means = ModeMeans(modes=2)
-    >>> means.add(torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), {"theta": torch.tensor([[0.0], [4.0]])})
+    >>> uploads = {"theta": torch.tensor([[0.0], [4.0]])}
+    >>> means.add(torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), uploads)
     >>> means.mean()["theta"].tolist()
     [[3.0], [0.0]]
     """
@@ -27,12 +28,13 @@ class ModeMeans:
         self.weight: Tensor | None = None
 
     def add(self, mode: Tensor, weight: Tensor, uploads: Tree) -> None:
-        """Counts in a block of visits: modes [J], weights [J], uploads [J, P].
+        """Adds a block of visits: modes [J], weights [J], uploads [J, P].
 
-        All that needs memory comes first: if there is none left, nothing has been counted.
+        All-or-nothing: all memory is allocated first, so that after an out-of-memory error nothing
+        has been added.
         """
-        one = len(mode) == 1
-        if one and self.count is None:
+        single_visit = len(mode) == 1
+        if single_visit and self.count is None:
             sums = {
                 name: value.new_zeros(self.modes, value.shape[-1])
                 for name, value in uploads.items()
@@ -42,38 +44,42 @@ class ModeMeans:
                 weight.new_zeros(self.modes, 1),
                 weight.new_zeros(self.modes, 1),
             )
-        place: int | slice = slice(None)
-        if one:  # one client at a time: touch one row only
-            place, count, total = int(mode[0]), torch.ones_like(weight), weight
+        rows: int | slice = slice(None)
+        if single_visit:  # touch one row only, not all K
+            rows, count, total = int(mode[0]), torch.ones_like(weight), weight
             added = {name: weight[0] * value[0] for name, value in uploads.items()}
         else:
-            # A product with a K x J matrix, not index_add: its sums come in the same order every
-            # time, on a GPU too.
-            chosen = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(
+            # A matmul with a [K, J] matrix, not index_add: on a GPU, index_add sums in a different
+            # order every time, and results would differ in their last bits.
+            one_hot = (mode == torch.arange(self.modes, device=mode.device).unsqueeze(1)).to(
                 weight.dtype
             )
-            count, total = chosen.sum(1, keepdim=True), (chosen * weight).sum(1, keepdim=True)
+            count, total = one_hot.sum(1, keepdim=True), (one_hot * weight).sum(1, keepdim=True)
             added = {
-                name: (chosen * weight).to(value.dtype) @ value for name, value in uploads.items()
+                name: (one_hot * weight).to(value.dtype) @ value for name, value in uploads.items()
             }
         if self.count is None or self.weight is None:
             self.sums, self.count, self.weight = added, count, total
             return
-        self.count[place].add_(count)
-        self.weight[place].add_(total)
+        self.count[rows].add_(count)
+        self.weight[rows].add_(total)
         for name, value in added.items():
-            self.sums[name][place].add_(value)
+            self.sums[name][rows].add_(value)
 
     def mean(self) -> Tree:
-        """Weighted mean of each mode's uploads, [K, P]; zero where there were none."""
+        """The weighted mean of each mode's uploads, [K, P]; zero for a mode without uploads."""
         if self.weight is None:
             return {}
         scale = torch.where(self.weight > 0, self.weight, torch.ones_like(self.weight))
         return {name: total / scale.to(total.dtype) for name, total in self.sums.items()}
 
     def cohort(self, population: int, total: float, coin: Tensor) -> Cohort:
-        """Who stands behind the means, among `population` clients whose weights add up to
-        `total`.
+        """The clients behind the means.
+
+        Args:
+            population: N.
+            total: sum of the weights of all N clients.
+            coin: the round's shared random draw per mode, [K, 1].
         """
         empty = torch.zeros(self.modes, 1)
         count, weight = (empty if value is None else value for value in (self.count, self.weight))
@@ -81,7 +87,7 @@ class ModeMeans:
 
 
 def gather(parts: Sequence[Members]) -> Members:
-    """What blocks of visits sent, as one, in ascending order of (client, mode)."""
+    """Concatenates the uploads of blocks, in ascending order of (client, mode)."""
     client, mode, weight, buffers = (
         torch.cat([getattr(part, name) for part in parts])
         for name in ("client", "mode", "weight", "buffers")

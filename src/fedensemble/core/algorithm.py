@@ -1,6 +1,4 @@
-"""What a federated method is: what a client does with a mode, and what the server does with the
-answers.
-"""
+"""The base class of federated algorithms: local training and the server's update."""
 
 from __future__ import annotations
 
@@ -24,34 +22,31 @@ algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """A federated method as arithmetic on models.
+    """A federated algorithm, written as arithmetic on parameter vectors.
 
-    Everything it touches has shape [..., P]: the leading dimensions are whoever is being processed
-    (none on a single client, J visits in a batch, K modes on the server), the last one is the
-    flattened model. Code broadcasts over `...` and reduces only over the last dimension; then one
-    definition runs on every engine.
+    All tensors have shape [..., P]. The last dimension is the flattened model. The leading
+    dimensions are what is processed at once: none for a single client, J visits in a block, K modes
+    on the server. An algorithm broadcasts over `...` and reduces only over the last dimension, so
+    that one definition runs on every engine.
 
     Args:
         lr: learning rate of local training.
-        lr_decay: multiplies the rate every `lr_decay_every` rounds (the paper: 0.99 every 10; 1 is
-            constant).
-        lr_decay_every: rounds between two such steps.
-        weighting: a mode's clients count by their "examples" (the paper's appendix) or are
-            "uniform" (its remark).
-        optimizer: the local optimiser.
+        lr_decay: factor on the learning rate every `lr_decay_every` rounds; 1 keeps it constant.
+            The paper uses 0.99 every 10 rounds.
+        lr_decay_every: rounds between two decay steps.
+        weighting: aggregation weights of a mode's clients: their number of "examples" (the paper's
+            appendix) or "uniform" (the paper's remark).
+        optimizer: the local optimizer.
     """
 
-    reference: ClassVar[str] = ""  # who described it first
-    # what travels up and down, for people; left empty, the names of the tensors are shown
+    reference: ClassVar[str] = ""  # the publication that introduced the algorithm
+    # what is uploaded and downloaded, in words; if empty, the names of the tensors are shown
     sends: ClassVar[str] = ""
-    # its paper assumes that all clients take part in every round
-    full_participation: ClassVar[bool] = False
-    plain_sgd: ClassVar[bool] = False  # its equations hold for local SGD without momentum only
-    # its server learns from unlabelled inputs of its own, the data's `x_server`
-    distils: ClassVar[bool] = False
-    # its server needs what each client sent: `cohort.members`, not means alone
-    gathers: ClassVar[bool] = False
-    # its uploads are rounded or sparse: a median by coordinate is zero
+    full_participation: ClassVar[bool] = False  # its paper assumes that all clients take part
+    plain_sgd: ClassVar[bool] = False  # its equations hold only for local SGD without momentum
+    distils: ClassVar[bool] = False  # its server learns from unlabelled inputs, `data.x_server`
+    gathers: ClassVar[bool] = False  # its server needs each upload, `cohort.members`, not the mean
+    # its uploads are rounded or sparse, so that their coordinate-wise median is zero
     quantised: ClassVar[bool] = False
 
     lr: float = 0.1
@@ -82,89 +77,86 @@ class Algorithm(ABC):
             raise InputError(f"{owner} needs local SGD without momentum; got {self.optimizer!r}.")
 
     def rate(self, round: int) -> float:
-        """The learning rate in a round (counted from 0)."""
+        """The learning rate of a round (counted from 0)."""
         return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
     @property
     def assumes_full_participation(self) -> bool:
-        """Whether the method, with these settings, relies on all clients taking part in every
-        round.
-        """
+        """Whether the algorithm, with these settings, needs all clients in every round."""
         return self.full_participation
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how the server does its work."""
+        """Notes for the user about the server's work."""
         return ()
 
     def bind(self, workshop: ServerContext) -> Self:
-        """The method with what its server may use; called once, before `init_mode`. Raises if it
-        cannot work there.
+        """The algorithm bound to the resources of its server; raises if they do not suffice.
+
+        Called once, before `init_mode`.
+
+        Args:
+            workshop: the model as a function, and the server's unlabelled inputs.
         """
         return self
 
     def init_mode(self, theta: Tensor) -> Tree:
-        """Server state of modes with weights `theta`; "theta" is always in it."""
+        """Server state of modes with parameters `theta`, [..., P]; includes the entry "theta"."""
         return {"theta": theta}
 
-    def check_state(self, mode: Tree) -> None:  # noqa: B027 (most methods never changed what they keep)
-        """Raises StoreError if server state from a file cannot be continued, such as that of an
-        earlier version.
-        """
+    def check_state(self, mode: Tree) -> None:  # noqa: B027 (most algorithms never changed their state)
+        """Raises StoreError if stored server state, as of an earlier version, cannot be used."""
 
     def init_memory(self, theta: Tensor) -> Tree:
-        """What a client keeps for a mode before it first trains it; empty for most methods."""
+        """Initial client state for a mode with parameters `theta`; empty for most algorithms."""
         return {}
 
     def predictors(self, mode: Tree) -> Tensor:
-        """The models whose predictions a mode averages, [K, S, P]; one, its own, for most
-        methods.
-        """
+        """The models whose predictions a mode averages, [K, S, P]; for most S = 1, its own."""
         return mode["theta"].unsqueeze(-2)
 
     def broadcast(self, mode: Tree) -> Tree:
-        """What travels down to a client."""
+        """What a client downloads, from the server state of its mode."""
         return {"theta": mode["theta"]}
 
     def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
-        """Bytes of what one client sends; methods that compress give the length of their encoding.
+        """Bytes that one client uploads; with compression, the length of the encoding.
 
-        A method whose messages differ between visits returns int64 [..., 1] in place of one number.
-        An override may leave out the last argument.
+        An algorithm whose messages differ between visits returns int64 [..., 1] instead of an int.
+        An override may omit the last argument.
 
         Args:
-            uploads: their shapes and types count, not their values, [..., P].
-            coin: the round's, on the CPU, [..., 1].
-            sent: what the client received, [..., P]; None asks for the size of an ordinary message.
+            uploads: the uploads, [..., P]; only shapes and dtypes matter, not values.
+            coin: the round's shared random draw, on the CPU, [..., 1].
+            sent: what the client received, [..., P]; None for the size of an ordinary message.
         """
         return payload_bytes(uploads)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
-        """Bytes of what one client receives; returns as `upload_bytes` does. An override may leave
-        out `memory`.
+        """Bytes that one client downloads; the return type is that of `upload_bytes`.
+
+        An override may omit the last argument.
 
         Args:
             sent: what is broadcast, [..., P].
-            coin: the round's, on the CPU, [..., 1].
-            memory: what the client keeps for the mode, [..., P]; None asks for the size of an
-                ordinary message, to a client that has missed nothing.
+            coin: the round's shared random draw, on the CPU, [..., 1].
+            memory: the client's state for the mode, [..., P]; None for the size of an ordinary
+                message, to a client that has missed no round.
         """
         return payload_bytes(sent)
 
     def encode(self, uploads: Tree, coin: Tensor) -> Tree:
-        """What one client's message carries, [P] each: the uploads as they are, or their encoding
-        in bytes (uint8).
-        """
+        """The message of one client: its uploads [P], or their encoding in bytes (uint8)."""
         return uploads
 
     def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
-        """The uploads that `encode` was given; `like` has their names, shapes and types."""
+        """The uploads that `encode` encoded; `like` has their names, shapes and dtypes."""
         return message
 
     @abstractmethod
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
-        """What a client sends up, and its new memory."""
+        """The uploads of a client, and its new client state."""
 
     @abstractmethod
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The new server state, from the weighted mean of what a mode's clients sent."""
+        """The new server state, from the weighted mean of the uploads of a mode's clients."""

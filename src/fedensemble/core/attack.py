@@ -1,6 +1,4 @@
-"""Simulated attacks: what malicious clients send in place of what they trained. For experiments,
-never for a fleet.
-"""
+"""Simulated attacks, for experiments only: malicious clients replace what they upload."""
 
 from __future__ import annotations
 
@@ -26,13 +24,13 @@ attacks: Registry[type[Attack]] = Registry("attack")
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(ABC):
-    """What a fixed random set of clients does to harm the training.
+    """An attack by a fixed random set of malicious clients.
 
     Args:
-        share: of all clients that are malicious, the same ones in every round.
+        share: share of all clients that are malicious; they are the same in every round.
     """
 
-    # whether malicious clients change what they send; otherwise only their labels
+    # whether malicious clients change their uploads; if not, they change only their labels
     forges: ClassVar[bool] = True
 
     share: float = 0.1
@@ -48,25 +46,25 @@ class Attack(ABC):
             )
 
     def malicious(self, population: int, seed: int) -> Tensor:
-        """Which of N clients are malicious, bool [N]."""
+        """True for the malicious ones of N clients, bool [N]."""
         order = torch.argsort(prng.bits(prng.key(seed, "attack"), population), stable=True)
         chosen = torch.zeros(population, dtype=torch.bool)
         chosen[order[: round(self.share * population)]] = True
         return chosen
 
     def labels(self, y: Tensor, classes: int | None) -> Tensor:
-        """The targets that malicious clients train on, in place of their own targets `y`."""
+        """The targets that malicious clients train on, instead of their own targets `y`."""
         return y
 
     @abstractmethod
     def forge(self, own: Tensor, honest: Tensor, key: Tensor) -> Tensor:
-        """The changes that a mode's malicious clients send of one tensor, [m, P].
+        """The changes of one tensor that a mode's m malicious clients upload, [m, P].
 
         Args:
-            own: the changes that they trained, [m, P].
-            honest: those of the mode's honest clients, [n - m, P]: colluding clients know them.
-                Where a mode has no honest client, these are `own`.
-            key: of each malicious client's random numbers, int64 [m].
+            own: the changes that the malicious clients trained, [m, P].
+            honest: changes of the mode's honest clients, [n - m, P], which colluding clients know.
+                If a mode has no honest client, these are `own`.
+            key: PRNG key of each malicious client, int64 [m].
         """
 
 
@@ -80,31 +78,34 @@ def corrupt(
     buffers: Tensor,
     returned: RoundResult,
 ) -> RoundResult:
-    """What came back from a round after malicious clients forged their uploads, means included.
+    """The result of a round with the forged uploads of malicious clients; means are recomputed.
 
     Args:
-        malicious: which clients are, bool [N].
+        malicious: True for malicious clients, bool [N].
         sent, buffers: what was broadcast, [K, P] and [K, R].
+        returned: the engine's result, with the uploads of all clients.
     """
     members = returned.cohort.members
     if members is None:
         return returned
-    still = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
-    bad = malicious.to(members.client.device)[members.client]
+    unchanged = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
+    is_malicious = malicious.to(members.client.device)[members.client]
     uploads = {name: value.clone() for name, value in members.uploads.items()}
     statistics = members.buffers.clone()
-    for mode in sorted(set(members.mode[bad].tolist())):
-        here = members.mode == mode
-        forged, honest = (torch.nonzero(here & chosen).flatten() for chosen in (bad, ~bad))
-        known = changes_of(members, honest if len(honest) else forged, still, buffers, mode)
-        trained = changes_of(members, forged, still, buffers, mode)
+    for mode in sorted(set(members.mode[is_malicious].tolist())):
+        of_mode = members.mode == mode
+        forged, honest = (
+            torch.nonzero(of_mode & group).flatten() for group in (is_malicious, ~is_malicious)
+        )
+        known = changes_of(members, honest if len(honest) else forged, unchanged, buffers, mode)
+        trained = changes_of(members, forged, unchanged, buffers, mode)
         keys = visit_key("attack", seed, round, members.client[forged], members.mode[forged])
-        for place, (name, own) in enumerate(trained.items()):
-            change = attack.forge(own, known[name], torch.as_tensor(prng.fold(keys, place)))
+        for index, (name, own) in enumerate(trained.items()):
+            change = attack.forge(own, known[name], torch.as_tensor(prng.fold(keys, index)))
             if name == STATISTICS:
                 statistics[forged] = buffers[mode] + change
             else:
-                uploads[name][forged] = still[name][mode] + change
-    changed = members._replace(uploads=uploads, buffers=statistics)
-    returned = returned._replace(cohort=replace(returned.cohort, members=changed))
+                uploads[name][forged] = unchanged[name][mode] + change
+    forged_members = members._replace(uploads=uploads, buffers=statistics)
+    returned = returned._replace(cohort=replace(returned.cohort, members=forged_members))
     return aggregate(MEAN, algorithm, sent, buffers, returned)

@@ -1,4 +1,4 @@
-"""Which examples a client sees in which local step: one definition for every engine."""
+"""Minibatches of local training: which examples a client uses in which step, on any engine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .. import prng
 from ..errors import InputError
 
 LastBatch = Literal["keep", "wrap", "drop"]
-_MOST = 1_000_000  # epochs or steps of a visit
+_MAX_STEPS = 1_000_000  # epochs or steps per visit
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How much a client trains in a round.
+    """The amount of local training per round.
 
     Args:
-        epochs: passes over the client's examples; used when `steps` is None.
+        epochs: passes over the client's examples; used if `steps` is None.
         steps: number of minibatch steps, the same for all clients.
-        batch_size: B; at most the size of the largest client is used.
-        last_batch: an epoch's last, smaller batch is kept as it is ("keep"), filled up with the
-            epoch's first examples ("wrap"), or left out ("drop"; a client with less than one batch
-            wraps).
+        batch_size: B; limited to the number of examples of the largest client.
+        last_batch: what happens to the last, smaller batch of an epoch: "keep" uses it as it is,
+            "wrap" fills it up with the epoch's first examples, and "drop" skips it (but a client
+            with less than one batch wraps).
     """
 
     epochs: int = 1
@@ -39,41 +39,42 @@ class LocalWork:
             if (isinstance(value, bool) or not isinstance(value, int)) and not (
                 name == "steps" and value is None
             ):
-                raise InputError(f"Local training needs a whole number for {name}; got {value!r}.")
+                raise InputError(f"Local training needs an integer for {name}; got {value!r}.")
         if self.batch_size < 1:
             raise InputError(f"Local training needs batch_size >= 1; got {self.batch_size}.")
         if self.epochs < 1 or (self.steps is not None and self.steps < 1):
             raise InputError(
-                f"Local training needs epochs >= 1 and steps >= 1; got {self.epochs} and {self.steps}."
+                "Local training needs epochs >= 1 and steps >= 1; "
+                f"got {self.epochs} and {self.steps}."
             )
-        # the rows of all steps are drawn before the first one
-        if max(self.epochs, self.steps or 1) > _MOST:
+        # The rows of all steps are drawn before the first step, so their number must be limited.
+        if max(self.epochs, self.steps or 1) > _MAX_STEPS:
             raise InputError(
-                f"Local training needs epochs and steps of at most {_MOST:,}; got {self.epochs} and "
-                f"{self.steps}."
+                f"Local training needs epochs and steps of at most {_MAX_STEPS:,}; "
+                f"got {self.epochs} and {self.steps}."
             )
         if not isinstance(self.last_batch, str) or self.last_batch not in ("keep", "wrap", "drop"):
             raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {self.last_batch!r}.")
 
     def steps_an_epoch(self, sizes: Tensor) -> Tensor:
-        """Minibatches in one pass over clients of these sizes."""
-        whole = sizes // self.batch_size
+        """Minibatches per epoch, for clients of these sizes."""
+        full_batches = sizes // self.batch_size
         if self.last_batch == "drop":
-            return whole.clamp(min=1)
-        return whole + (sizes % self.batch_size > 0)
+            return full_batches.clamp(min=1)
+        return full_batches + (sizes % self.batch_size > 0)
 
     def count(self, sizes: Tensor) -> Tensor:
-        """Local steps of clients of these sizes."""
+        """Local steps per round, for clients of these sizes."""
         if self.steps is not None:
             return torch.full_like(sizes, self.steps)
         return self.epochs * self.steps_an_epoch(sizes)
 
     def samples(self, sizes: Tensor) -> Tensor:
-        """Examples that clients of these sizes go through in a round, filler not counted."""
-        steps, an_epoch = self.count(sizes), self.steps_an_epoch(sizes)
+        """Examples that clients of these sizes process per round, without padding."""
+        steps, steps_per_epoch = self.count(sizes), self.steps_an_epoch(sizes)
         if self.last_batch != "keep":
             return steps * self.batch_size
-        return steps // an_epoch * sizes + steps % an_epoch * self.batch_size
+        return steps // steps_per_epoch * sizes + steps % steps_per_epoch * self.batch_size
 
 
 def batch_table(
@@ -81,32 +82,35 @@ def batch_table(
 ) -> tuple[Tensor, Tensor]:
     """Rows and weights of every local step of J visits.
 
-    Each epoch goes once through a client's examples in an order drawn from the visit's key.
+    Each epoch passes once over a client's examples, in an order drawn from the visit's key.
 
     Args:
-        keys: one a visit, [J].
-        sizes: examples of the visit's client, [J].
-        host: the same sizes on the CPU, where shapes can be read off without waiting for the
-            device.
+        keys: PRNG key of each visit, [J].
+        sizes: number of examples of each visit's client, [J].
+        host: the same sizes on the CPU. Shapes are read from it, which avoids a device sync.
 
     Returns:
-        rows [S, J, B], positions within the client, and weights [S, J, B]: 1 for an example that
-        counts, 0 for filler (beyond a smaller last batch, or beyond the visit's last step).
+        Rows [S, J, B], which index the client's examples, and weights [S, J, B], which are 1 for
+        examples and 0 for padding. Padding fills a smaller last batch, and the steps after a
+        visit's last one.
     """
     host = sizes if host is None else host
     epochs = int(
         torch.max((work.count(host) + work.steps_an_epoch(host) - 1) // work.steps_an_epoch(host))
     )
     steps, batch, longest = int(work.count(host).max()), work.batch_size, int(host.max())
-    an_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
+    steps_per_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
     # [E, J, n]
     orders = torch.stack(
         [prng.permutation(prng.fold(keys, e), longest, sizes) for e in range(epochs)]
     )
 
+    # Place p of step s is example (s mod steps per epoch) * B + p of the epoch's order.
     step = torch.arange(steps, device=sizes.device).reshape(-1, 1, 1)
-    epoch = (step // an_epoch.reshape(1, -1, 1)).clamp(max=epochs - 1)
-    place = (step % an_epoch.reshape(1, -1, 1)) * batch + torch.arange(batch, device=sizes.device)
+    epoch = (step // steps_per_epoch.reshape(1, -1, 1)).clamp(max=epochs - 1)
+    place = (step % steps_per_epoch.reshape(1, -1, 1)) * batch + torch.arange(
+        batch, device=sizes.device
+    )
     size = sizes.reshape(1, -1, 1)
     inside = torch.ones_like(place, dtype=torch.bool) if work.last_batch != "keep" else place < size
     place = place % size

@@ -1,4 +1,4 @@
-"""What carries out a plan: the only thing that differs between a laptop, a GPU and a fleet."""
+"""The base class of engines, which execute plans: on one device, several, or real clients."""
 
 from __future__ import annotations
 
@@ -16,67 +16,71 @@ engines: Registry[type[Engine]] = Registry("engine", lambda: Engine)
 
 
 class Engine(ABC):
-    """Owns loops, data and client memory; everything else is pure."""
+    """Executes the visits of a plan, and owns the training loops, the data and the client state.
 
-    notes: Sequence[str] = ()  # what a user should know of how the work is done
-    precision: str = ""  # of products, such as "tf32" or "float64", where it is known
-    writes: bool = True  # whether this process keeps files; of the processes of a job, one does
-    # rounds (counted from 0) and the number of visits at once from then on
+    All other components are pure functions. A round calls `visit`, then the server's step, then
+    `review` and `commit`. `visit` must not change client state: it holds the new state separately
+    until `commit`, so that a round that raises changes nothing.
+
+    An engine that `Federation` constructs takes `(learner, data, work, seed, **options)`.
+    """
+
+    notes: Sequence[str] = ()  # notes for the user; an engine may append to them during training
+    precision: str = ""  # matmul precision, such as "tf32" or "float64", if known
+    writes: bool = True  # True on the rank that writes files (rank 0)
+    # pairs (first round, counted from 0; number of visits that are trained at once from then on)
     blocks: Sequence[tuple[int, int]] = ()
 
     @abstractmethod
     def visit(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
-        """Lets every client of the plan train its mode. What they are to remember waits for
-        `commit`.
+        """Trains all visits of the plan; new client state takes effect with `commit`.
 
         Args:
-            sent: what is broadcast, one row a mode, [K, P].
-            buffers: running statistics, one row a mode, [K, R].
+            sent: what is broadcast, one row per mode, [K, P].
+            buffers: running statistics, one row per mode, [K, R].
             round: counted from 0.
         """
 
     def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
-        """What counts in place of what the last visit gave, where the server's step went wrong;
-        None if it did not.
+        """A corrected result if the server's step failed, such as with a nan; None if it is fine.
+
+        Args:
+            before, after: the states before and after the server's step.
         """
         return None
 
-    def commit(self) -> None:  # noqa: B027 (not every engine keeps clients' memory)
-        """The server has taken its step: clients remember what the last visit gave them."""
+    def commit(self) -> None:  # noqa: B027 (not every engine holds client state)
+        """Stores the client state of the last `visit`; called after the server's step."""
 
     def foresee(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
-        """Told of the plan that most likely comes next, an engine may prepare for it."""
+        """Prefetches the plan that most likely comes next."""
 
     def agree(self, modes: Tree) -> Tree:
-        """The modes after the server's step, the same in all processes of a job."""
+        """The modes after the server's step, made identical on all ranks of a job."""
         return modes
 
     def numerics(self) -> Tree:
-        """Choices that change the last bits of results, such as a block's size, as named tensors
-        for a checkpoint.
-        """
+        """Choices that change the last bits of results, such as block sizes, for a checkpoint."""
         return {}
 
     def keep_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
-        """Makes the choices that `numerics` gave again; ignores those that do not fit this engine
-        or device.
-        """
+        """Restores the choices that `numerics` returned; ignores those that do not fit."""
 
     def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
-        """What the plan's clients remember of its modes, [J, ...], without training them.
+        """The client state of each visit of a plan, [J, ...], without training.
 
         Args:
-            fresh: what those remember that have not trained the mode yet, [J, ...]; an engine that
-                cannot look into its clients returns it for all.
+            fresh: the state of clients that have not trained the mode yet, [J, ...]. An engine that
+                cannot read client state returns it for all visits.
         """
         return fresh
 
     @abstractmethod
     def memory_tensors(self) -> Tree:
-        """Client memory as named tensors, for a checkpoint."""
+        """All client state as named tensors, for a checkpoint."""
 
     @abstractmethod
     def load_memory(self, tensors: Tree) -> None:
-        """Puts back what `memory_tensors` gave."""
+        """Restores the client state that `memory_tensors` returned."""

@@ -1,4 +1,4 @@
-"""What a client steps with: SGD and Adam on vectors [..., P], fresh in every round."""
+"""Local optimizers: SGD and Adam on vectors [..., P]; their state starts fresh in each visit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ optimizers: Registry[type[Optimizer]] = Registry("optimizer", lambda: Optimizer)
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """A rule from gradients to steps, without state of its own: slots go in and come out.
+    """A functional optimizer: its state ("slots") is an argument and a result of each step.
 
     Args:
         weight_decay: adds `weight_decay * theta` to the gradient (L2).
-        clip: gradients longer than this are shortened to it; 0 never clips.
+        clip: largest norm of the gradient; longer gradients are scaled down to it. 0 never clips.
     """
 
     weight_decay: float = 0.0
@@ -37,18 +37,19 @@ class Optimizer(ABC):
                 )
         if self.clip > LARGEST:
             raise InputError(
-                f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. 0 never clips."
+                f"{type(self).__name__} needs clip <= {LARGEST:.3g}; got {self.clip}. "
+                "0 never clips."
             )
 
     @abstractmethod
     def slots(self, theta: Tensor) -> Tree:
-        """Slots before the first step, each shaped like `theta`, [..., P], or [..., 1]."""
+        """The state before the first step; each tensor is [..., P] like `theta`, or [..., 1]."""
 
     @abstractmethod
     def step(
         self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
     ) -> tuple[Tensor, Tree]:
-        """The next point and slots."""
+        """The parameters and the state after one step."""
 
     def prepare(self, theta: Tensor, gradient: Tensor) -> Tensor:
         """The gradient after clipping and weight decay."""
@@ -61,13 +62,15 @@ class Optimizer(ABC):
 @optimizers.register("sgd")
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent: `v <- momentum * v + g`, `theta <- theta - lr * v`, as
-    torch.optim.SGD.
+    """Stochastic gradient descent with momentum, as torch.optim.SGD.
+
+    `v <- momentum * v + g`, `theta <- theta - lr * v`.
 
     Args:
-        momentum: share of the last step's direction that is kept.
+        momentum: factor on the velocity of the last step.
 
-    >>> SGD(momentum=0.9).step(torch.ones(2), torch.ones(2), {"velocity": torch.ones(2)}, lr=0.1)[0]
+    >>> one = torch.ones(2)
+    >>> SGD(momentum=0.9).step(one, one, {"velocity": one}, lr=0.1)[0]
     tensor([0.8100, 0.8100])
     """
 
@@ -89,7 +92,7 @@ class SGD(Optimizer):
             gradient = self.momentum * slots["velocity"] + gradient
             slots = {"velocity": gradient}
         if isinstance(lr, Tensor):
-            # one pass over the weights, not two
+            # fused: one pass over the parameters instead of two
             return torch.addcmul(theta, gradient, lr, value=-1), slots
         return theta - lr * gradient, slots
 
@@ -97,12 +100,13 @@ class SGD(Optimizer):
 @optimizers.register("adam")
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam; the paper's choice for
-    Shakespeare.
+    """Adam (Kingma and Ba 2015) with bias correction, as torch.optim.Adam.
+
+    The paper uses it for Shakespeare.
 
     Args:
-        beta1, beta2: share of the running means of the gradient and of its square that is kept.
-        epsilon: added to the root of the latter.
+        beta1, beta2: decay rates of the running means of the gradient and of its square.
+        epsilon: added to the square root of the latter, for numerical stability.
     """
 
     beta1: float = 0.9

@@ -1,4 +1,4 @@
-"""Whose answers count in a round, and how long the round takes on a simulated clock."""
+"""Participation: which clients reply in a round, and how long it takes on a simulated clock."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ participations: Registry[type[Participation]] = Registry("participation", lambda
 
 
 class Costs:
-    """What visits cost: examples to go through, and bytes down and up.
+    """The costs of visits: examples to process, and bytes to download and upload.
 
     Args:
-        theta: weights of one model, [P]; only their number and type count.
-        carried: bytes of running statistics, which travel both ways.
-        sizes: examples of each client, [N].
-        seed: of the run.
-        look: gives what is sent to a plan's visits and what their clients remember, [J, ...] each;
-            without it `of_visits` counts ordinary messages.
+        theta: parameters of one model, [P]; only their number and dtype matter.
+        carried: bytes of running statistics, which are both downloaded and uploaded.
+        sizes: number of examples of each client, [N].
+        seed: seed of the run.
     """
 
+    # Returns what is sent to each visit of a plan, and its client state, [J, ...] each. Without
+    # it, `of_visits` counts ordinary messages.
     look: Callable[[Plan], tuple[Tree, Tree]] | None = None
 
     def __init__(
@@ -48,39 +48,36 @@ class Costs:
         seed: int,
     ) -> None:
         self._algorithm, self._theta, self._carried, self._seed = algorithm, theta, carried, seed
-        self.samples = work.samples(sizes.cpu())  # [N] a round
+        self.samples = work.samples(sizes.cpu())  # [N] per round
 
     @cached_property
     def _messages(self) -> Messages:
         return probe(self._algorithm, self._theta)
 
     def seeing(self, look: Callable[[Plan], tuple[Tree, Tree]]) -> Costs:
-        """The same costs with a view of what is sent and remembered now."""
-        other = copy(self)
-        other.look = look
-        return other
+        """A copy of these costs that looks up the current messages and client states."""
+        costs = copy(self)
+        costs.look = look
+        return costs
 
     def of_visits(self, round: int, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Bytes down and bytes up of each visit of a plan, [J] each, as the engine will count
-        them.
-        """
+        """Bytes down and up of each visit of a plan, [J] each, equal to the engine's own count."""
         algorithm = self._algorithm
-        looking = any(sees(type(algorithm), name) for name in ("upload_bytes", "download_bytes"))
-        if self.look is None or not looking or not len(plan.client):
+        varies = any(sees(type(algorithm), name) for name in ("upload_bytes", "download_bytes"))
+        if self.look is None or not varies or not len(plan.client):
             down, up = self.traffic(round, 1 + max(plan.mode.tolist(), default=0))
             return down[plan.mode], up[plan.mode]
         sent, memory = self.look(plan)
         coin = shared_uniform(self._seed, round, plan.mode).to(self._theta.dtype)
         down = torch.as_tensor(bytes_down(algorithm, sent, memory, coin)).cpu()
         up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, coin)).cpu()
-        visits = len(plan.mode)
-        return self._carried + down.expand(visits, 1)[:, 0], self._carried + up.expand(visits, 1)[
-            :, 0
-        ]
+        down, up = (size.expand(len(plan.mode), 1)[:, 0] for size in (down, up))
+        return self._carried + down, self._carried + up
 
     def traffic(self, round: int, modes: int) -> tuple[Tensor, Tensor]:
-        """Bytes down and bytes up of an ordinary visit to each mode, [K] each: of a client that has
-        missed nothing.
+        """Bytes down and up of an ordinary visit to each mode, [K] each.
+
+        In an ordinary visit the client has missed no earlier round of its mode.
         """
         coin = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
         down = self._carried + self._algorithm.download_bytes(self._messages.sent, coin)
@@ -90,39 +87,41 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(ABC):
-    """A rule for who is asked and who answers, made from the seed, the round and the clock
-    alone.
+    """A rule for which clients are asked and which reply.
+
+    It depends on the seed, the round and the simulated clock only.
     """
 
     def asking(self, schedule: Schedule) -> Schedule:
-        """The schedule that says who is asked: the given one, or one that asks more clients; raises
-        if it cannot.
+        """The schedule of the clients to ask: `schedule`, or one that over-selects.
+
+        Raises InputError if it cannot ask that many clients.
         """
         return schedule
 
     def init(self, population: int, seed: int) -> Tree:
-        """The state before the first round of N clients: tensors, so that a checkpoint can hold
-        it.
-        """
+        """The state before the first round, for N clients; tensors, so that it can be saved."""
         return {}
 
     @abstractmethod
     def outcome(
         self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs
     ) -> Outcome:
-        """Whose answers count in a round (counted from 0); nothing is changed.
+        """The visits whose replies count in a round (counted from 0); changes nothing.
 
         Args:
-            schedule: whose `clients_per_round` answers are wanted.
-            planned: its state; `self.asking(schedule).plan(planned, round)` are the visits asked
-                for.
+            state: the participation's state.
+            schedule: its `clients_per_round` is the number of replies wanted.
+            planned: the schedule's state; `self.asking(schedule).plan(planned, round)` returns the
+                visits to ask for.
+            costs: what the visits cost.
         """
 
 
 @participations.register("everybody")
 @dataclass(frozen=True, kw_only=True)
 class Everybody(Participation):
-    """Whoever is asked answers, and no time is simulated; the default."""
+    """All clients that are asked reply, and no time is simulated; the default."""
 
     def outcome(
         self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs

@@ -1,4 +1,4 @@
-"""What a method keeps and sends, found by letting one made-up client take one local step."""
+"""Finds out what an algorithm keeps and sends, by one local step of a fake client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .problem import LocalProblem
 
 
 class Messages(NamedTuple):
-    """One mode's server state, one client's memory, and what travels between them; [P] each."""
+    """Server state of a mode, state of a client, and the messages between them; [P] each."""
 
     mode: Tree
     memory: Tree
@@ -24,7 +24,7 @@ class Messages(NamedTuple):
 
 
 class _OneStep:
-    """One client, one local step, a gradient of ones."""
+    """One local step with a gradient of ones."""
 
     count = 1
     active: Tensor | None = None
@@ -36,7 +36,7 @@ class _OneStep:
 
 
 class _ZeroGradient:
-    """The local steps of a client whose gradient is zero."""
+    """One local step with a gradient of zeros."""
 
     count = 1
     active: Tensor | None = None
@@ -48,10 +48,10 @@ class _ZeroGradient:
 
 
 def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
-    """What new clients that learn nothing would upload for each mode, [K, P]: the names and sizes
-    to expect.
+    """The uploads of new clients that learn nothing, one per mode, [K, P].
 
-    The step is one of plain SGD: weight decay would move even a client that learns nothing.
+    They have the names and sizes of real uploads. The step is one of plain SGD, because weight
+    decay would change the parameters even with a gradient of zero.
     """
     one = torch.ones_like(coin)
     key = torch.zeros(len(coin), dtype=torch.int64, device=coin.device)
@@ -61,13 +61,15 @@ def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Te
 
 
 def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
-    """The forms of what a method keeps and sends for a model `theta` [P]; the values mean
-    nothing.
+    """The names, shapes and dtypes of states and messages for a model `theta` [P].
+
+    The values have no meaning.
     """
     mode = algorithm.init_mode(theta)
     sent, memory = algorithm.broadcast(mode), algorithm.init_memory(theta)
     one, key = theta.new_ones(1), torch.zeros((), dtype=torch.int64, device=theta.device)
-    # A coin of one reaches any threshold: a round that communicates.
+    # Algorithms that communicate only in some rounds compare the shared draw with a threshold. A
+    # draw of one exceeds every threshold, so that this round communicates.
     problem = LocalProblem(
         _OneStep(),
         theta.new_empty(0),
@@ -85,12 +87,12 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
 
 
 def check_local_training_result(algorithm: Algorithm, returned: object) -> tuple[Tree, Tree]:
-    """What `local_training` returned; raises unless that is two dictionaries."""
+    """The uploads and client state that `local_training` returned; raises unless both are dicts."""
     parts: list[Any] = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
         raise InputError(
-            f"{type(algorithm).__name__}.local_training must return two dictionaries of tensors, what is sent up and "
-            "the client's new memory ({} if it keeps none); "
+            f"{type(algorithm).__name__}.local_training must return two dictionaries of tensors, "
+            "the uploads and the new client state ({} if it keeps none); "
             f"got {', '.join(type(part).__name__ for part in parts) or 'nothing'}."
         )
     return parts[0], parts[1]

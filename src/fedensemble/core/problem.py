@@ -1,4 +1,4 @@
-"""One client's objective, or that of J clients at once, as an algorithm sees it."""
+"""The local training problem of one client, or of J clients at once, as an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from ..flat_params import Tree
 from .optimizer import Optimizer
 from .secret import SecretSource
 
-_SECRET = 0x5EC2E7  # sets the keys of simulated secret numbers apart from those of `uniform`
+# Separates the PRNG keys of simulated secret values from those of `uniform`.
+_SECRET = 0x5EC2E7
 Gradient = Callable[[Tensor], Tensor]
 Step = Callable[[Tree, Gradient], Tree]
 Adjust = Callable[[Tensor, Tensor], Tensor]
 
 
 class Steps(Protocol):
-    """What an engine gives a problem: gradients, step by step."""
+    """The gradients of each local step, which an engine provides."""
 
-    count: int  # steps of the longest visit
-    active: Tensor | None  # [S, ..., 1], False where a visit is already done; None if none ever is
+    count: int  # steps S of the longest visit
+    # [S, ..., 1], False in steps after a visit's last one; None if all visits have S steps
+    active: Tensor | None
 
     def gradient(
         self, step: int, at: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Minibatch gradient [..., P], loss [...] and new buffers [..., R] in a local step."""
+        """Minibatch gradient [..., P], (loss [...], new buffers [..., R]) of a local step."""
         ...
 
 
 class LocalProblem:
-    """The objective of a visit: all an algorithm may know of a client.
+    """The local problem of a visit: all that an algorithm may know of a client.
 
-    Everything broadcasts over the leading dimensions: none, or J visits.
+    All tensors broadcast over the leading dimensions: none for one visit, or J visits.
 
     Args:
-        steps: where gradients come from.
-        buffers: running statistics the visit starts with, [..., R].
-        optimizer, lr: the local optimiser and this round's learning rate.
-        sizes: examples of the client, [..., 1].
-        counts: local steps of the client, [..., 1].
-        key: for random numbers of the algorithm's own, [...].
-        coin: a number in (0, 1) that all clients of a mode and the server share in a round, [...,
-            1].
-        secret: where secret numbers come from; None, in a simulation, makes them from the key.
+        steps: source of gradients.
+        buffers: running statistics at the start of the visit, [..., R].
+        optimizer, lr: the local optimizer and this round's learning rate.
+        sizes: number of examples of the client, [..., 1].
+        counts: number of local steps of the client, [..., 1].
+        key: PRNG key for random values of the algorithm, [...].
+        coin: a random draw in (0, 1) that the server shares with all clients of a mode in a round,
+            [..., 1].
+        secret: source of secret random values; None, for simulations, derives them from the key.
     """
 
     def __init__(
@@ -74,37 +76,37 @@ class LocalProblem:
         self._secret, self._secrets = secret, 0
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Fresh random numbers in (0, 1) shaped like `like`, [..., P]: for compression, sampling
-        and the like.
+        """New random values in (0, 1) shaped like `like`, [..., P], such as for compression.
 
-        They follow from the run's seed, which the server knows: they hide nothing from it. See
-        `secret_uniform`.
+        The values are derived from the run's seed, which the server knows. Use `secret_uniform` to
+        hide something from the server.
         """
         self._drawn += 1
         return prng.uniform(prng.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
 
     def secret_uniform(self, like: Tensor) -> Tensor:
-        """Fresh random numbers in (0, 1) shaped like `like` that only the client knows, [..., P].
+        """New random values in (0, 1) shaped like `like` that only the client knows, [..., P].
 
-        On a real client they come from the operating system's cryptographic source: they are
-        different at each visit, also if the server asks for the same visit twice, and nobody can
-        repeat them. In a simulation, where there is nobody to hide from, they follow from seed,
-        round, client and mode, so that runs can be repeated.
+        On a real client they come from the operating system's cryptographic source. They differ
+        between visits, even if the server asks for the same visit twice, and cannot be reproduced.
+        A simulation has nothing to hide: there they are derived from seed, round, client and mode,
+        so that runs are reproducible.
         """
-        return self._secret_numbers(like).to(like.dtype)
+        return self._draw_secret(like).to(like.dtype)
 
     def secret_normal(self, like: Tensor) -> Tensor:
-        """The same with a standard normal distribution: noise for differential privacy.
+        """Standard normal values that only the client knows, as noise for differential privacy.
 
-        Noise in floating point can leak through its last bits (Mironov 2012). A method that must
-        withstand this rounds what it sends to a grid.
+        The last bits of floating-point noise can leak information (Mironov 2012). An algorithm that
+        must withstand this rounds its uploads to a grid.
         """
-        drawn: Tensor = torch.special.ndtri(self._secret_numbers(like))
-        return drawn.to(like.dtype)
+        noise: Tensor = torch.special.ndtri(self._draw_secret(like))
+        return noise.to(like.dtype)
 
-    def _secret_numbers(self, like: Tensor) -> Tensor:
-        """As `secret_uniform`, in float64: rounded to float32, a number could be 1, for which
-        `ndtri` is infinite.
+    def _draw_secret(self, like: Tensor) -> Tensor:
+        """Secret random values in (0, 1) in float64.
+
+        In float32 a value could round to 1, for which `ndtri` is infinite.
         """
         self._secrets += 1
         if self._secret is not None:
@@ -114,8 +116,9 @@ class LocalProblem:
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.
 
-        `gradient(at)` is the gradient on this step's minibatch, at any point. Visits with fewer
-        steps stand still while others go on.
+        `gradient(at)` computes the gradient on the step's minibatch at any point: accelerated
+        algorithms evaluate it at a point other than the one that they update. The state of a visit
+        with fewer steps does not change after its last step.
         """
         for index in range(self._steps.count):
             active = None if self._steps.active is None else self._steps.active[index]
@@ -137,13 +140,14 @@ class LocalProblem:
     def descend(
         self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None
     ) -> Tensor:
-        """The model after local training from `start` with the local optimiser.
+        """The parameters after local training from `start` with the local optimizer.
 
         Args:
-            adjust: `adjust(theta, gradient)` is used in place of the gradient; this is where most
-                methods differ.
-            limit: steps after which a visit stops early, [..., 1]. Whoever stopped still looks at
-                its batches, which shows in the reported loss and in BatchNorm's statistics only.
+            adjust: `adjust(theta, gradient)` replaces the gradient; most algorithms differ only
+                here.
+            limit: number of steps after which a visit stops early, [..., 1]. A stopped visit still
+                evaluates its batches, which affects only the reported loss and BatchNorm's
+                statistics.
         """
 
         def step(state: Tree, gradient: Gradient) -> Tree:
@@ -154,7 +158,7 @@ class LocalProblem:
             theta, slots = self.optimizer.step(theta, value, slots, self.lr)
             return {"theta": theta, **slots}
 
-        def stopping(state: Tree, gradient: Gradient) -> Tree:
+        def step_until_limit(state: Tree, gradient: Gradient) -> Tree:
             left = state["left"]
             state = {name: value for name, value in state.items() if name != "left"}
             new = step(state, gradient)
@@ -166,4 +170,4 @@ class LocalProblem:
         state = {"theta": start, **self.optimizer.slots(start)}
         if limit is None:
             return self.iterate(state, step)["theta"]
-        return self.iterate({**state, "left": limit.to(start.dtype)}, stopping)["theta"]
+        return self.iterate({**state, "left": limit.to(start.dtype)}, step_until_limit)["theta"]

@@ -1,4 +1,4 @@
-"""One communication round of Fed-ensemble: the paper's Algorithm 1, lines 5 to 15."""
+"""One communication round of Fed-ensemble: lines 5 to 15 of Algorithm 1 in the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 
 
 class Request(NamedTuple):
-    """What the server asks of an engine in a round."""
+    """The arguments of `Engine.visit`: the work that the server requests in a round."""
 
     algorithm: Algorithm
     sent: Tree  # [K, P]
@@ -35,21 +35,29 @@ def run_round(
     engine: Engine,
     aggregator: Aggregator = MEAN,
 ) -> tuple[EnsembleState, RoundReport]:
-    """The state after one more round, and what happened in it."""
+    """Runs one round; returns the next state and a report."""
+    # The schedule assigns modes to clients; the server sends each client its mode.
     request = start_round(state, algorithm, schedule)
-    done = finish_round(state, request, engine.visit(*request), schedule, aggregator=aggregator)
-    instead = engine.review(state, done[0])
-    if instead is not None:
-        done = finish_round(state, request, instead, schedule, aggregator=aggregator)
-    engine.commit()  # a round that fails leaves no trace: all stays as it was before it
+    # The clients train. The engine returns each mode's weighted mean upload.
+    result = engine.visit(*request)
+    # The server updates each mode from the uploads of its clients.
+    done = finish_round(state, request, result, schedule, aggregator=aggregator)
+    # The engine may reject an upload that spoils the update, and return the mean of the others.
+    corrected = engine.review(state, done[0])
+    if corrected is not None:
+        done = finish_round(state, request, corrected, schedule, aggregator=aggregator)
+    # Client state is written last: a round that raises changes neither server nor client state.
+    engine.commit()
     return done
 
 
 def start_round(
     state: EnsembleState, algorithm: Algorithm, schedule: Schedule, outcome: Outcome | None = None
 ) -> Request:
-    """Who trains which mode, and what they are sent; with an outcome, only whose answers will
-    count.
+    """The request for the next round: the plan and what each mode's clients receive.
+
+    Args:
+        outcome: if given, its plan is used: only the visits whose replies will count.
     """
     plan = schedule.plan(state.schedule, state.round) if outcome is None else outcome.plan
     return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
@@ -58,43 +66,37 @@ def start_round(
 def finish_round(
     state: EnsembleState,
     request: Request,
-    returned: RoundResult,
+    result: RoundResult,
     schedule: Schedule,
     outcome: Outcome | None = None,
     aggregator: Aggregator = MEAN,
 ) -> tuple[EnsembleState, RoundReport]:
-    """The server's step: every mode from the clients that trained it; nothing but the time if
-    nobody did.
+    """The server's step: updates each mode from the uploads of its clients.
+
+    If no client replied, only the round number and the participation's state change.
     """
-    plan = returned.answered or request.plan
-    after, turnout = (
+    plan = result.answered or request.plan
+    participation, turnout = (
         (state.participation, None) if outcome is None else (outcome.state, outcome.turnout)
     )
-    losses = returned.loss.detach().cpu()
-    down = int(returned.bytes_down.sum()) if turnout is None else turnout.bytes_down
+    losses = result.loss.detach().cpu()
+    bytes_down = int(result.bytes_down.sum()) if turnout is None else turnout.bytes_down
     age = state.round // schedule.modes + 1
     if not len(plan.client):
-        new = replace(state, round=state.round + 1, participation=after)
-        return new, RoundReport(new.round, age, plan, None, losses, 0, down, (), turnout)
-    check_finite(losses, returned, plan, state.round)
-    if aggregator.gathers:
-        returned = aggregate(aggregator, request.algorithm, request.sent, request.buffers, returned)
-    updated = request.algorithm.server_update(state.modes, returned.uploads, returned.cohort)
+        new = replace(state, round=state.round + 1, participation=participation)
+        return new, RoundReport(new.round, age, plan, None, losses, 0, bytes_down, (), turnout)
 
+    check_finite(losses, result, plan, state.round)
+    if aggregator.gathers:
+        result = aggregate(aggregator, request.algorithm, request.sent, request.buffers, result)
     trained = sorted(set(plan.mode.tolist()))
-    modes = {name: updated[name].expand_as(kept).contiguous() for name, kept in state.modes.items()}
-    buffers = returned.buffers
-    # a mode nobody trained keeps its weights and its server state
-    if len(trained) < schedule.modes:
-        there = returned.cohort.count > 0
-        modes = {name: torch.where(there, modes[name], kept) for name, kept in state.modes.items()}
-        buffers = torch.where(there, buffers, state.buffers)
+    modes, buffers = update_modes(state, request.algorithm, result, len(trained) < schedule.modes)
     new = EnsembleState(
         round=state.round + 1,
         modes=modes,
         buffers=buffers,
-        schedule=schedule.observe(state.schedule, plan, returned.loss),
-        participation=after,
+        schedule=schedule.observe(state.schedule, plan, result.loss),
+        participation=participation,
     )
     report = RoundReport(
         round=new.round,
@@ -102,26 +104,43 @@ def finish_round(
         plan=plan,
         loss=float(losses.mean()),
         losses=losses,
-        bytes_up=int(returned.bytes_up.sum()),
-        bytes_down=down,
+        bytes_up=int(result.bytes_up.sum()),
+        bytes_down=bytes_down,
         trained=tuple(trained),
         turnout=turnout,
     )
     return new, report
 
 
-def check_finite(losses: Tensor, returned: RoundResult, plan: Plan, round: int) -> None:
-    """Raises if a visit diverged, naming the first one.
+def update_modes(
+    state: EnsembleState, algorithm: Algorithm, result: RoundResult, some_idle: bool
+) -> tuple[Tree, Tensor]:
+    """Server state [K, P] and running statistics [K, R] of all modes after the server's step.
 
-    A fleet never comes to that: its engine refuses such an answer, for no client may end
-    everybody's training.
+    Args:
+        some_idle: whether some mode had no client. Such a mode keeps its state unchanged.
+    """
+    updated = algorithm.server_update(state.modes, result.uploads, result.cohort)
+    modes = {name: updated[name].expand_as(old).contiguous() for name, old in state.modes.items()}
+    if not some_idle:
+        return modes, result.buffers
+    has_clients = result.cohort.count > 0
+    modes = {name: torch.where(has_clients, modes[name], old) for name, old in state.modes.items()}
+    return modes, torch.where(has_clients, result.buffers, state.buffers)
+
+
+def check_finite(losses: Tensor, result: RoundResult, plan: Plan, round: int) -> None:
+    """Raises DivergedError if the loss of a visit is not finite, and names the first such visit.
+
+    A federation of real clients never reaches this error: its engine rejects such a reply, because
+    no single client may end the training of all.
     """
     bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):
         j = int(bad[0])
-        others = f" ({len(bad) - 1} more visits likewise)" if len(bad) > 1 else ""
+        others = f" ({len(bad) - 1} more visits diverged)" if len(bad) > 1 else ""
         raise DivergedError(
             f"loss became {float(losses[j])} at round {round + 1}, client {int(plan.client[j])}, "
-            f"mode {int(plan.mode[j])} (step {int(returned.first_bad_step[j]) + 1}){others}. "
+            f"mode {int(plan.mode[j])} (step {int(result.first_bad_step[j]) + 1}){others}. "
             "Lower algorithm.lr, or set algorithm.optimizer.clip."
         )

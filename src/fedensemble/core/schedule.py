@@ -1,4 +1,4 @@
-"""Who trains which mode in a round."""
+"""The base class of schedules: which clients train which mode in a round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..flat_params import Tree
 from ..registry import Registry
 from .types import Plan
 
-MOST_MODES = 100_000  # K; making so many takes a minute even of a tiny model
+MOST_MODES = 100_000  # K; initializing so many takes a minute even for a tiny model
 
 schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 
@@ -22,26 +22,26 @@ schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 class Schedule(ABC):
     """A rule that makes each round's plan from the seed and the round alone.
 
-    Every client should be asked equally often on average, and train every mode equally often:
-    otherwise the fixed point of FedAvg moves towards some clients. A schedule that prefers clients
-    on purpose sets `uniform = False`.
+    On average, every client should be selected equally often, and train every mode equally often.
+    Otherwise the fixed point of FedAvg moves towards some clients. A schedule that prefers some
+    clients on purpose sets `uniform = False`.
 
     Args:
-        modes: K, number of models in the ensemble.
-        strata: Q, groups of clients that train one mode together in a round.
-        clients_per_round: M.
+        modes: K, the number of models in the ensemble.
+        strata: Q, the number of groups of clients; a group trains one mode together in a round.
+        clients_per_round: M, the number of clients per round.
     """
 
-    one_mode_a_client: ClassVar[bool] = True  # within a round; False where models are trained apart
-    # every client is asked equally often on average; False where some are preferred
-    uniform: ClassVar[bool] = True
+    # a client trains at most one mode per round; False if the modes are trained independently
+    one_mode_a_client: ClassVar[bool] = True
+    uniform: ClassVar[bool] = True  # all clients are selected equally often on average
 
     modes: int = 5
     strata: int = 1
     clients_per_round: int = 10
 
     def check(self, population: int) -> None:
-        """Raises if this schedule cannot serve `population` clients."""
+        """Raises if this schedule cannot be used with `population` clients."""
         name, k, q, m = (
             schedules.name_of(type(self)) or type(self).__name__,
             self.modes,
@@ -62,45 +62,46 @@ class Schedule(ABC):
             )
         if q > m:
             raise InputError(
-                f"Schedule '{name}' needs strata <= clients_per_round, or a mode could not visit every stratum in an "
-                f"age; got strata={q}, clients_per_round={m}. Lower ensemble.strata or raise "
-                "ensemble.clients_per_round."
+                f"Schedule '{name}' needs strata <= clients_per_round, or a mode could not visit "
+                f"every stratum in an age; got strata={q}, clients_per_round={m}. "
+                "Lower ensemble.strata or raise ensemble.clients_per_round."
             )
 
     @property
     def clients_per_mode(self) -> float:
-        """How many clients train a mode in a round, on average over the modes."""
+        """Mean number of clients that train a mode in a round."""
         return self.clients_per_round / self.modes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of these numbers."""
+        """Notes for the user about these settings."""
         return ()
 
     @abstractmethod
     def init(self, population: int, seed: int) -> Tree:
-        """The schedule's state for N clients: tensors, so that a checkpoint can hold it."""
+        """The schedule's state for N clients; tensors, so that it can be saved."""
 
     @abstractmethod
     def plan(self, state: Tree, round: int) -> Plan:
         """The visits of a round (counted from 0), sorted by client."""
 
     def stratum(self, state: Tree) -> Tensor | None:
-        """The stratum of each client, [N]; None where strata play no part."""
+        """The stratum of each client, [N]; None if the schedule has no strata."""
         return state.get("stratum")
 
     def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
-        """The state after a round's losses [J] are known; most schedules do not care."""
+        """The state after a round with losses [J]; most schedules ignore losses."""
         return state
 
 
 def check_number(schedule: str, what: str, value: object) -> None:
-    """Raises unless an argument is a whole number of at least 1."""
+    """Raises unless an argument is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"Schedule '{schedule}' needs a whole number for {what}; got {value!r}.")
+        raise InputError(f"Schedule '{schedule}' needs an integer for {what}; got {value!r}.")
     if value < 1:
         raise InputError(f"Schedule '{schedule}' needs {what} >= 1; got {value}.")
     if what == "modes" and value > MOST_MODES:
         raise InputError(
-            f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. Lower ensemble.modes."
+            f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. "
+            "Lower ensemble.modes."
         )

@@ -1,4 +1,4 @@
-"""Random numbers that nobody else can know, for clients that hide something from a server."""
+"""Secret random values, for clients that hide something from the server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SecretSource = Callable[[int], Tensor]  # so many numbers in (0, 1), float64, on the CPU
+SecretSource = Callable[[int], Tensor]  # returns `count` values in (0, 1), float64, on the CPU
 
 
 def system_uniform(count: int) -> Tensor:
-    """Numbers in (0, 1) from the operating system's cryptographic source, float64, [count]; new
-    ones at every call.
+    """New values in (0, 1) from the operating system's cryptographic source, float64, [count].
 
-    All 53 bits of each number come from the system. Expanding a random 64-bit key as in `draws`
-    would not do: whoever sees one of its numbers can compute the key, and with it all the others.
+    All 53 bits of each value come from the system. Expanding one random 64-bit key with `prng`
+    would not be secret: from one of its values the key, and so all other values, can be computed.
 
     >>> bool((system_uniform(3) == system_uniform(3)).any())
     False

@@ -1,4 +1,4 @@
-"""Bytes of a visit's two messages, as its algorithm counts them."""
+"""The sizes of a visit's two messages in bytes, as its algorithm counts them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from .algorithm import Algorithm
 
 @cache
 def sees(kind: type[Algorithm], name: str) -> bool:
-    """Whether a method's own `upload_bytes` or `download_bytes` takes its third argument, `sent` or
-    `memory`.
+    """Whether `upload_bytes` or `download_bytes` of an algorithm takes the optional last argument.
 
-    Methods written for two arguments keep working, and engines gather rows of client memory only
-    for those that look at them.
+    Overrides with two arguments are allowed. Engines read client state for this purpose only if the
+    override takes it.
+
+    Args:
+        kind: the algorithm's class.
+        name: "upload_bytes" or "download_bytes".
     """
-    count = getattr(kind, name)
-    if count is getattr(Algorithm, name):  # takes it, but makes no use of it
+    method = getattr(kind, name)
+    if method is getattr(Algorithm, name):  # the base class takes the argument but ignores it
         return False
-    parameters = list(inspect.signature(count).parameters.values())
+    parameters = list(inspect.signature(method).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    # `self` is the first of them
+    # more than `self` and two arguments
     return len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def bytes_up(algorithm: Algorithm, uploads: Tree, sent: Tree, coin: Tensor) -> int | Tensor:
-    """Bytes that one client sends: an int, or int64 [..., 1]; arguments as for
-    `Algorithm.upload_bytes`.
-    """
+    """Bytes that one client uploads, an int or int64 [..., 1]; see `Algorithm.upload_bytes`."""
     if sees(type(algorithm), "upload_bytes"):
         return algorithm.upload_bytes(uploads, coin, sent)
     return algorithm.upload_bytes(uploads, coin)
 
 
 def bytes_down(algorithm: Algorithm, sent: Tree, memory: Tree, coin: Tensor) -> int | Tensor:
-    """Bytes that one client receives: an int, or int64 [..., 1]; arguments as for
-    `Algorithm.download_bytes`.
-    """
+    """Bytes that one client downloads, an int or int64 [..., 1]; see `Algorithm.download_bytes`."""
     if sees(type(algorithm), "download_bytes"):
         return algorithm.download_bytes(sent, coin, memory)
     return algorithm.download_bytes(sent, coin)

@@ -1,4 +1,16 @@
-"""What passes between the rooms of the house: a plan, what came back, the state, a report."""
+"""Data types of a training round: plan, state, result and report.
+
+Symbols: N clients, K modes, J visits in a round, P parameters, R values of running statistics.
+
+One round passes these types along:
+
+1. The schedule returns a `Plan`: which client trains which mode. A participation model may replace
+   it by an `Outcome`: the part of the plan whose clients reply in time.
+2. The engine trains the plan's visits and returns a `RoundResult`: each mode's weighted mean upload
+   and a `Cohort`, which says how many clients stand behind it.
+3. The algorithm's server step returns the next `EnsembleState`, and the caller gets a
+   `RoundReport`.
+"""
 
 from __future__ import annotations
 
@@ -15,89 +27,85 @@ from ..flat_params import Tree
 
 
 class Plan(NamedTuple):
-    """One round's J visits: visit j is client `client[j]` training mode `mode[j]`."""
+    """The J visits of a round: in visit j, client `client[j]` trains mode `mode[j]`."""
 
     client: Tensor  # [J] int64
     mode: Tensor  # [J] int64
 
 
 class Members(NamedTuple):
-    """What each visit of a round sent up, in ascending order of (client, mode); only for methods
-    that gather.
-    """
+    """The upload of each visit in ascending order of (client, mode), if the algorithm gathers."""
 
     client: Tensor  # [J] int64
     mode: Tensor  # [J] int64
-    weight: Tensor  # [J]
+    weight: Tensor  # [J] aggregation weights
     uploads: Tree  # [J, P]
-    buffers: Tensor  # [J, R] running statistics the client ended with
+    buffers: Tensor  # [J, R] running statistics after local training
 
     def shares(self, modes: int) -> Tensor:
-        """The share of each visit in its mode, [K, J]: rows add up to 1, or to 0 where nobody
-        trained the mode.
-        """
-        own = (self.mode == torch.arange(modes, device=self.mode.device).unsqueeze(1)) * self.weight
-        total = own.sum(1, keepdim=True)
-        return own / torch.where(total > 0, total, torch.ones_like(total))
+        """The share of each visit in its mode, [K, J]; rows sum to 1, or to 0 without clients."""
+        visit_weight = (
+            self.mode == torch.arange(modes, device=self.mode.device).unsqueeze(1)
+        ) * self.weight
+        total = visit_weight.sum(1, keepdim=True)
+        return visit_weight / torch.where(total > 0, total, torch.ones_like(total))
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Who stands behind each mode's update."""
+    """The clients behind each mode's update."""
 
-    count: Tensor  # [K, 1] clients that trained the mode this round
+    count: Tensor  # [K, 1] number of clients that trained the mode in this round
     weight: Tensor  # [K, 1] sum of their aggregation weights
-    share: Tensor  # [K, 1] that sum over the one of all N clients; M/N with uniform weights
+    share: Tensor  # [K, 1] that sum divided by the sum over all N clients; M/N if uniform
     population: int  # N
-    # [K, 1] a number in (0, 1) that the server shares with a mode's clients in a round
-    coin: Tensor
-    members: Members | None = None  # what each client sent, where the method gathers it
-    round: int = 0  # counted from 0; every engine fills it in
-    lr: float = math.nan  # learning rate of local training in this round; every engine fills it in
+    coin: Tensor  # [K, 1] a random draw in (0, 1) that the server shares with the mode's clients
+    members: Members | None = None  # the upload of each client, if the algorithm gathers
+    round: int = 0  # counted from 0; set by every engine
+    lr: float = math.nan  # learning rate of local training in this round; set by every engine
 
     def key(self, word: int) -> Tensor:
-        """A key for random numbers of the server, one a mode and word, [K].
+        """A PRNG key for the server, one per mode and word, [K].
 
-        It is made of the first 53 bits of the coin (24 where the coin is float32), so every engine
-        finds it.
+        The key is made of the first 53 bits of the shared random draw (24 bits if the draw is
+        float32). The draw is the same on every engine, and so is the key.
         """
         return torch.as_tensor(prng.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Random numbers in (0, 1) for the server, shaped like `like`, [K, P]: new each round, the
-        same each call.
+        """Random values in (0, 1) for the server, shaped like `like`, [K, P].
+
+        The values change from round to round; repeated calls in one round return the same values.
         """
         return prng.uniform(self.key(0), like.shape[-1]).to(like.dtype)
 
 
 class RoundResult(NamedTuple):
-    """What an engine hands back after a round of visits."""
+    """What an engine returns after it has run the visits of a round."""
 
-    uploads: Tree  # weighted mean of the uploads of each mode, [K, P]; zero where nobody trained it
-    buffers: Tensor  # likewise for running statistics, [K, R]
+    uploads: Tree  # [K, P] weighted mean of each mode's uploads; zero for a mode without clients
+    buffers: Tensor  # [K, R] the same mean of running statistics
     cohort: Cohort
-    loss: Tensor  # mean training loss of each visit, [J]
+    loss: Tensor  # [J] mean training loss of each visit
     first_bad_step: Tensor  # [J] first local step whose loss was not finite, or -1
     bytes_up: Tensor  # [J]
     bytes_down: Tensor  # [J]
-    # the J visits that count, where real clients were asked and some did not answer
+    # the J visits that count, if real clients were asked and some of them did not reply
     answered: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleState:
-    """All the server knows: nothing a client keeps is in here."""
+    """The server's state. Client state is not part of it; the engine holds that."""
 
-    round: int  # rounds done
-    modes: Tree  # server state of each mode, [K, P]; "theta" is the model
-    buffers: Tensor  # running statistics of each mode, [K, R]
+    round: int  # number of completed rounds
+    modes: Tree  # [K, P] server state of each mode; "theta" holds the model parameters
+    buffers: Tensor  # [K, R] running statistics of each mode
     schedule: Tree = field(default_factory=dict)
-    participation: Tree = field(default_factory=dict)  # the simulated clock, where there is one
+    participation: Tree = field(default_factory=dict)  # such as the simulated clock
 
     def tensors(self, memory: Tree) -> Tree:
-        """Everything that training changes, by name, for a file: this state, and what clients
-        remember.
-        """
+        """All tensors that training changes, by name: this state and the client state `memory`."""
         groups = {
             "modes": self.modes,
             "schedule": self.schedule,
@@ -115,7 +123,7 @@ class EnsembleState:
     def of(
         cls, tensors: Mapping[str, Tensor], round: int, device: torch.device | str
     ) -> tuple[EnsembleState, Tree]:
-        """The state after `round` rounds, and the clients' memory, that `tensors` gave."""
+        """The state after `round` rounds and the client state, from the result of `tensors`."""
 
         def group(prefix: str) -> Tree:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -128,38 +136,35 @@ class EnsembleState:
 
 
 class ParticipationStats(NamedTuple):
-    """How many of those asked in a round answered in time; asked = visits that count + late +
-    dropped.
-    """
+    """Participation in one round; `asked` = visits that count + `late` + `dropped`."""
 
     asked: int
-    late: int  # finished after the places were taken, or after the deadline
-    dropped: int  # began and never answered
-    away: int  # places for which nobody could be asked
-    seconds: float  # simulated time of the round
-    clock: float  # simulated time since the start, this round included
-    bytes_down: int  # to everybody who was asked
+    late: int  # finished after all places were taken, or after the deadline
+    dropped: int  # started but never replied
+    away: int  # places for which no client was available
+    seconds: float  # simulated duration of the round
+    clock: float  # simulated time since the start of training, including this round
+    bytes_down: int  # sent to all clients that were asked
 
 
 class Outcome(NamedTuple):
-    """Whose answers count in a round."""
+    """The visits of a round whose replies count."""
 
     plan: Plan
-    state: Tree  # of the participation, after the round
-    turnout: ParticipationStats | None = None  # None where everybody asked answers at once
+    state: Tree  # the participation's state after the round
+    turnout: ParticipationStats | None = None  # None if all clients reply at once
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What happened in one round."""
+    """A summary of one round for the caller."""
 
     round: int  # counted from 1
     age: int  # counted from 1; an age is K rounds
     plan: Plan
-    loss: float | None  # mean over visits; None where nobody answered
+    loss: float | None  # mean over visits; None if no client replied
     losses: Tensor  # [J], on the CPU
-    bytes_up: int  # all visits together
-    bytes_down: int
+    bytes_up: int  # sum over visits
+    bytes_down: int  # sum over visits, or over all clients that were asked
     trained: tuple[int, ...]  # modes that had at least one client
-    # who answered and how long it took, where that is simulated
-    turnout: ParticipationStats | None = None
+    turnout: ParticipationStats | None = None  # replies and simulated time, if simulated

@@ -1,4 +1,4 @@
-"""A federation: clients' data, a model and a method, put together and trained round by round."""
+"""A federation: clients' data, a model and an algorithm, trained round by round."""
 
 from __future__ import annotations
 
@@ -32,41 +32,45 @@ from ..modeling.losses import Loss
 from ..predict import Combine, Ensemble
 from ..runtime.oom import out_of_memory
 from ..text import as_path
-from . import memory_limits, resolve, serialization
+from . import memory_limits, preflight, resolve, serialization
 
 
 class Federation:
-    """Trains K modes on N clients with a federated method.
+    """Trains K modes on N clients with a federated algorithm.
 
     Args:
         model: a callable that returns a new nn.Module.
         data: the clients' examples.
-        algorithm: the method, such as `FedAvg(lr=0.1)`, or its registered name.
-        modes: K.
-        strata: Q; None gives each of a round's clients a stratum of its own (and 1 for one mode).
-        clients_per_round: M; None takes everybody.
-        schedule: registered name, or a Schedule (then `modes`, `strata` and `clients_per_round` are
-            its own).
-        participation: who answers and when: registered name, or such as `Devices(ask=130)`, see
-            `participation`.
-        aggregator: how a mode's uploads are combined: registered name, or such as `Median()`;
-            "mean" is the default.
-        attack: a simulated attack: registered name, or such as `SignFlip(share=0.1)`; None for
-            honest clients only.
-        epochs, steps, batch_size, last_batch: local work, see `LocalWork`; `last_batch` None is
-            "keep", but "wrap" for models with BatchNorm (filler must not enter batch statistics).
+        algorithm: registered name, or an Algorithm such as `FedAvg(lr=0.1)`.
+        modes: K, the number of models in the ensemble.
+        strata: Q, the number of strata. None gives each client of a round a stratum of its own, and
+            takes 1 stratum for one mode.
+        clients_per_round: M, the number of clients per round; None takes all clients.
+        schedule: registered name, or a Schedule. A Schedule has `modes`, `strata` and
+            `clients_per_round` of its own, and the arguments above are ignored.
+        participation: which clients reply and when: registered name, or a Participation such as
+            `Devices(ask=130)`.
+        aggregator: how the uploads of a mode are combined: registered name, or an Aggregator such
+            as `Median()`.
+        attack: a simulated attack: registered name, or an Attack such as `SignFlip(share=0.1)`;
+            None if all clients are honest.
+        epochs, steps, batch_size, last_batch: local work per round, see `LocalWork`. With
+            `last_batch=None`, models with BatchNorm use "wrap", because padding must not enter
+            batch statistics; other models use "keep".
         loss: "cross_entropy", "mse" or a callable of outputs and targets.
-        engine: "vector" (all clients at once) or "loop" (one after another); the numbers agree.
-        engine_options: such as `block` for "vector".
-        combine: how modes are averaged in predictions.
+        engine: "vector" (many clients at once) or "loop" (one client after another). Both give the
+            same results up to rounding.
+        engine_options: options of the engine, such as `block` for "vector".
+        combine: how the predictions of the modes are averaged, see `Ensemble`.
         device: "cpu", "cuda" or "auto".
-        dtype: of weights and arithmetic, torch.float32 or torch.float64.
-        seed: of everything random.
+        dtype: of parameters and arithmetic, torch.float32 or torch.float64.
+        seed: of all random values.
 
     >>> from torch import nn
     >>> from fedensemble.algorithms import FedAvg
     >>> clients = [([[0.0], [0.1]], [0, 0]), ([[1.0], [0.9]], [1, 1])]
-    >>> federation = Federation(lambda: nn.Linear(1, 2), FederatedData.from_clients(clients), FedAvg(lr=1.0), modes=2)
+    >>> data = FederatedData.from_clients(clients)
+    >>> federation = Federation(lambda: nn.Linear(1, 2), data, FedAvg(lr=1.0), modes=2)
     >>> [report.age for report in federation.rounds(4)]
     [1, 1, 2, 2]
     """
@@ -96,100 +100,113 @@ class Federation:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        resolve.check_data(data)
-        resolve.check_seed(seed)
+        # The order of the checks is part of the interface: of several mistakes, the error message
+        # names the first. `preflight` lists all checks.
+        started = time.perf_counter()
+        preflight.check_arguments(data, seed)
         self.data, self.seed, self.combine = data, seed, combine
         self.algorithm = resolve.resolve_algorithm(algorithm)
         self.schedule = resolve.resolve_schedule(
             schedule, modes, strata, clients_per_round, len(data)
         )
         self.participation = resolve.resolve_participation(participation)
-        self.aggregator, self.attack = (
-            resolve.find_aggregator(aggregator),
-            resolve.find_attack(attack),
-        )
+        self.aggregator = resolve.resolve_aggregator(aggregator)
+        self.attack = resolve.resolve_attack(attack)
         # bool [N]
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)
-        answering = self.participation.init(len(data), seed)
-        planned = self.participation.asking(self.schedule).init(len(data), seed)
-        memory_limits.check_recipe(model, self.schedule.modes, resolve.find_device(device), dtype)
-        self.learner = FunctionalModel(model, loss, data.y[:1], resolve.find_device(device), dtype)
-        memory_limits.check_room(self.learner, self.schedule.modes)
-        memory_limits.check_range(data, dtype)
-        resolve.check_outputs(self.learner, data)
+        participation_state = self.participation.init(len(data), seed)
+        schedule_state = self.participation.asking(self.schedule).init(len(data), seed)
+
+        # The model: its size is checked before it is built, its outputs and loss afterwards.
+        torch_device = resolve.find_device(device)
+        memory_limits.check_recipe(model, self.schedule.modes, torch_device, dtype)
+        self.learner = FunctionalModel(model, loss, data.y[:1], torch_device, dtype)
+        preflight.check_model(self.learner, data, self.schedule.modes)
         self.algorithm = self.algorithm.bind(
             resolve.resolve_server_context(self.learner, data, self.schedule)
         )
+
+        # Local work and the engine that runs it.
         work = resolve.resolve_work(self.learner, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
-        resolve.check_training(self.learner, data, self.work.batch_size)
-        self._engine = (engine, resolve.find_options(engine_options))
-        trained_on = resolve.poison(data, self.attack, self.malicious)
+        preflight.check_training(self.learner, data, self.work.batch_size)
+        self._engine = (engine, resolve.resolve_engine_options(engine_options))
+        training_data = resolve.poison_labels(data, self.attack, self.malicious)
         self.engine = resolve.resolve_engine(
-            *self._engine, self.learner, trained_on, self.work, seed
+            *self._engine, self.learner, training_data, self.work, seed
         )
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)
+
+        # The modes and the server.
         theta, buffers = self.learner.initial(seed, self.schedule.modes)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
         if self.aggregator_note:
             warnings.warn(self.aggregator_note, AggregatorWarning, stacklevel=2)
-        # what does not return what it must is told so before training
         probe(self.algorithm, theta[0])
-        carried = buffers[0].numel() * buffers.element_size()
-        self.costs = Costs(self.algorithm, theta[0], carried, data.size, self.work, seed)
-        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned, answering)
+        buffer_bytes = buffers[0].numel() * buffers.element_size()
+        self.costs = Costs(self.algorithm, theta[0], buffer_bytes, data.size, self.work, seed)
+        self.state = EnsembleState(
+            0, self.algorithm.init_mode(theta), buffers, schedule_state, participation_state
+        )
+        # The outcome of the next round, with the state that it was computed from.
         self._outcome: tuple[EnsembleState, Outcome] | None = None
+        # The plan of a later round, with the schedule's state and the round that it is for.
         self._foreseen: tuple[Tree, int, Plan] | None = None
-        # that its rounds have taken here; where runs advance together, its share of them
+        # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
-        _ = self.ensemble  # a wrong `combine` is said before training, not after
+        _ = self.ensemble  # raises now, not after training, if `combine` is wrong
+        preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
 
     def __repr__(self) -> str:
-        """What it is, on one line."""
+        """The algorithm, the modes, the clients and the round, on one line."""
         name = algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
-        return f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, round {self.round})"
+        return (
+            f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, "
+            f"round {self.round})"
+        )
 
     @property
     def aggregator_note(self) -> str:
-        """What is to be said where too few clients train a mode per round for the aggregator; empty
-        otherwise.
-        """
+        """A warning if too few clients train a mode per round for the aggregator; empty if not."""
         schedule = self.schedule
-        apart = schedule.modes if schedule.one_mode_a_client else 1
-        return few_clients(self.aggregator, min(schedule.clients_per_round, len(self.data)) / apart)
+        modes_sharing_clients = schedule.modes if schedule.one_mode_a_client else 1
+        clients = min(schedule.clients_per_round, len(self.data))
+        return few_clients(self.aggregator, clients / modes_sharing_clients)
 
     @property
     def round(self) -> int:
-        """Rounds done."""
+        """Number of completed rounds."""
         return self.state.round
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Trains `count` more rounds, one for each report taken."""
+        """Trains `count` more rounds lazily: each report that the caller takes runs one round."""
         return self._rounds(whole("rounds()", "count", count))
 
     def _rounds(self, count: int) -> Iterator[RoundReport]:
         for _ in range(count):
             started = time.perf_counter()
-            request, told = self.ask(), len(self.engine.notes)
-            returned = self.engine.visit(*request)
-            for note in self.engine.notes[told:]:
+            request, notes_before = self.ask(), len(self.engine.notes)
+            result = self.engine.visit(*request)
+            for note in self.engine.notes[notes_before:]:
                 warnings.warn(note, EngineWarning, stacklevel=3)
-            if self.learner.device.type == "cuda":  # which is busy now
+            # Kernels run asynchronously: while the GPU works, the CPU prepares the next round.
+            if self.learner.device.type == "cuda":
                 self.foresee()
-            report = self.conclude(request, returned)
+            report = self.conclude(request, result)
             self.seconds += time.perf_counter() - started
             yield report
 
     def ask(self) -> Request:
-        """What the next round asks of an engine; changes nothing."""
+        """The next round's request to the engine; changes nothing."""
         return start_round(self.state, self.algorithm, self.schedule, self.outcome())
 
     def foresee(self) -> None:
-        """Lets the engine prepare the round after the one it is in, where it is known who that will
-        ask.
+        """Lets the engine prefetch the round after the current one, if its plan is known.
+
+        The plan is known if all clients reply and the schedule does not depend on losses.
         """
         if (
             type(self.participation) is Everybody
@@ -200,7 +217,7 @@ class Federation:
             self.engine.foresee(plan, self.round + 1)
 
     def conclude(self, request: Request, returned: RoundResult) -> RoundReport:
-        """Ends the round that `ask` began."""
+        """Finishes the round that `ask` started; returns its report."""
         if self.attack is not None and self.malicious is not None and self.attack.forges:
             algorithm, sent, buffers, _, round = request
             returned = corrupt(
@@ -209,17 +226,18 @@ class Federation:
         state, report = finish_round(
             self.state, request, returned, self.schedule, self.outcome(), self.aggregator
         )
+        # A server step on gathered uploads may depend on a device's free memory, and so differ
+        # between the processes of a job. All of them continue with the modes of rank 0.
         if self.algorithm.gathers:
             agreed = self.engine.agree({**state.modes, STATISTICS: state.buffers})
             state = replace(state, buffers=agreed.pop(STATISTICS), modes=agreed)
-        self.engine.commit()  # a round that fails leaves no trace: all stays as it was before it
+        # Client state and server state change last: a round that raises changes neither.
+        self.engine.commit()
         self.state, self._outcome = state, None
         return report
 
     def outcome(self) -> Outcome:
-        """Whose answers will count in the next round: a function of the state, and kept until that
-        changes.
-        """
+        """The visits of the next round whose replies count; cached until the state changes."""
         state, foreseen = self.state, self._foreseen
         if self._outcome is None or self._outcome[0] is not state:
             if (
@@ -227,29 +245,27 @@ class Federation:
                 and foreseen[0] is state.schedule
                 and foreseen[1] == state.round
             ):
-                found = Outcome(foreseen[2], state.participation)
+                outcome = Outcome(foreseen[2], state.participation)
             else:
-                found = self.participation.outcome(
+                outcome = self.participation.outcome(
                     state.participation,
                     self.schedule,
                     state.schedule,
                     state.round,
-                    self.costs.seeing(self._look),
+                    self.costs.seeing(self._look_up_messages),
                 )
-            self._outcome = (state, found)
+            self._outcome = (state, outcome)
         return self._outcome[1]
 
-    def _look(self, plan: Plan) -> tuple[Tree, Tree]:
-        """What the next round sends to a plan's visits, and what their clients remember, [J, ...]
-        each.
-        """
+    def _look_up_messages(self, plan: Plan) -> tuple[Tree, Tree]:
+        """What the next round sends to each visit of a plan, and its client state, [J, ...]."""
         sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.learner.device)
         fresh = self.algorithm.init_memory(sent["theta"])
         return rows(sent, mode), self.engine.read_memory(plan, rows(fresh, mode))
 
     @property
     def ensemble(self) -> Ensemble:
-        """The K modes as they are now."""
+        """The K modes in their current state, ready to predict."""
         return Ensemble(
             self.learner,
             self.state.modes["theta"],
@@ -263,12 +279,13 @@ class Federation:
         )
 
     def tensors(self) -> Tree:
-        """Everything that training changes, by name."""
+        """All tensors that training changes, by name."""
         return self.state.tensors(self.engine.memory_tensors())
 
     def checkpoint_tensors(self) -> Tree:
-        """`tensors()`, and the engine's choices that decide the last bits of results; every rank
-        must ask.
+        """`tensors()` and the engine's numerical choices; a collective call, on every rank.
+
+        The choices, such as the block size, affect the last bits of results.
         """
         return {
             **self.tensors(),
@@ -276,41 +293,40 @@ class Federation:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Puts back what `tensors` or `checkpoint_tensors` gave after `round` rounds.
+        """Restores the tensors that `tensors` or `checkpoint_tensors` returned.
 
-        Raises StoreError if they are not of this federation.
+        Raises StoreError if they do not fit this federation; the federation is then unchanged.
+
+        Args:
+            round: number of completed rounds at that time.
         """
         whole("restore()", "round", round)
         if "buffers" not in tensors:
             raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
-        read, memory = EnsembleState.of(tensors, round, self.learner.device)
-        self.algorithm.check_state(read.modes)
-        # Server state that a method did not have when the file was written is zero.
-        new = {
+        stored, memory = EnsembleState.of(tensors, round, self.learner.device)
+        self.algorithm.check_state(stored.modes)
+        # Server state that an earlier version of the algorithm did not have starts at zero.
+        missing = {
             name: torch.zeros_like(t)
             for name, t in self.state.modes.items()
-            if name not in read.modes
+            if name not in stored.modes
         }
-        read = replace(read, modes={**read.modes, **new})
-        before, state = (
-            self.state,
-            serialization.fitted(
-                self.state, read, observes=type(self.schedule).observe is not Schedule.observe
-            ),
-        )
-        memory = serialization.fitted_memory(
+        stored = replace(stored, modes={**stored.modes, **missing})
+        observes = type(self.schedule).observe is not Schedule.observe
+        state = serialization.check_state(self.state, stored, observes=observes)
+        memory = serialization.check_client_state(
             memory, self.algorithm, state.modes["theta"], len(self.data)
         )
-        choices = {
+        numerics = {
             n.removeprefix("engine/"): value
             for n, value in tensors.items()
             if n.startswith("engine/")
         }
-        self.state = state
+        before, self.state = self.state, state
         try:
             serialization.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
             self.engine.load_memory(memory)
-            self.engine.keep_numerics(choices)
+            self.engine.keep_numerics(numerics)
         except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             self.state = before
             if isinstance(error, FedEnsembleError) or out_of_memory(error):
@@ -321,15 +337,15 @@ class Federation:
             raise
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the whole federation, less model and data, to a folder; returns the file.
+        """Writes the federation without model and data to a folder; returns the file's path.
 
-        Where clients keep something between visits, only this user may read the file.
+        If the file contains client state, only the current user may read it.
         """
         path = as_path(folder) / serialization.FILE
         facts = {
             "round": self.round,
             "settings": self._settings(),
-            "data": serialization.size_of(self.data),
+            "data": serialization.data_size(self.data),
         }
         tensors = self.checkpoint_tensors()
         if self.engine.writes:
@@ -342,15 +358,15 @@ class Federation:
     def load(
         cls, folder: str | Path, *, model: ModelFactory, data: FederatedData, **changes: Any
     ) -> Federation:
-        """A saved federation with its model and data; it continues as if it had never stopped.
+        """A saved federation with its model and data; training continues as if never interrupted.
 
         Args:
-            changes: arguments that a file cannot hold (a loss or an algorithm that is not
-                registered), or a new engine or device.
+            changes: arguments that a file cannot hold, such as a loss or an algorithm that is not
+                registered, or a new engine or device.
         """
         settings, tensors, round = serialization.read(folder, data, changes)
         federation = cls(model, data, **settings)
-        # another engine, or other options, make their own choices
+        # An engine with another name or other options makes its own numerical choices.
         if {"engine", "engine_options"} & set(changes):
             tensors = {
                 name: value for name, value in tensors.items() if not name.startswith("engine/")

@@ -1,6 +1,4 @@
-"""What a file keeps of a federation beside its tensors, and what of it may change when it is
-loaded.
-"""
+"""Settings of a saved federation, and checks of the tensors and settings that are read back."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ from ..errors import InputError, StoreError
 from ..flat_params import Tree
 from ..modeling.functional_model import FunctionalModel
 from ..text import as_path
-from .spec import describe, from_spec
+from .spec import from_spec, to_spec
 
 FILE = "federation.safetensors"
-NO_ATTACK = "none"  # not None, which stands for a part that a file cannot hold
+NO_ATTACK = "none"  # not None, which marks a component that a file cannot hold
 _BY_NAME = ("algorithm", "schedule", "participation", "aggregator", "attack")
 _SETTINGS = (
     *_BY_NAME,
@@ -61,17 +59,17 @@ def settings_of(
     combine: str | None,
     seed: int,
 ) -> dict[str, Any]:
-    """A federation's arguments as a file can hold them; None for parts that are not registered.
+    """A federation's arguments for a file; None for components that are not registered.
 
     Args:
-        engine: its name and options.
+        engine: name and options of the engine.
     """
     return {
-        "algorithm": describe(algorithm),
-        "schedule": describe(schedule),
-        "participation": describe(participation),
-        "aggregator": describe(aggregator),
-        "attack": NO_ATTACK if attack is None else describe(attack),
+        "algorithm": to_spec(algorithm),
+        "schedule": to_spec(schedule),
+        "participation": to_spec(participation),
+        "aggregator": to_spec(aggregator),
+        "attack": NO_ATTACK if attack is None else to_spec(attack),
         "epochs": work.epochs,
         "steps": work.steps,
         "batch_size": work.batch_size,
@@ -89,23 +87,27 @@ def settings_of(
 def read(
     folder: str | Path, data: FederatedData, changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Tree, int]:
-    """Arguments with these changes, tensors and rounds of the file in a folder; raises if it was
-    for other data.
+    """Arguments, tensors and number of rounds of a saved federation.
+
+    Raises InputError if it was saved with other data.
+
+    Args:
+        changes: arguments that replace those in the file.
     """
     path = as_path(folder) / FILE
     tensors, facts = read_checkpoint(path)
-    settings = _settings_in(path, facts)
+    settings = _read_settings(path, facts)
     fixed = sorted(set(changes) - set(_CHANGEABLE))
     if fixed:
         raise InputError(
             f"{', '.join(fixed)} cannot change when a federation is loaded; make a new one instead."
         )
-    if facts["data"] != size_of(data):
+    if facts["data"] != data_size(data):
         raise InputError(
-            f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} examples; "
-            f"these data have {len(data)} with {len(data.x)}."
+            f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} "
+            f"examples; these data have {len(data)} with {len(data.x)}."
         )
-    # Files from before there was any other:
+    # Files of earlier versions lack these settings, which then had only one value.
     settings.setdefault("participation", {"name": "everybody"})
     settings.setdefault("aggregator", {"name": "mean"})
     settings.setdefault("attack", NO_ATTACK)
@@ -117,20 +119,18 @@ def read(
     settings["dtype"] = _DTYPES[settings["dtype"]]
     for name in _BY_NAME:
         if name not in changes:
-            given = settings[name]
-            settings[name] = None if given == NO_ATTACK else _revived(path, name, given)
+            spec = settings[name]
+            settings[name] = None if spec == NO_ATTACK else _build_from_spec(path, name, spec)
     return {**settings, **changes}, tensors, facts["round"]
 
 
-def size_of(data: FederatedData) -> list[int]:
-    """Clients and examples: enough to notice other data without reading all of them."""
+def data_size(data: FederatedData) -> list[int]:
+    """The numbers of clients and examples, a cheap way to notice that the data has changed."""
     return [len(data), len(data.x)]
 
 
-def _settings_in(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a file's description; raises StoreError unless the description is one that
-    `save` writes.
-    """
+def _read_settings(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a file's metadata; raises StoreError if `save` could not have written it."""
     settings, size, round = facts.get("settings"), facts.get("data"), facts.get("round")
     if (
         not isinstance(settings, dict)
@@ -139,22 +139,22 @@ def _settings_in(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         or type(round) is not int
     ):
         raise StoreError(
-            f"{path} is damaged or no saved federation: its description has other entries."
+            f"{path} is damaged or no saved federation: its metadata has other entries."
         )
     unknown = sorted(set(settings) - set(_SETTINGS))
     missing = sorted(set(_SETTINGS) - {"participation", "aggregator", "attack"} - set(settings))
     if unknown or missing:
-        named = f"unknown settings {unknown}" if unknown else f"no settings {missing}"
-        raise StoreError(f"{path} is damaged, or of another version: it has {named}.")
+        problem = f"unknown settings {unknown}" if unknown else f"no settings {missing}"
+        raise StoreError(f"{path} is damaged, or of another version: it has {problem}.")
     if settings["dtype"] not in _DTYPES or not isinstance(settings["engine_options"] or {}, dict):
         raise StoreError(f"{path} is damaged: its dtype or its engine's options cannot be read.")
     return dict(settings)
 
 
-def _revived(path: Path, name: str, description: Any) -> Any:
-    """A registered part from its description; raises StoreError where it has other fields."""
+def _build_from_spec(path: Path, name: str, spec: Any) -> Any:
+    """A registered component from its specification; raises StoreError if its fields differ."""
     try:
-        return from_spec(description)
+        return from_spec(spec)
     except InputError:
         raise
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -163,33 +163,31 @@ def _revived(path: Path, name: str, description: Any) -> Any:
         ) from None
 
 
-def fitted(state: EnsembleState, read: EnsembleState, observes: bool) -> EnsembleState:
-    """A state that was read; raises StoreError unless its tensors have the names, shapes and types
-    of `state`'s.
+def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:
+    """The stored state; raises StoreError unless its tensors match those of the fresh state.
 
-    A file of an older version may lack entries of the schedule's or the participation's state,
-    which were added since: they have the values they start with.
+    A file of an older version may lack entries of the schedule's or the participation's state that
+    were added since. They start with their initial values.
 
     Args:
-        observes: whether the schedule's state depends on what it saw. One that does not keeps the
-            sizes and the range of the fresh one: a stratum that is not there would ask for more
-                memory than there is.
+        observes: whether the schedule's state depends on losses. If it does not, its tensors must
+            have the sizes and the range of fresh ones: an index far outside the strata would make
+            the schedule allocate huge tables.
     """
-    _compare("modes", state.modes, read.modes)
-    _compare("statistics", {"buffers": state.buffers}, {"buffers": read.buffers})
-    schedule = _with_kinds("schedule", state.schedule, read.schedule)
+    _check_tensors("modes", fresh.modes, stored.modes)
+    _check_tensors("statistics", {"buffers": fresh.buffers}, {"buffers": stored.buffers})
+    schedule = _check_plugin_state("schedule", fresh.schedule, stored.schedule)
     if not observes:
-        _check_strata(state.schedule, schedule)
-    participation = _with_kinds("participation", state.participation, read.participation)
-    return replace(read, schedule=schedule, participation=participation)
+        _check_schedule_tables(fresh.schedule, schedule)
+    participation = _check_plugin_state("participation", fresh.participation, stored.participation)
+    return replace(stored, schedule=schedule, participation=participation)
 
 
-def fitted_memory(memory: Tree, algorithm: Algorithm, theta: Tensor, clients: int) -> Tree:
-    """Client states that were read; raises StoreError unless they are rows that the method keeps
-    for (client, mode)s.
+def check_client_state(memory: Tree, algorithm: Algorithm, theta: Tensor, clients: int) -> Tree:
+    """The stored client state; raises StoreError unless it has one valid row per (client, mode).
 
     Args:
-        theta: weights of the modes, [K, P].
+        theta: parameters of the modes, [K, P].
     """
     if "visits" not in memory:
         return memory
@@ -203,84 +201,86 @@ def fitted_memory(memory: Tree, algorithm: Algorithm, theta: Tensor, clients: in
         visits
     ):
         raise StoreError(
-            f"The checkpoint does not fit: it has visits beyond {clients} clients and {len(theta)} modes."
+            f"The checkpoint does not fit: it has visits beyond {clients} clients and "
+            f"{len(theta)} modes."
         )
     fresh = {f"row.{n}": v for n, v in algorithm.init_memory(theta[:1]).items()}
     rows = {name: value for name, value in memory.items() if name != "visits"}
-    missing = set(fresh) - set(
-        rows
-    )  # kept since a newer version: it starts as for a client that never trained the mode
+    # Entries that a newer version added start as for a client that has never trained the mode.
+    missing = set(fresh) - set(rows)
     if missing and len(visits):
         new = algorithm.init_memory(theta[visits[:, 1].to(theta.device)])
         rows |= {name: new[name.removeprefix("row.")].to(visits.device) for name in missing}
-    _compare("client states", {n: v.expand(len(visits), -1) for n, v in fresh.items()}, rows)
+    _check_tensors("client states", {n: v.expand(len(visits), -1) for n, v in fresh.items()}, rows)
     return {"visits": visits, **rows}
 
 
 def check_plan(plan: Plan, clients: int, modes: int) -> None:
-    """Raises StoreError if a plan made from a state that was read asks clients or modes that there
-    are not.
-    """
+    """Raises StoreError if a plan made from a stored state has unknown clients or modes."""
     for what, index, end in (("clients", plan.client, clients), ("modes", plan.mode, modes)):
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < end:
             raise StoreError(
-                f"The checkpoint does not fit: its schedule asks for {what} beyond the {end} there are."
+                f"The checkpoint does not fit: its schedule asks for {what} beyond the {end} "
+                "there are."
             )
 
 
-def _check_strata(fresh: Tree, read: Tree) -> None:
-    """Raises unless tables of a schedule have the sizes of fresh ones, and integers in the range of
-    theirs.
-    """
-    for name, like in fresh.items():
-        got = read[name]
-        table = like.dim() > 0 and like.numel() > 0 and not like.is_floating_point()
+def _check_schedule_tables(fresh: Tree, stored: Tree) -> None:
+    """Raises unless stored tables have the shapes of fresh ones, and integers in their range."""
+    for name, expected in fresh.items():
+        tensor = stored[name]
+        is_table = expected.dim() > 0 and expected.numel() > 0 and not expected.is_floating_point()
         outside = (
-            table
-            and got.numel() > 0
-            and (int(got.min()) < min(0, int(like.min())) or int(got.max()) > int(like.max()))
+            is_table
+            and tensor.numel() > 0
+            and (
+                int(tensor.min()) < min(0, int(expected.min()))
+                or int(tensor.max()) > int(expected.max())
+            )
         )
-        if got.shape != like.shape or outside:
+        if tensor.shape != expected.shape or outside:
             raise StoreError(
-                f"The checkpoint does not fit: '{name}' of its schedule has shape {tuple(got.shape)} or values that "
-                f"this federation's, of shape {tuple(like.shape)}, cannot have."
+                f"The checkpoint does not fit: '{name}' of its schedule has shape "
+                f"{tuple(tensor.shape)} or values that this federation's, of shape "
+                f"{tuple(expected.shape)}, cannot have."
             )
 
 
-def _with_kinds(what: str, fresh: Tree, read: Tree) -> Tree:
-    """The state of a plug-in that was read; raises unless its tensors are of the types and
-    dimensions of fresh ones.
+def _check_plugin_state(what: str, fresh: Tree, stored: Tree) -> Tree:
+    """The stored state of a plug-in; raises unless dtypes and numbers of dimensions match.
 
-    Sizes may differ: a schedule may note what it saw, and a trace of devices may have changed
-    since.
+    Sizes may differ: a schedule may record losses, and a trace of devices may have changed.
     """
-    for name, tensor in read.items():
-        like = fresh.get(name, tensor)
-        if (tensor.dtype, tensor.dim()) != (like.dtype, like.dim()):
+    for name, tensor in stored.items():
+        expected = fresh.get(name, tensor)
+        if (tensor.dtype, tensor.dim()) != (expected.dtype, expected.dim()):
             raise StoreError(
-                f"The checkpoint does not fit: '{name}' of its {what} is {_name(tensor.dtype)} with {tensor.dim()} "
-                f"dimensions, and {_name(like.dtype)} with {like.dim()} is expected."
+                f"The checkpoint does not fit: '{name}' of its {what} is "
+                f"{_dtype_name(tensor.dtype)} with {tensor.dim()} dimensions, and "
+                f"{_dtype_name(expected.dtype)} with {expected.dim()} is expected."
             )
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise StoreError(f"The checkpoint cannot be used: '{name}' of its {what} holds nan.")
-    return {**fresh, **read}
+    return {**fresh, **stored}
 
 
-def _compare(what: str, expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> None:
-    forms = [
-        {name: (tuple(t.shape), _name(t.dtype)) for name, t in tree.items()}
-        for tree in (expected, got)
-    ]
-    if forms[0] != forms[1]:
+def _check_tensors(what: str, expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Raises unless stored tensors have the expected names, shapes and dtypes, and are finite."""
+    expected_forms, stored_forms = (
+        {name: (tuple(t.shape), _dtype_name(t.dtype)) for name, t in tree.items()}
+        for tree in (expected, stored)
+    )
+    if expected_forms != stored_forms:
         raise StoreError(
-            f"The checkpoint does not fit: this federation has {what} {forms[0]}, the file {forms[1]}."
+            f"The checkpoint does not fit: this federation has {what} {expected_forms}, "
+            f"the file {stored_forms}."
         )
-    for name, tensor in got.items():
+    for name, tensor in stored.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise StoreError(
                 f"The checkpoint cannot be used: '{name}' of its {what} holds nan or infinity."
             )
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Registered parts as names and numbers, so that a file can hold them."""
+"""Specifications of registered components: names and plain values that a file can hold."""
 
 from __future__ import annotations
 
@@ -25,33 +25,30 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
 )
 
 
-def describe(part: Any) -> dict[str, Any] | None:
-    """A registered frozen dataclass as a name and its fields, or None if a file could not bring it
-    back.
-    """
+def to_spec(component: Any) -> dict[str, Any] | None:
+    """The name and fields of a registered frozen dataclass; None if a file cannot restore it."""
     for registry in _REGISTRIES:
-        name = registry.name_of(type(part))
-        if name is not None and is_dataclass(part):
-            values = {f.name: getattr(part, f.name) for f in fields(part)}
-            inner = {
-                key: describe(value) if is_dataclass(value) else value
+        name = registry.name_of(type(component))
+        if name is not None and is_dataclass(component):
+            values = {f.name: getattr(component, f.name) for f in fields(component)}
+            specs = {
+                key: to_spec(value) if is_dataclass(value) else value
                 for key, value in values.items()
             }
-            lost = any(inner[key] is None and is_dataclass(value) for key, value in values.items())
-            return None if lost else {"name": name, **inner}
+            # A nested component without a specification, such as a user's own optimizer.
+            lost = any(specs[key] is None and is_dataclass(value) for key, value in values.items())
+            return None if lost else {"name": name, **specs}
     return None
 
 
-def from_spec(description: Mapping[str, Any]) -> Any:
-    """The object that `describe` described."""
+def from_spec(spec: Mapping[str, Any]) -> Any:
+    """The component that `to_spec` described."""
     values = {
-        k: from_spec(v) if isinstance(v, Mapping) else v
-        for k, v in description.items()
-        if k != "name"
+        k: from_spec(v) if isinstance(v, Mapping) else v for k, v in spec.items() if k != "name"
     }
     for registry in _REGISTRIES:
-        if description["name"] in registry:
-            return registry[description["name"]](**values)
+        if spec["name"] in registry:
+            return registry[spec["name"]](**values)
     raise InputError(
-        f"'{description['name']}' is not registered here; import the package that defines it first."
+        f"'{spec['name']}' is not registered here; import the package that defines it first."
     )

@@ -1,6 +1,4 @@
-"""Who is asked and whose answer counts: device speeds, over-selection, drop-outs, hours of the
-day.
-"""
+"""Simulated participation: device speeds, over-selection, drop-outs and hours of the day."""
 
 from ..core.participation import Everybody
 from .devices import Devices

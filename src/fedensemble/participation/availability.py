@@ -1,4 +1,4 @@
-"""Hours of the day: when clients are there, and who stands in for those who are not."""
+"""Availability of clients during the day, and substitutes for clients that are away."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 
-@lru_cache(maxsize=2)  # the same in every round, and slow to draw for a million clients
+@lru_cache(maxsize=2)  # the same in every round, and slow to compute for a million clients
 def windows(population: int, least: float, most: float, seed: int) -> tuple[Tensor, Tensor]:
-    """When each client's daily window opens, in seconds from midnight, and how long it lasts, [N]
-    each.
+    """Start (seconds after midnight) and length (seconds) of each client's daily window, [N] each.
 
     Args:
-        least, most: hours; the length is uniform between them.
+        least, most: bounds of the length in hours; it is uniform between them.
     """
-    drawn = prng.uniform(prng.key(seed, "window", torch.arange(population)), 2)
-    return drawn[:, 0] * DAY, (least + (most - least) * drawn[:, 1]) * HOUR
+    uniform = prng.uniform(prng.key(seed, "window", torch.arange(population)), 2)
+    return uniform[:, 0] * DAY, (least + (most - least) * uniform[:, 1]) * HOUR
 
 
 def seconds_left(opens: Tensor, length: Tensor, clock: float) -> Tensor:
-    """How long each client is still there, [N]; 0 for those who are away."""
+    """Seconds until each client's window closes, [N]; 0 for clients that are away."""
     left = (length - torch.remainder(clock - opens, DAY)).clamp(min=0)
     return torch.where(length >= DAY, torch.inf, left)
 
@@ -41,15 +40,15 @@ def stand_in(
     round: int,
     one_mode_a_client: bool,
 ) -> Plan:
-    """The plan with clients who are away replaced by others of their stratum, who train the same
-    mode.
+    """The plan with clients that are away replaced by other clients of their stratum.
 
-    Where all of a stratum is away or asked already, the visit is left out.
+    A substitute trains the same mode. If all clients of a stratum are away or already in the plan,
+    the visit is dropped.
 
     Args:
-        stratum: of each client, [N]; None for one stratum.
-        there: who can be asked, [N] bool.
-        one_mode_a_client: whether somebody who trains another mode may not stand in.
+        stratum: stratum of each client, [N]; None for one stratum.
+        there: True for clients that are available, bool [N].
+        one_mode_a_client: whether a client that already trains another mode cannot be a substitute.
     """
     if bool(there[plan.client].all()):
         return plan
@@ -65,16 +64,18 @@ def stand_in(
         vacant = torch.nonzero(group & ~filled).flatten()
         vacant = vacant[torch.argsort(stratum[client[vacant]], stable=True)]
         needed = torch.bincount(stratum[client[vacant]], minlength=int(stratum.max()) + 1)
-        drawn = prng.bits(prng.key(seed, "stand-in", round, number), len(there))
+        bits = prng.bits(prng.key(seed, "stand-in", round, number), len(there))
         candidates = torch.nonzero(free).flatten()
-        chosen = candidates[
-            sample_without_replacement(stratum[candidates], drawn[candidates], needed)
+        substitutes = candidates[
+            sample_without_replacement(stratum[candidates], bits[candidates], needed)
         ]
-        found = torch.bincount(stratum[chosen], minlength=len(needed))
-        rank = (
+        # Vacant visits and substitutes are both sorted by stratum. If a stratum has fewer
+        # substitutes than vacant visits, its first visits get them.
+        available = torch.bincount(stratum[substitutes], minlength=len(needed))
+        rank_in_stratum = (
             torch.arange(len(vacant)) - (torch.cumsum(needed, 0) - needed)[stratum[client[vacant]]]
         )
-        lucky = vacant[rank < found[stratum[client[vacant]]]]
-        client[lucky], filled[lucky] = chosen, True
+        replaced = vacant[rank_in_stratum < available[stratum[client[vacant]]]]
+        client[replaced], filled[replaced] = substitutes, True
     order = torch.argsort(client[filled], stable=True)
     return Plan(client[filled][order], plan.mode[filled][order])

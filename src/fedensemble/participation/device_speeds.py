@@ -1,4 +1,4 @@
-"""How fast clients compute and send: log-normal, or as measured on real devices."""
+"""Compute and network speeds of clients: log-normal, or from a trace of real devices."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
 def log_normal(
     client: Tensor, median: tuple[float, float], spread: tuple[float, float], seed: int
 ) -> Tensor:
-    """Milliseconds a sample and kbit/s of each client, [J, 2]: the medians times exp(spread times a
-    normal number).
+    """Milliseconds per sample and kbit/s of each client, log-normal, [J, 2].
+
+    Args:
+        client: clients, [J].
+        median, spread: of both columns: the median, and the standard deviation of the logarithm.
     """
-    drawn = prng.normal(prng.key(seed, "device", client), 2)
+    normal = prng.normal(prng.key(seed, "device", client), 2)
     return torch.tensor(median, dtype=torch.float64) * torch.exp(
-        torch.tensor(spread, dtype=torch.float64) * drawn
+        torch.tensor(spread, dtype=torch.float64) * normal
     )
 
 
 def from_trace(client: Tensor, trace: Tensor, seed: int) -> Tensor:
-    """The same from a table of devices [R, 2]: each client has one of them, drawn at random."""
+    """The speeds of one random device of a trace [R, 2] per client, [J, 2]."""
     row = prng.uniform(prng.key(seed, "device", client), 1)[:, 0] * len(trace)
     return trace[row.long()]
 
 
 def read_trace(path: str) -> Tensor:
-    """A CSV file with columns compute_ms_per_sample and bandwidth_kbps, one line a device, [R, 2]
-    float64.
+    """Speeds of R devices from a CSV file, one line per device, [R, 2] float64.
+
+    The file has the columns compute_ms_per_sample and bandwidth_kbps.
     """
     rows = []
     try:
@@ -44,12 +48,13 @@ def read_trace(path: str) -> Tensor:
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise InputError(
-                    f"{path} needs the columns {' and '.join(COLUMNS)}; it has {', '.join(reader.fieldnames or ())}."
+                    f"{path} needs the columns {' and '.join(COLUMNS)}; "
+                    f"it has {', '.join(reader.fieldnames or ())}."
                 )
             for line in reader:
                 rows.append(
                     [
-                        _positive(line[name], f"{path}, line {reader.line_num}, {name}")
+                        _parse_positive(line[name], f"{path}, line {reader.line_num}, {name}")
                         for name in COLUMNS
                     ]
                 )
@@ -64,7 +69,7 @@ def read_trace(path: str) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _positive(text: str | None, where: str) -> float:
+def _parse_positive(text: str | None, where: str) -> float:
     try:
         value = float(text or "")
     except ValueError:

@@ -1,6 +1,6 @@
-"""Clients as devices: some are slow, some drop out, some are asleep; more are asked than needed.
+"""Clients as devices that may be slow, drop out or be away; the server over-selects clients.
 
-A visit takes   bytes down / bandwidth + examples x ms a sample x factor + bytes up / bandwidth.
+A visit takes bytes down / bandwidth + examples * ms per sample * factor + bytes up / bandwidth.
 """
 
 from __future__ import annotations
@@ -22,35 +22,34 @@ from .availability import seconds_left, stand_in, windows
 from .device_speeds import from_trace, log_normal, read_trace
 from .quotas import first_to_finish, quotas
 
-# seconds until the server gives up a round to which nobody answers, where there is no deadline
-_NOBODY = 600.0
-_KILOBIT = 125  # bytes
+# Seconds after which the server ends a round without any reply, if there is no deadline.
+_EMPTY_ROUND_SECONDS = 600.0
+_BYTES_PER_KILOBIT = 125
 
 
 @participations.register("devices")
 @dataclass(frozen=True, kw_only=True)
 class Devices(Participation):
-    """Devices of unlike speed on a simulated clock: over-selection, drop-outs, hours of the day.
+    """Devices of different speed on a simulated clock: over-selection, drop-outs, hours of the day.
 
-    Of `ask` clients the first M to finish count, with places for each mode in proportion to how
-    many were asked to train it, so that no mode starves. The others' work is lost, and their memory
-    stays as it was.
+    Of `ask` clients the first M to finish count. Each mode has places in proportion to the number
+    of clients that were asked to train it, so that no mode starves. The work of the other clients
+    is lost, and their client state does not change.
 
     Args:
-        ask: clients asked in a round (the paper's OpenImage runs ask 130 and take 100); None asks
-            M.
-        compute_ms, compute_spread: milliseconds a sample: the median, and the standard deviation of
-            its logarithm.
-        bandwidth_kbps, bandwidth_spread: likewise for kbit/s, down and up alike.
-        trace: a CSV file of measured devices in place of these, see `read_trace`; each client draws
-            one of them.
-        factor: a training step takes so many times the milliseconds (FedScale: 3, its times are
-            forward passes).
-        drop: probability that a client who was asked never answers.
-        least_hours, most_hours: every client is there so many hours a day, from a time of its own;
-            24 is always. Who is away is not asked, another of the same stratum is. Whose window
-            closes before the visit ends drops out.
-        deadline: seconds after which a round ends with whoever has answered.
+        ask: clients asked per round; None asks M. The paper's OpenImage runs ask 130 and use 100.
+        compute_ms, compute_spread: compute time in milliseconds per sample: the median, and the
+            standard deviation of its logarithm.
+        bandwidth_kbps, bandwidth_spread: the same for the bandwidth in kbit/s, down and up.
+        trace: path of a CSV file of measured devices, which replaces these four; each client draws
+            one device. The columns are compute_ms_per_sample and bandwidth_kbps.
+        factor: factor on the compute time. FedScale uses 3, because its times are those of forward
+            passes.
+        drop: probability that a client that was asked never replies.
+        least_hours, most_hours: bounds of the hours per day that a client is available, from a
+            random time of the day on; 24 is always. A client that is away is replaced by another of
+            its stratum. A client whose window closes before its visit ends drops out.
+        deadline: seconds after which a round ends with the replies received so far.
     """
 
     ask: int | None = None
@@ -70,7 +69,8 @@ class Devices(Participation):
         check_hyperparameters(self)
         if self.trace is not None and (not isinstance(self.trace, str) or "\0" in self.trace):
             raise InputError(
-                f"Participation 'devices' needs the path of a CSV file for trace; got {self.trace!r}."
+                "Participation 'devices' needs the path of a CSV file for trace; "
+                f"got {self.trace!r}."
             )
         for name in ("compute_ms", "bandwidth_kbps", "factor", "deadline"):
             value = getattr(self, name)
@@ -85,8 +85,8 @@ class Devices(Participation):
             raise InputError(f"Participation 'devices' needs 0 <= drop <= 1; got {self.drop}.")
         if not 0 < self.least_hours <= self.most_hours <= 24:
             raise InputError(
-                f"Participation 'devices' needs 0 < least_hours <= most_hours <= 24; got {self.least_hours} and "
-                f"{self.most_hours}."
+                "Participation 'devices' needs 0 < least_hours <= most_hours <= 24; "
+                f"got {self.least_hours} and {self.most_hours}."
             )
 
     def asking(self, schedule: Schedule) -> Schedule:
@@ -94,16 +94,17 @@ class Devices(Participation):
             return schedule
         if self.ask < schedule.clients_per_round:
             raise InputError(
-                f"Participation 'devices' needs ask >= clients_per_round; got ask={self.ask}, clients_per_round="
-                f"{schedule.clients_per_round}. Raise participation.ask or lower ensemble.clients_per_round."
+                f"Participation 'devices' needs ask >= clients_per_round; got ask={self.ask}, "
+                f"clients_per_round={schedule.clients_per_round}. "
+                "Raise participation.ask or lower ensemble.clients_per_round."
             )
         return replace(schedule, clients_per_round=self.ask)
 
     def init(self, population: int, seed: int) -> Tree:
         if self.ask is not None and self.ask > population:
             raise InputError(
-                f"Participation 'devices' needs ask <= clients; got ask={self.ask}, clients={population}. "
-                "Lower participation.ask."
+                f"Participation 'devices' needs ask <= clients; got ask={self.ask}, "
+                f"clients={population}. Lower participation.ask."
             )
         state = {"clock": torch.zeros((), dtype=torch.float64), "seed": torch.tensor(seed)}
         return state if self.trace is None else {**state, "trace": read_trace(self.trace)}
@@ -123,17 +124,18 @@ class Devices(Participation):
         dropped = prng.uniform(prng.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
         if left is not None:
             dropped |= finish > left[asked.client]
-        answers = ~dropped if self.deadline is None else ~dropped & (finish <= self.deadline)
+        replies = ~dropped if self.deadline is None else ~dropped & (finish <= self.deadline)
 
-        keep = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
-        places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), keep, seed, round)
-        # devices of one kind finish at the same time
+        total = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
+        places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), total, seed, round)
+        # Random tie-breaking, because equal devices of a trace finish at the same time.
         ties = prng.bits(prng.key(seed, "ties", round), len(finish))
-        kept = first_to_finish(asked.mode, finish, answers, places, ties)
-        seconds = self.seconds(finish, kept, late=~dropped & ~kept, full=int(kept.sum()) == keep)
+        counted = first_to_finish(asked.mode, finish, replies, places, ties)
+        late = ~dropped & ~counted
+        seconds = self.seconds(finish, counted, late=late, full=int(counted.sum()) == total)
         turnout = ParticipationStats(
             asked=len(asked.client),
-            late=int((~dropped & ~kept).sum()),
+            late=int(late.sum()),
             dropped=int(dropped.sum()),
             away=len(wanted.client) - len(asked.client),
             seconds=seconds,
@@ -141,42 +143,45 @@ class Devices(Participation):
             bytes_down=int(down.sum()),
         )
         after = {**state, "clock": torch.tensor(turnout.clock, dtype=torch.float64)}
-        return Outcome(Plan(asked.client[kept], asked.mode[kept]), after, turnout)
+        return Outcome(Plan(asked.client[counted], asked.mode[counted]), after, turnout)
 
     def seconds_left(self, population: int, clock: float, seed: int) -> Tensor | None:
-        """How long each client is still there, [N]; None where everybody always is."""
+        """Seconds until each client becomes unavailable, [N]; None if all are always available."""
         if self.least_hours == self.most_hours == 24:
             return None
         return seconds_left(*windows(population, self.least_hours, self.most_hours, seed), clock)
 
     def finish(self, state: Tree, asked: Plan, traffic: Tensor, samples: Tensor) -> Tensor:
-        """Seconds after which each visit is done, [J]; a client trains its modes one after another.
+        """Seconds after which each visit finishes, [J]; a client trains its modes sequentially.
 
         Args:
-            traffic: bytes down and up together, [J].
-            samples: examples each client goes through, [N].
+            traffic: bytes down plus bytes up of each visit, [J].
+            samples: number of examples that each client processes, [N].
         """
         seed = int(state["seed"])
         if self.trace is None:
-            median, spread = (
-                (self.compute_ms, self.bandwidth_kbps),
-                (self.compute_spread, self.bandwidth_spread),
-            )
+            median = (self.compute_ms, self.bandwidth_kbps)
+            spread = (self.compute_spread, self.bandwidth_spread)
             speed = log_normal(asked.client, median, spread, seed)
         else:
             speed = from_trace(asked.client, state["trace"], seed)
         seconds = samples[asked.client] * speed[:, 0] * self.factor / 1000 + traffic / (
-            speed[:, 1] * _KILOBIT
+            speed[:, 1] * _BYTES_PER_KILOBIT
         )
-        _, visits = torch.unique_consecutive(asked.client, return_counts=True)
-        if len(visits) == len(seconds):
+        _, visits_per_client = torch.unique_consecutive(asked.client, return_counts=True)
+        if len(visits_per_client) == len(seconds):
             return seconds
-        return torch.cat([part.cumsum(0) for part in torch.split(seconds, visits.tolist())])
+        per_client = torch.split(seconds, visits_per_client.tolist())
+        return torch.cat([part.cumsum(0) for part in per_client])
 
-    def seconds(self, finish: Tensor, kept: Tensor, late: Tensor, full: bool) -> float:
-        """How long the round takes: until the last answer that counts, or until the deadline if
-        some are missing.
+    def seconds(self, finish: Tensor, counted: Tensor, late: Tensor, full: bool) -> float:
+        """Duration of the round: until the last reply that counts, or until the deadline.
+
+        Args:
+            finish: when each visit finishes, [J].
+            counted, late: visits whose reply counts, and visits that finish too late, bool [J].
+            full: whether all places are taken. If not, the server waits until the deadline.
         """
-        if self.deadline is not None and not full and bool(late.any() | ~kept.any()):
+        if self.deadline is not None and not full and bool(late.any() | ~counted.any()):
             return self.deadline
-        return float(finish[kept].max()) if bool(kept.any()) else _NOBODY
+        return float(finish[counted].max()) if bool(counted.any()) else _EMPTY_ROUND_SECONDS

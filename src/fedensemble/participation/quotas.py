@@ -1,4 +1,4 @@
-"""The places of a round: so many for each mode, taken by the first to finish."""
+"""Places per mode in a round with over-selection, and the visits that get them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from .. import prng
 
 
 def quotas(asked: Tensor, keep: int, seed: int, round: int) -> Tensor:
-    """Places of each mode among `keep`, [K]: one for every mode asked for, the others in proportion
-    to who was asked.
+    """Divides `keep` places among the modes, [K].
 
-    Largest remainders round it, equal ones in an order drawn anew each round. With fewer places
-    than modes, those with the most visits have them.
+    Every mode with visits gets one place; the others are in proportion to the visits asked for.
+    Rounding uses the largest remainders, with ties in a random order per round. If there are fewer
+    places than modes, the modes with the most visits get them.
 
     Args:
-        asked: visits asked for of each mode, [K].
+        asked: number of visits asked for per mode, [K].
+        keep: total number of places.
 
     >>> quotas(torch.tensor([26, 52, 52, 0]), 100, seed=0, round=0).tolist()
     [20, 40, 40, 0]
     """
     if keep >= int(asked.sum()):
         return asked
-    sure = (asked > 0).long() if keep >= int((asked > 0).sum()) else torch.zeros_like(asked)
-    others, left = asked - sure, keep - int(sure.sum())
+    first = (asked > 0).long() if keep >= int((asked > 0).sum()) else torch.zeros_like(asked)
+    others, left = asked - first, keep - int(first.sum())
     total = max(int(others.sum()), 1)
-    share, rest = others * left // total, others * left % total
+    share, remainder = others * left // total, others * left % total
     order = torch.argsort(prng.bits(prng.key(seed, "places", round), len(asked)))
-    order = order[torch.argsort(rest[order], descending=True, stable=True)]
+    order = order[torch.argsort(remainder[order], descending=True, stable=True)]
     share[order[: left - int(share.sum())]] += 1
-    return sure + share
+    return first + share
 
 
 def first_to_finish(
     mode: Tensor, finish: Tensor, answers: Tensor, places: Tensor, ties: Tensor | None = None
 ) -> Tensor:
-    """Which visits get a place, [J] bool: in each mode the first to finish of those who answer.
+    """True for visits that get a place, bool [J]: the first to finish in each mode.
 
-    A place that a mode cannot fill goes to the next to finish in any mode.
+    A place that a mode cannot fill goes to the next visit to finish in any mode.
 
     Args:
-        mode: of each visit, [J].
-        finish: when each finishes, [J].
-        answers: whether it answers at all, [J] bool.
-        places: of each mode, [K].
-        ties: of visits that finish at the same time the one with the lowest number is first, [J];
-            None takes the plan's order, in which clients with low numbers always win.
+        mode: mode of each visit, [J].
+        finish: when each visit finishes, [J].
+        answers: whether each visit replies at all, bool [J].
+        places: number of places per mode, [K].
+        ties: of visits that finish at the same time, the one with the lowest value is first, [J].
+            None uses the order of the plan, which always prefers clients with low indices.
     """
     order = torch.arange(len(mode)) if ties is None else torch.argsort(ties, stable=True)
     order = order[torch.argsort(finish[order], stable=True)]
@@ -54,8 +55,8 @@ def first_to_finish(
     by_mode = order[torch.argsort(mode[order], stable=True)]
     count = torch.bincount(mode[order], minlength=len(places))
     rank = torch.arange(len(order)) - (torch.cumsum(count, 0) - count)[mode[by_mode]]
-    kept = torch.zeros(len(mode), dtype=torch.bool)
-    kept[by_mode[rank < places[mode[by_mode]]]] = True
-    waiting = order[~kept[order]]
-    kept[waiting[: int(places.sum()) - int(kept.sum())]] = True
-    return kept
+    has_place = torch.zeros(len(mode), dtype=torch.bool)
+    has_place[by_mode[rank < places[mode[by_mode]]]] = True
+    waiting = order[~has_place[order]]
+    has_place[waiting[: int(places.sum()) - int(has_place.sum())]] = True
+    return has_place

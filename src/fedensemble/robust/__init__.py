@@ -1,6 +1,4 @@
-"""Robust aggregators, and the attacks they are tried against; importing this package registers
-them.
-"""
+"""Robust aggregators and simulated attacks; importing this package registers them."""
 
 from ..core.aggregator import Aggregator, Mean, aggregators
 from ..core.attack import Attack, attacks

@@ -1,6 +1,6 @@
-"""Centered clipping: a client can move a mode only so far.
+"""Centered clipping: limits how far each client can move a mode.
 
-v <- v + mean_i (x_i - v) min(1, tau / ||x_i - v||), from v = what was broadcast.
+v <- v + mean_i (x_i - v) min(1, tau / ||x_i - v||), starting at v = what was broadcast.
 
 Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML
 2021.
@@ -21,16 +21,16 @@ from .options import check_count, check_positive
 @aggregators.register("centered-clipping")
 @dataclass(frozen=True, kw_only=True)
 class CenteredClipping(Aggregator):
-    """The mean of changes that are shortened to a radius, of every tensor by itself.
+    """The mean of the changes, clipped to a radius, of each tensor separately.
 
-    The centre is the mode as it was broadcast. Malicious clients still move the mode, each by the
-    radius at most. A mode with a single client is protected only by a `tau` of your own.
+    The center is the mode as it was broadcast. A malicious client can still move the mode, but at
+    most by the radius. A mode with a single client is protected only if you set `tau`.
 
     Args:
-        tau: the radius; None takes the median length of the mode's changes, which any minority
-            leaves plausible.
-        iterations: how often the mean becomes the new centre.
-        weighted: whether clients count by their weight; it is what they claim to have.
+        tau: the radius; None uses the median norm of the mode's changes, which a minority of
+            clients cannot make implausible.
+        iterations: number of iterations; each takes the last mean as the center.
+        weighted: whether clients count by their weight, which is what they claim to have.
     """
 
     tau: float | None = None
@@ -52,12 +52,12 @@ class CenteredClipping(Aggregator):
 
     def clipped_mean(self, change: Tensor, share: Tensor) -> Tensor:
         """The update from changes [n, P] with shares [n]."""
-        centre = torch.zeros_like(change[0])
-        length = torch.linalg.vector_norm(change, dim=1)
-        radius = length.median() if self.tau is None else length.new_tensor(self.tau)
+        center = torch.zeros_like(change[0])
+        norm = torch.linalg.vector_norm(change, dim=1)
+        radius = norm.median() if self.tau is None else norm.new_tensor(self.tau)
         for _ in range(self.iterations):
-            away = change - centre
-            length = torch.linalg.vector_norm(away, dim=1)
-            factor = torch.where(length > radius, radius / length, torch.ones_like(length))
-            centre = centre + (share * factor) @ away
-        return centre
+            difference = change - center
+            norm = torch.linalg.vector_norm(difference, dim=1)
+            factor = torch.where(norm > radius, radius / norm, torch.ones_like(norm))
+            center = center + (share * factor) @ difference
+        return center

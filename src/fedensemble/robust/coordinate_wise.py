@@ -1,4 +1,4 @@
-"""Aggregators that combine every coordinate by itself: the median and the trimmed mean.
+"""Aggregators that combine each coordinate separately: the median and the trimmed mean.
 
 Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal
 statistical rates", ICML 2018.
@@ -15,18 +15,20 @@ from ..core.aggregator import Aggregator, aggregators
 from ..flat_params import Tree
 from .options import check_share, tolerated
 
-# coordinates that are sorted at a time: sorting holds an index of 8 bytes for each number
-_PIECE = 1 << 20
+# Coordinates that are sorted at once. Sorting also allocates an index of 8 bytes per value.
+_CHUNK = 1 << 20
 
 
 @aggregators.register("median")
 @dataclass(frozen=True, kw_only=True)
 class Median(Aggregator):
-    """The coordinate-wise median; for an even number of clients, the mean of the two in the middle.
+    """The coordinate-wise median; for an even number of clients, the mean of the middle two.
 
-    Tolerates any minority of a mode's clients. Clients count alike, whatever their weight.
+    Tolerates any minority of a mode's clients. All clients count equally, independent of their
+    weight.
 
-    >>> Median().combine({"theta": torch.tensor([[0.0], [1.0], [99.0]])}, torch.ones(3))["theta"].tolist()
+    >>> changes = {"theta": torch.tensor([[0.0], [1.0], [99.0]])}
+    >>> Median().combine(changes, torch.ones(3))["theta"].tolist()
     [1.0]
     """
 
@@ -42,13 +44,13 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """The coordinate-wise mean without the smallest and the largest values.
 
-    Clients count alike, whatever their weight. The number that is cut is rounded up: in a small
-    mode it is the median.
+    All clients count equally, independent of their weight. The number of values cut is rounded up,
+    so that for a mode with few clients the result is the median.
 
     Args:
-        trim: share of a mode's clients cut from each end, the most malicious ones that it
-            tolerates. Take more than the share of all clients: by chance a mode may have more of
-            them in a round.
+        trim: share of a mode's clients that is cut from each end, and so the largest share of
+            malicious clients that is tolerated. Use more than the share of malicious clients in the
+            population: by chance, a mode may have more of them in a round.
     """
 
     by_coordinate = True
@@ -64,11 +66,9 @@ class TrimmedMean(Aggregator):
 
 
 def trimmed_mean(values: Tensor, cut: int) -> Tensor:
-    """The mean of every column of [n, P] without its `cut` smallest and `cut` largest values,
-    [P].
-    """
-    kept = slice(cut, len(values) - cut)
-    pieces = [
-        torch.sort(piece, 0).values[kept].mean(0) for piece in torch.split(values, _PIECE, dim=1)
+    """The mean of each column [n, P] without its `cut` smallest and `cut` largest values, [P]."""
+    middle = slice(cut, len(values) - cut)
+    means = [
+        torch.sort(chunk, 0).values[middle].mean(0) for chunk in torch.split(values, _CHUNK, dim=1)
     ]
-    return torch.cat(pieces) if pieces else values.new_empty(0)
+    return torch.cat(means) if means else values.new_empty(0)

@@ -20,14 +20,14 @@ from .options import check_count, check_positive
 @aggregators.register("geometric-median")
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(Aggregator):
-    """The point with the least sum of distances to the clients' changes, of every tensor by itself.
+    """The point with the smallest sum of distances to the changes, of each tensor separately.
 
-    Tolerates any minority of a mode's clients, or of their weight if it is weighted.
+    Tolerates any minority of a mode's clients, or of their weight if `weighted`.
 
     Args:
-        iterations: Weiszfeld steps, from the coordinate-wise median on.
-        nu: distances below this count as this, which keeps the steps finite.
-        weighted: whether clients count by their weight; it is what they claim to have.
+        iterations: Weiszfeld steps, starting from the coordinate-wise median.
+        nu: lower bound of distances, which keeps the steps finite.
+        weighted: whether clients count by their weight, which is what they claim to have.
     """
 
     iterations: int = 10
@@ -41,13 +41,14 @@ class GeometricMedian(Aggregator):
     def combine(self, changes: Tree, weight: Tensor) -> Tree:
         alpha = weight if self.weighted else torch.ones_like(weight)
         return {
-            name: self.centre(change, alpha.to(change.dtype)) for name, change in changes.items()
+            name: self.find_median(change, alpha.to(change.dtype))
+            for name, change in changes.items()
         }
 
-    def centre(self, change: Tensor, alpha: Tensor) -> Tensor:
+    def find_median(self, change: Tensor, alpha: Tensor) -> Tensor:
         """The geometric median of [n, P] with weights [n]."""
-        # Not from zero: a client that sends no change at all lies there, and steps that start on a
-        # client stay on it.
+        # The start is not zero. A client that uploads no change lies at zero, and Weiszfeld steps
+        # that start at a client's change stay there.
         point = trimmed_mean(change, (len(change) - 1) // 2)
         for _ in range(self.iterations):
             beta = alpha / torch.linalg.vector_norm(change - point, dim=1).clamp(min=self.nu)

@@ -1,9 +1,9 @@
-"""Krum and Multi-Krum: only clients that lie close to most others count.
+"""Krum and Multi-Krum: only clients whose changes are close to most others count.
 
 Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries: Byzantine
-tolerant gradient descent", NeurIPS 2017. A client's score is its mean squared distance to its n - f
-- 1 nearest neighbours, as in ByzFL (Allouah, Guerraoui, Gupta, Pinot, Rizk, Voitovych 2025), which
-  needs n > 2 f; the paper has n - f - 2 and n > 2 f + 2.
+tolerant gradient descent", NeurIPS 2017. A client's score is its mean squared distance to its
+(n - f - 1) nearest neighbors, as in ByzFL (Allouah, Guerraoui, Gupta, Pinot, Rizk, Voitovych 2025),
+which needs n > 2 f. The paper uses n - f - 2 neighbors and needs n > 2 f + 2.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from .options import check_share, tolerated
 @aggregators.register("krum")
 @dataclass(frozen=True, kw_only=True)
 class Krum(Aggregator):
-    """The whole upload of the client that lies closest to most others; all tensors come from that
-    client.
+    """The upload of the client that is closest to most others; all tensors are of that client.
 
-    Where a client sends several tensors, or running statistics, its score is the largest of its
-    scores on each, in units of the median client's score: neither a large tensor nor large
-    statistics hide a small one. Clients count alike, whatever their weight. A mode with one or two
-    clients takes their mean.
+    If clients upload several tensors, or running statistics, a client's score is the largest of its
+    scores per tensor, in units of the median score, so that a large tensor cannot hide a small one.
+    All clients count equally, independent of their weight. A mode with one or two clients takes
+    their mean.
 
     Args:
-        malicious: share of a mode's clients that may be malicious; f is this share of them, rounded
-            up. Take more than the share of all clients: by chance a mode may have more of them in a
-            round.
+        malicious: share of a mode's clients that may be malicious; f is the corresponding number of
+            clients, rounded up. Use more than the share of malicious clients in the population: by
+            chance, a mode may have more of them in a round.
     """
 
     malicious: float = 0.3
@@ -45,17 +44,14 @@ class Krum(Aggregator):
         return {name: change.mean(0) for name, change in rows(changes, chosen).items()}
 
     def choose(self, changes: Tree, clients: int) -> Tensor:
-        """Which of a mode's n clients count, by their places."""
+        """Indices of the clients that count, of a mode's n clients."""
         best = self.best(changes, clients, 1)
         return best if clients >= SMALLEST_MAJORITY else torch.arange(clients, device=best.device)
 
     def best(self, changes: Tree, clients: int, count: int) -> Tensor:
-        """The `count` clients with the lowest scores; of equal ones, those with the lower
-        numbers.
-        """
-        return torch.argsort(krum_scores(changes, tolerated(self.malicious, clients)), stable=True)[
-            :count
-        ]
+        """Indices of the `count` clients with the lowest scores; ties prefer lower indices."""
+        scores = krum_scores(changes, tolerated(self.malicious, clients))
+        return torch.argsort(scores, stable=True)[:count]
 
 
 @aggregators.register("multi-krum")
@@ -64,7 +60,8 @@ class MultiKrum(Krum):
     """The mean of the n - f clients with the lowest Krum scores.
 
     Args:
-        weighted: whether the chosen clients count by their weight; it is what they claim to have.
+        weighted: whether the chosen clients count by their weight, which is what they claim to
+            have.
     """
 
     weighted: bool = False
@@ -78,19 +75,18 @@ class MultiKrum(Krum):
         }
 
     def choose(self, changes: Tree, clients: int) -> Tensor:
-        return (
-            self.best(changes, clients, clients - tolerated(self.malicious, clients)).sort().values
-        )
+        count = clients - tolerated(self.malicious, clients)
+        return self.best(changes, clients, count).sort().values
 
 
 def krum_scores(changes: Tree, f: int) -> Tensor:
-    """The score of each of n clients whose changes are [n, P] for each tensor, [n]."""
+    """The score of each of n clients, [n]; changes are [n, P] per tensor."""
     scores = []
     for change in changes.values():
-        near = torch.sort(
-            torch.cdist(change, change, compute_mode="donot_use_mm_for_euclid_dist") ** 2, dim=1
-        ).values
-        score = near[:, 1 : max(len(change) - f, 2)].sum(1).double()
-        middle = score.median()
-        scores.append(score / torch.where(middle > 0, middle, torch.ones_like(middle)))
+        # Not by a matmul, which loses the small distances between similar clients to rounding.
+        distances = torch.cdist(change, change, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+        nearest = torch.sort(distances, dim=1).values  # column 0 is the client itself
+        score = nearest[:, 1 : max(len(change) - f, 2)].sum(1).double()
+        median = score.median()
+        scores.append(score / torch.where(median > 0, median, torch.ones_like(median)))
     return torch.stack(scores).amax(0)

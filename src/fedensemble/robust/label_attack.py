@@ -13,16 +13,14 @@ from ..errors import InputError
 @attacks.register("label-flip")
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
-    """Malicious clients train on wrong labels, C - 1 - y in place of y, and send what they
-    learned.
-    """
+    """Malicious clients train on wrong labels, C - 1 - y instead of y, and upload the result."""
 
     forges = False
 
     def labels(self, y: Tensor, classes: int | None) -> Tensor:
         if classes is None:
             raise InputError(
-                "Attack 'label-flip' needs classification: the targets here are numbers, not labels."
+                "Attack 'label-flip' needs classification: the targets here are not class labels."
             )
         return classes - 1 - y
 

@@ -1,4 +1,4 @@
-"""Attacks in which malicious clients train as told, and send something else.
+"""Attacks in which malicious clients train correctly, but upload something else.
 
 References: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning", AISTATS
 2020 (scaling); Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for
@@ -21,10 +21,10 @@ from .options import check_positive
 @attacks.register("sign-flip")
 @dataclass(frozen=True, kw_only=True)
 class SignFlip(Attack):
-    """Malicious clients send the opposite of the change they trained.
+    """Malicious clients upload the negative of the change that they trained.
 
     Args:
-        factor: by which the opposite is multiplied.
+        factor: factor on the negative change.
     """
 
     factor: float = 1.0
@@ -40,10 +40,10 @@ class SignFlip(Attack):
 @attacks.register("scaling")
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Attack):
-    """Malicious clients send many times the change they trained.
+    """Malicious clients upload a multiple of the change that they trained.
 
     Args:
-        factor: by which it is multiplied.
+        factor: factor on the change.
     """
 
     factor: float = 10.0
@@ -59,7 +59,7 @@ class Scaling(Attack):
 @attacks.register("noise")
 @dataclass(frozen=True, kw_only=True)
 class Noise(Attack):
-    """Malicious clients add Gaussian noise to the change they trained.
+    """Malicious clients add Gaussian noise to the change that they trained.
 
     Args:
         factor: standard deviation of the noise, in units of the change's root mean square.
@@ -72,25 +72,24 @@ class Noise(Attack):
         check_positive(self, "factor")
 
     def forge(self, own: Tensor, honest: Tensor, key: Tensor) -> Tensor:
-        size = (
+        scale = (
             own.square().mean(1, keepdim=True).sqrt()
             if own.shape[1]
             else own.new_zeros(len(own), 1)
         )
-        return own + self.factor * size * prng.normal(key, own.shape[1]).to(own.dtype)
+        return own + self.factor * scale * prng.normal(key, own.shape[1]).to(own.dtype)
 
 
 @attacks.register("alie")
 @dataclass(frozen=True, kw_only=True)
 class ALIE(Attack):
-    """A little is enough: malicious clients send the honest mean less z standard deviations,
-    coordinate by coordinate.
+    """A little is enough: malicious clients upload the honest mean minus z standard deviations.
 
-    They know what their mode's honest clients send, and hide in its spread.
+    They know the uploads of their mode's honest clients, and hide in the spread of each coordinate.
 
     Args:
-        z: standard deviations; None takes the paper's, the most that lets honest clients still lie
-            further out.
+        z: number of standard deviations; None uses the paper's value, the largest for which enough
+            honest clients are still further away from the mean.
     """
 
     z: float | None = None
@@ -110,12 +109,12 @@ class ALIE(Attack):
 @attacks.register("ipm")
 @dataclass(frozen=True, kw_only=True)
 class IPM(Attack):
-    """Inner product manipulation: malicious clients send the opposite of the honest mean.
+    """Inner product manipulation: malicious clients upload the negative of the honest mean.
 
-    They know what their mode's honest clients send.
+    They know the uploads of their mode's honest clients.
 
     Args:
-        epsilon: by which the opposite is multiplied.
+        epsilon: factor on the negative mean.
     """
 
     epsilon: float = 2.0
@@ -129,8 +128,9 @@ class IPM(Attack):
 
 
 def alie_z(clients: int, malicious: int) -> float:
-    """The z of ALIE's paper for m malicious of n clients: Phi(z) = (n - m - s) / (n - m), s =
-    floor(n / 2 + 1) - m.
+    """The z of the ALIE paper for n clients, m of them malicious.
+
+    Phi(z) = (n - m - s) / (n - m), with s = floor(n / 2 + 1) - m.
 
     >>> round(alie_z(50, 24), 2)
     1.43
@@ -138,6 +138,7 @@ def alie_z(clients: int, malicious: int) -> float:
     honest = clients - malicious
     supporters = clients // 2 + 1 - malicious
     share = (honest - supporters) / honest if honest else 0.0
-    highest = 1 - 0.5 / max(honest, 1)  # malicious clients have the majority: anything passes
-    at = torch.tensor(min(max(share, 0.5), highest), dtype=torch.float64)
-    return float(torch.special.ndtri(at))
+    # If malicious clients have the majority, any z works; the bound keeps z finite.
+    highest = 1 - 0.5 / max(honest, 1)
+    probability = torch.tensor(min(max(share, 0.5), highest), dtype=torch.float64)
+    return float(torch.special.ndtri(probability))

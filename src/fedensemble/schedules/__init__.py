@@ -1,4 +1,4 @@
-"""Schedules, one file each; importing this package registers them."""
+"""Built-in schedules; importing this package registers them."""
 
 from .balanced import Balanced
 from .independent import Independent, IndependentKFold

@@ -1,8 +1,7 @@
-"""A Latin-square variant of the paper's schedule: in every round the modes are spread evenly over
-the strata.
+"""A Latin-square variant of the paper's schedule, in which every round trains all modes.
 
-P[q, r] = sigma[(pi[q] + rho[r]) mod K] with random permutations sigma of the modes, pi of the
-strata and rho of the rounds, new for each age.
+P[q, r] = sigma[(pi[q] + rho[r]) mod K], with random permutations sigma of the modes, pi of the
+strata and rho of the rounds, which are drawn again for each age.
 """
 
 from __future__ import annotations
@@ -21,24 +20,25 @@ from .stratified import Stratified
 @schedules.register("balanced")
 @dataclass(frozen=True, kw_only=True)
 class Balanced(Stratified):
-    """Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or
-    ceil(Q/K) times.
+    """The paper's schedule with the modes spread evenly over the strata in every round.
 
-    So no mode is ever idle: in every round a mode has M / Q clients (rounded up or down) for each
-    of its strata, also where a stratum gives no client. It needs Q >= K.
+    Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or
+    ceil(Q/K) times. So no mode is ever idle: in every round a mode has M / Q clients (rounded up or
+    down) for each of its strata, even if a stratum provides no client. Needs Q >= K.
     """
 
     def check(self, population: int) -> None:
         super().check(population)
         if self.strata < self.modes:
             raise InputError(
-                f"Schedule 'balanced' needs strata >= modes, or some mode would be idle; got strata={self.strata}, "
-                f"modes={self.modes}. Raise ensemble.strata, or use schedule 'stratified'."
+                "Schedule 'balanced' needs strata >= modes, or some mode would be idle; "
+                f"got strata={self.strata}, modes={self.modes}. "
+                "Raise ensemble.strata, or use schedule 'stratified'."
             )
 
     def permutations(self, state: Tree, age: int) -> Tensor:
-        at = prng.key(int(state["seed"]), "latin square", age)
-        sigma = prng.permutation(prng.fold(at, 0), self.modes)
-        pi = prng.permutation(prng.fold(at, 1), self.strata)
-        rho = prng.permutation(prng.fold(at, 2), self.modes)
+        key = prng.key(int(state["seed"]), "latin square", age)
+        sigma = prng.permutation(prng.fold(key, 0), self.modes)
+        pi = prng.permutation(prng.fold(key, 1), self.strata)
+        rho = prng.permutation(prng.fold(key, 2), self.modes)
         return sigma[(pi.unsqueeze(1) + rho) % self.modes]

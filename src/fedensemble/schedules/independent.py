@@ -1,4 +1,4 @@
-"""K models trained apart: the deep-ensemble reference, at equal and at K-fold communication."""
+"""K models trained independently: the deep-ensemble baseline, at 1x and K x communication."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..flat_params import Tree
 @schedules.register("independent")
 @dataclass(frozen=True, kw_only=True)
 class Independent(Schedule):
-    """K separate federated runs that take turns, so that they cost together what one run costs.
+    """K independent federated runs that take turns, at the communication cost of one run.
 
-    In round r all M clients, drawn from everybody, train mode r mod K: after R rounds each model
-    has had R / K rounds of its own. Strata play no part.
+    In round r all M clients, drawn from all N, train mode r mod K. After R rounds each model has
+    been trained for R / K rounds. Strata are not used.
     """
 
     @property
     def clients_per_mode(self) -> float:
-        """All M clients train the mode whose turn it is."""
+        """M, because all clients of a round train the same mode."""
         return float(self.clients_per_round)
 
     def init(self, population: int, seed: int) -> Tree:
@@ -33,33 +33,33 @@ class Independent(Schedule):
         return {"population": torch.tensor(population), "seed": torch.tensor(seed)}
 
     def plan(self, state: Tree, round: int) -> Plan:
-        client = self.drawn(state, round, 0)
+        client = self.draw_clients(state, round, 0)
         return Plan(client, torch.full_like(client, round % self.modes))
 
-    def drawn(self, state: Tree, round: int, mode: int) -> torch.Tensor:
-        """M clients out of all, in ascending order."""
-        drawn = prng.bits(
+    def draw_clients(self, state: Tree, round: int, mode: int) -> torch.Tensor:
+        """M clients drawn from all N, in ascending order, [M]."""
+        bits = prng.bits(
             prng.key(int(state["seed"]), "apart", round, mode), int(state["population"])
         )
-        everybody = torch.zeros_like(drawn)
-        return torch.sort(
-            sample_without_replacement(everybody, drawn, torch.tensor([self.clients_per_round]))
-        ).values
+        one_group = torch.zeros_like(bits)
+        clients = sample_without_replacement(
+            one_group, bits, torch.tensor([self.clients_per_round])
+        )
+        return torch.sort(clients).values
 
 
 @schedules.register("independent-kfold")
 @dataclass(frozen=True, kw_only=True)
 class IndependentKFold(Independent):
-    """K separate federated runs, each with M clients in every round: K times the communication of
-    one run.
+    """K independent federated runs with M clients per round each, at K times the communication.
 
-    A client may be drawn by several of them in one round.
+    In one round a client may be drawn by several runs.
     """
 
     one_mode_a_client: ClassVar[bool] = False
 
     def plan(self, state: Tree, round: int) -> Plan:
-        client = torch.cat([self.drawn(state, round, mode) for mode in range(self.modes)])
+        client = torch.cat([self.draw_clients(state, round, mode) for mode in range(self.modes)])
         mode = torch.arange(self.modes).repeat_interleave(self.clients_per_round)
         order = torch.argsort(client, stable=True)
         return Plan(client[order], mode[order])

@@ -1,6 +1,4 @@
-"""Random strata, and a round's clients drawn from them so that every client is asked equally
-often.
-"""
+"""Random strata, and client sampling from them in which all clients are equally likely."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from ..core.types import Plan
 
 
 def divide(population: int, strata: int, seed: int) -> Tensor:
-    """The stratum of each client, [N]: a random division into Q groups whose sizes differ by one at
-    most.
+    """The stratum of each client, [N]: a random division into Q groups of equal size, within 1.
 
     >>> torch.bincount(divide(population=11, strata=3, seed=0)).tolist()
     [4, 4, 3]
@@ -26,13 +23,12 @@ def divide(population: int, strata: int, seed: int) -> Tensor:
 
 
 def apportion(sizes: Tensor, total: int, start: int) -> Tensor:
-    """`total` places shared out in proportion to whole-number `sizes`, rounded up or down, [...]
-    like `sizes`.
+    """Divides `total` places in proportion to integer `sizes` [G], rounded up or down, [G].
 
     Systematic sampling: the sizes lie end to end on a line, and marks at equal distances are
     counted in each. If `start` is uniform on 0 .. sum(sizes) - 1, the expected share of group g is
-    exactly total * sizes[g] / sum(sizes); the shares always add up to `total`, and none exceeds its
-    size as long as total <= sum(sizes).
+    exactly total * sizes[g] / sum(sizes). The shares always add up to `total`, and none exceeds its
+    group's size as long as total <= sum(sizes).
 
     >>> [apportion(torch.tensor([2, 1]), 2, start).tolist() for start in range(3)]
     [[1, 1], [1, 1], [2, 0]]
@@ -42,64 +38,63 @@ def apportion(sizes: Tensor, total: int, start: int) -> Tensor:
 
 
 def draw_plan(stratum: Tensor, mode: Tensor, modes: int, total: int, seed: int, round: int) -> Plan:
-    """`total` of N clients, each with probability total / N, and the mode that each of them trains.
+    """Draws `total` of N clients, each with probability total / N, and the mode of each.
 
-    A stratum gives its share of the clients, in proportion to its size, and they train the
-    stratum's mode. A mode has places in proportion to its strata, each of which counts alike.
-    Clients beyond their mode's places fill the places of other modes; there are none where Q
-    divides N.
+    A stratum provides clients in proportion to its size, and they train the stratum's mode. A mode
+    has places in proportion to the number of its strata. Clients in excess of their mode's places
+    fill the places of other modes; if Q divides N, there are none.
 
     Args:
-        stratum: of each client, [N].
-        mode: of each stratum in this round, [Q].
+        stratum: stratum of each client, [N].
+        mode: mode of each stratum in this round, [Q].
         modes: K.
+        total: number of clients to draw.
     """
     strata, population = len(mode), len(stratum)
     sizes = torch.bincount(stratum, minlength=strata)
-    # Strata of one mode lie side by side on the line, so that the rounding errors of a mode's
-    # strata do not add up.
-    # The order of modes, and of strata within a mode, is random: no two strata are kept apart in
-    # every round.
-    by_mode = prng.permutation(prng.key(seed, "order of modes", round), modes)
-    rank = torch.argsort(by_mode)
+    # Strata of one mode lie next to each other on the line of `apportion`, so that the rounding
+    # errors of a mode's strata do not add up. The order of modes, and of strata within a mode, is
+    # random, so that every two strata can be rounded up together.
+    mode_order = prng.permutation(prng.key(seed, "order of modes", round), modes)
+    rank = torch.argsort(mode_order)
     order = prng.permutation(prng.key(seed, "remainder", round), strata)
     order = order[torch.argsort(rank[mode[order]], stable=True)]
     start = int(prng.bits(prng.key(seed, "start", round), 1)) % population
     share = torch.empty_like(sizes)
     share[order] = apportion(sizes[order], total, start)
-    drawn = prng.bits(prng.key(seed, "clients", round), population)
-    client = torch.sort(sample_without_replacement(stratum, drawn, share)).values
+    bits = prng.bits(prng.key(seed, "clients", round), population)
+    client = torch.sort(sample_without_replacement(stratum, bits, share)).values
 
-    # The server averages within a mode, so a client counts for 1 / (clients of its mode). Were
-    # modes' places in
-    # proportion to their strata's sizes, clients of large strata would be asked as often as others
-    # and count for less.
-    # With the start scaled to Q, both lines are cut at the same points where all strata have one
-    # size.
+    # The server averages within a mode, so a client has the weight 1 / (clients of its mode). If
+    # the places of a mode were in proportion to the sizes of its strata, clients of large strata
+    # would be drawn as often as others, but with a smaller weight. So each stratum counts equally.
+    # `start` is scaled to Q: if all strata have the same size, both lines are then cut at the same
+    # points, and no client changes its mode.
     places = torch.empty(modes, dtype=torch.int64)
-    places[by_mode] = apportion(
-        torch.bincount(mode, minlength=modes)[by_mode], total, start * strata // population
+    places[mode_order] = apportion(
+        torch.bincount(mode, minlength=modes)[mode_order], total, start * strata // population
     )
     return Plan(client, fill_places(mode[stratum[client]], places, prng.key(seed, "moved", round)))
 
 
 def fill_places(mode: Tensor, places: Tensor, key: prng.Key) -> Tensor:
-    """The mode of each visit, [J], after as few random changes as give mode k exactly `places[k]`
-    of the J visits.
+    """The mode of each visit, [J], with as few random changes as give mode k `places[k]` visits.
 
-    >>> fill_places(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 1]), draws.key(0, "doc")).bincount().tolist()
+    >>> mode, places = torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 1])
+    >>> fill_places(mode, places, prng.key(0, "doc")).bincount().tolist()
     [2, 1, 1]
     """
     if torch.equal(torch.bincount(mode, minlength=len(places)), places):
         return mode
-    drawn = prng.bits(key, len(mode))
-    stay = torch.zeros(len(mode), dtype=torch.bool)
-    stay[sample_without_replacement(mode, drawn, places)] = True
-    free = places - torch.bincount(mode[stay], minlength=len(places))
-    moved = torch.nonzero(~stay).flatten()
+    bits = prng.bits(key, len(mode))
+    stays = torch.zeros(len(mode), dtype=torch.bool)
+    stays[sample_without_replacement(mode, bits, places)] = True
+    free = places - torch.bincount(mode[stays], minlength=len(places))
+    moved = torch.nonzero(~stays).flatten()
     mode = mode.clone()
-    # In random order: sorted by their old mode, low modes would always pass clients to low modes.
-    mode[moved[torch.argsort(drawn[moved])]] = torch.repeat_interleave(
+    # In random order. In the order of their old modes, clients of low modes would always move to
+    # low modes.
+    mode[moved[torch.argsort(bits[moved])]] = torch.repeat_interleave(
         torch.arange(len(places)), free
     )
     return mode

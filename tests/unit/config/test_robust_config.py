@@ -78,7 +78,7 @@ def test_another_rule_drops_stale_options():
         ({"aggregator": {"name": "krum", "malicious": "many"}}, "aggregator.malicious"),
         (
             {"aggregator": {"name": "median"}, "algorithm": {"name": "scaffold"}},
-            "'median' cannot serve algorithm 'scaffold'",
+            "'median' cannot be used with algorithm 'scaffold'",
         ),
         (
             {"aggregator": {"name": "median"}, "algorithm": {"name": "qsgd"}},

@@ -1,6 +1,4 @@
-"""Secret random numbers: from the system on a real client, repeatable in a simulation, the same on
-every engine.
-"""
+"""Secret random values: from the system on real clients, reproducible in simulations."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +15,7 @@ from fedensemble.testing.toy_problems import quadratic_problem, small_federation
 
 @dataclass(frozen=True, kw_only=True)
 class Noisy(FedAvg):
-    """FedAvg whose clients add noise to what they send."""
+    """FedAvg whose clients add noise to their uploads."""
 
     scale: float = 0.1
 
@@ -45,12 +43,12 @@ def test_engines_agree_and_runs_can_be_repeated():
     assert float((vector.state.modes["theta"] - plain.state.modes["theta"]).abs().max()) > 0.01
 
 
-def test_a_method_with_secret_noise_keeps_the_contract():
+def test_an_algorithm_with_secret_noise_keeps_the_contract():
     check_algorithm(Noisy(lr=0.1), "vector")
 
 
 @pytest.mark.parametrize("visits", [3, 1])
-def test_simulated_numbers_differ_by_call_visit_and_kind(visits):
+def test_simulated_values_differ_by_call_visit_and_kind(visits):
     problem = quadratic_problem(FedAvg(), visits, 5)
     like = torch.zeros(visits, 500, dtype=torch.float64)
     drawn = torch.cat(
@@ -64,7 +62,7 @@ def test_simulated_numbers_differ_by_call_visit_and_kind(visits):
     assert float((noise.std() - 1).abs()) < 0.03
 
 
-def test_numbers_of_the_system():
+def test_values_of_the_operating_system():
     drawn = system_uniform(40_000)
     assert drawn.dtype == torch.float64
     assert len(torch.unique(drawn)) == len(drawn)
@@ -75,7 +73,7 @@ def test_numbers_of_the_system():
 
 
 def visits_of_a_client(algorithm):
-    """What two identical visits of one Flower client send."""
+    """The uploads of two identical visits of one Flower client."""
     pytest.importorskip("flwr")
     from fedensemble.engines.flower.client import LocalClient
     from fedensemble.engines.flower.messages import Visit
@@ -100,7 +98,7 @@ def visits_of_a_client(algorithm):
     ]
 
 
-def test_identical_visits_of_a_real_client_have_different_secret_numbers():
+def test_identical_visits_of_a_real_client_have_different_secrets():
     first, second = visits_of_a_client(Noisy())
     assert float((first - second).abs().min()) > 0
 
@@ -112,6 +110,6 @@ class Public(FedAvg):
         return {"theta": uploads["theta"] + problem.uniform(sent["theta"])}, memory
 
 
-def test_other_numbers_of_a_real_client_stay_the_same():
+def test_public_values_of_a_real_client_stay_the_same():
     first, second = visits_of_a_client(Public())
     assert torch.equal(first, second)

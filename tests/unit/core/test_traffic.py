@@ -1,4 +1,4 @@
-"""Bytes of a visit: what methods count, with the arguments that they take."""
+"""Bytes of a visit, as algorithms with two or three arguments count them."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ COIN = torch.full((2, 1), 0.5)
 
 @dataclass(frozen=True, kw_only=True)
 class OfTwoArguments(fe.FedAvg):
-    """As methods were written before bytes could depend on the visit."""
+    """Overrides without the last argument, which was added later."""
 
     def upload_bytes(self, uploads, coin):
         return 7 + super().upload_bytes(uploads, coin)
@@ -38,7 +38,7 @@ class CountsVisits(fe.FedAvg):
         return 5 if memory is None else torch.where(memory["visits"] > 0, 5, 50)
 
 
-def test_methods_written_for_two_arguments_keep_working():
+def test_overrides_with_two_arguments_work():
     method, tree = OfTwoArguments(), {"theta": torch.zeros(2, 10)}
     assert bytes_up(method, tree, tree, COIN) == 47 and bytes_down(method, tree, {}, COIN) == 49
     assert not sees(OfTwoArguments, "upload_bytes") and not sees(OfTwoArguments, "download_bytes")
@@ -47,7 +47,7 @@ def test_methods_written_for_two_arguments_keep_working():
     assert (report.bytes_up, report.bytes_down) == (4 * (size + 7), 4 * (size + 9))
 
 
-def test_only_methods_that_look_are_shown_memory():
+def test_client_state_is_read_only_for_overrides_that_take_it():
     assert not sees(fe.FedAvg, "download_bytes") and not sees(fe.QSGD, "upload_bytes")
     assert (
         sees(fe.Dore, "download_bytes")
@@ -67,9 +67,7 @@ def test_bytes_of_each_visit_on_every_engine():
 
 
 def test_fedma_does_not_upload_frozen_layers():
-    """Three layers: all of them, then all but the first, then the last alone, and again; a count
-    comes down.
-    """
+    """Of three layers, all are uploaded, then the last two, then the last one, and so on."""
 
     def model():
         return nn.Sequential(
@@ -89,12 +87,12 @@ def test_fedma_does_not_upload_frozen_layers():
     assert {report.bytes_up for report in free.rounds(3)} == {4 * 4 * sum(sizes)}
 
 
-def test_memory_that_is_read_is_that_of_the_visits():
+def test_client_state_that_is_read_is_that_of_the_visits():
     federation = train(small_federation(CountsVisits(), "vector", modes=2, strata=1), 3)
     counts = torch.zeros(6, 2)
     for round in range(3):
         plan = federation.schedule.plan(federation.state.schedule, round)
         counts[plan.client, plan.mode] += 1
-    everything = fe.Plan(torch.arange(6).repeat_interleave(2), torch.arange(2).repeat(6))
-    found = federation.engine.read_memory(everything, {"visits": torch.zeros(12, 1).double()})
-    assert found["visits"].flatten().tolist() == counts.flatten().tolist()
+    all_visits = fe.Plan(torch.arange(6).repeat_interleave(2), torch.arange(2).repeat(6))
+    memory = federation.engine.read_memory(all_visits, {"visits": torch.zeros(12, 1).double()})
+    assert memory["visits"].flatten().tolist() == counts.flatten().tolist()

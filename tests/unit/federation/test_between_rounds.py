@@ -1,6 +1,4 @@
-"""Between rounds: what is foreseen is what comes, and a round that fails on the server was never
-tried.
-"""
+"""Between rounds: prefetched plans are the real ones, and failed rounds change nothing."""
 
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ def federation(algorithm="fedavg", **options):
 
 @dataclass(frozen=True, kw_only=True)
 class Slowly(Everybody):
-    """Two clients more in every round."""
+    """Two more clients in every round."""
 
     def outcome(self, state, schedule, planned, round, costs):
         whole = super().outcome(state, schedule, planned, round, costs)
@@ -29,9 +27,7 @@ class Slowly(Everybody):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Stratified):
-    """Asks other clients as soon as it has seen a loss; writes into its state, which it should
-    not.
-    """
+    """Selects other clients once it has seen a loss; writes into its state against the rules."""
 
     def plan(self, state, round):
         whole = super().plan(state, round)
@@ -50,34 +46,32 @@ class Learning(Stratified):
         {"modes": None, "schedule": Learning(modes=2, clients_per_round=3)},
     ],
 )
-def test_what_is_foreseen_is_what_comes(changes):
-    """On a GPU the next round is prepared while it is busy with this one."""
+def test_prefetched_plans_are_the_real_ones(changes):
+    """While a GPU runs a round, the engine prefetches the next one."""
     plans = []
     for foresees in (False, True):
         made = federation(**changes)
-        found = []
+        requested = []
         for _ in range(3):
             request = made.ask()
-            found.append([part.tolist() for part in request.plan])
+            requested.append([part.tolist() for part in request.plan])
             returned = made.engine.visit(*request)
             if foresees:
                 made.foresee()
             made.conclude(request, returned)
-        plans.append((found, made.state.modes["theta"]))
+        plans.append((requested, made.state.modes["theta"]))
     assert plans[0][0] == plans[1][0]
     assert torch.equal(plans[0][1], plans[1][1])
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
-def test_a_round_that_fails_on_the_server_leaves_no_trace(engine, monkeypatch):
-    """Neither in the modes nor in what clients remember: going on is as if it had not been
-    tried.
-    """
+def test_a_round_that_fails_on_the_server_changes_nothing(engine, monkeypatch):
+    """Neither the modes nor the client state change, and training can continue."""
     smooth, rough = (federation(algorithm=Scaffold(lr=0.1), engine=engine) for _ in range(2))
     train(smooth, 3)
     train(rough, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(Scaffold, "server_update", lambda *given: 1 / 0)
+        patched.setattr(Scaffold, "server_update", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(rough, 1)
     train(rough, 2)

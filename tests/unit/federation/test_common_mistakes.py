@@ -1,6 +1,4 @@
-"""What people try first: losses of their own, models that write into inputs, other data, wrong
-arguments.
-"""
+"""Common mistakes: custom losses, models that write into inputs, other data, wrong arguments."""
 
 import pytest
 import torch
@@ -40,7 +38,7 @@ def linear():
         nn.CrossEntropyLoss(reduction="sum"),
     ],
 )
-def test_losses_that_are_no_mean_over_examples_are_refused(loss):
+def test_losses_that_are_not_a_mean_over_examples_are_rejected(loss):
     with pytest.raises(InputError, match="reduction='none'"):
         Federation(linear, DATA, loss=loss)
 
@@ -53,14 +51,14 @@ def test_weighted_losses_by_example_are_fine():
     assert next(weighted.rounds(1)).loss > 5 * next(plain.rounds(1)).loss
 
 
-def test_losses_that_broadcast_are_refused():
+def test_losses_that_broadcast_are_rejected():
     with pytest.raises(InputError, match="broadcast"):
         Federation(
             lambda: nn.Linear(4, 1), NUMBERS, loss=lambda outputs, targets: (outputs - targets) ** 2
         )
 
 
-def test_losses_that_return_no_tensor_are_refused():
+def test_losses_that_return_no_tensor_are_rejected():
     with pytest.raises(InputError, match="must return a tensor"):
         Federation(
             linear, DATA, loss=lambda outputs, targets: F.cross_entropy(outputs, targets).item()
@@ -117,7 +115,7 @@ def test_batch_norm_needs_two_values(engine):
     for batch in (1, 3):
         with pytest.raises(
             InputError,
-            match=r"batches of 1: .* No client has more than 1 example, so take GroupNorm",
+            match=r"batches of 1: .* No client has more than 1 example: use GroupNorm",
         ):
             Federation(normed, single, engine=engine, batch_size=batch)
     with pytest.raises(InputError, match=r"batches of 1: .* Raise batch_size\."):
@@ -126,18 +124,18 @@ def test_batch_norm_needs_two_values(engine):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
-def test_scripted_modules_are_refused(engine):
+def test_scripted_modules_are_rejected(engine):
     for made in (
         lambda: torch.jit.script(linear()),
         lambda: torch.jit.trace(linear(), torch.zeros(2, 4)),
     ):
         with pytest.raises(
-            InputError, match=r"returned a scripted module.*Give the plain nn.Module"
+            InputError, match=r"returned a scripted module.*Return the plain nn.Module"
         ):
             Federation(made, DATA, engine=engine)
 
 
-def test_load_wants_the_same_data_and_settings(tmp_path):
+def test_load_needs_the_same_data_and_settings(tmp_path):
     federation = Federation(linear, DATA, modes=2)
     next(federation.rounds(1))
     federation.save(tmp_path)
@@ -160,12 +158,12 @@ def test_load_wants_the_same_data_and_settings(tmp_path):
         {"combine": "outputs"},
     ],
 )
-def test_arguments_of_a_wrong_kind(arguments):
+def test_arguments_of_a_wrong_type(arguments):
     with pytest.raises(InputError):
         Federation(linear, DATA, **arguments)
 
 
-def test_other_arguments_of_a_wrong_kind():
+def test_other_arguments_of_a_wrong_type():
     with pytest.raises(InputError, match="number for lr"):
         FedAvg(lr="0.1")
     with pytest.raises(InputError, match="FederatedData"):
@@ -177,7 +175,7 @@ def test_other_arguments_of_a_wrong_kind():
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "got"),
+    ("name", "argument", "got"),
     [
         ("algorithm", FedProx, r"the class FedProx; write FedProx\(lr=\.\.\.\)"),
         ("algorithm", 3, "int"),
@@ -187,9 +185,9 @@ def test_other_arguments_of_a_wrong_kind():
         ("participation", Everybody, r"the class Everybody; write Everybody\(\)"),
     ],
 )
-def test_classes_in_place_of_objects(name, given, got):
+def test_classes_instead_of_instances(name, argument, got):
     with pytest.raises(InputError, match=f"{name} must be .* got {got}\\."):
-        Federation(linear, DATA, **{name: given})
+        Federation(linear, DATA, **{name: argument})
 
 
 def test_reprs_are_short():
@@ -222,14 +220,14 @@ def test_a_mistake_in_the_model_is_not_blamed_on_the_engine():
     assert isinstance(raised.value.__cause__, TypeError)
 
 
-def test_a_model_that_is_always_the_same_object_is_refused():
+def test_a_model_that_is_always_the_same_object_is_rejected():
     net = linear()
     with pytest.raises(InputError, match="returned the same"):
         Federation(lambda: net, DATA, modes=1)
 
 
 @pytest.mark.parametrize("count", ["3", -1, 2.5])
-def test_rounds_wants_a_whole_number(count):
+def test_rounds_needs_an_integer(count):
     federation = Federation(linear, DATA)
     with pytest.raises(InputError, match="integer"):
         federation.rounds(count)
@@ -237,16 +235,16 @@ def test_rounds_wants_a_whole_number(count):
 
 
 @pytest.mark.parametrize("name", ["modes", "strata", "clients_per_round"])
-def test_numbers_of_the_schedule_must_be_whole(name):
+def test_arguments_of_the_schedule_must_be_integers(name):
     for value in ("5", 2.5, True):
-        with pytest.raises(InputError, match=f"needs a whole number for {name}; got {value!r}"):
+        with pytest.raises(InputError, match=f"needs an integer for {name}; got {value!r}"):
             Federation(linear, DATA, **{name: value})
 
 
-def test_predict_takes_whole_numbers():
+def test_predict_takes_integers():
     ensemble, x = Federation(linear, DATA, modes=2).ensemble, torch.arange(8).reshape(2, 4)
-    for given in (x, x.to(torch.uint8), x.tolist()):
-        assert torch.equal(ensemble.predict(given).mean, ensemble.predict(x.float()).mean)
+    for inputs in (x, x.to(torch.uint8), x.tolist()):
+        assert torch.equal(ensemble.predict(inputs).mean, ensemble.predict(x.float()).mean)
     with pytest.raises(InputError, match="first in row 1"):
         ensemble.predict([[0.0] * 4, [float("nan")] * 4])
 
@@ -262,11 +260,11 @@ class Reader(nn.Module):
         return self.table(x).mean(1)
 
 
-def test_tokens_stay_whole_numbers():
+def test_tokens_stay_integers():
     tokens = FederatedData.from_clients([(torch.arange(12).reshape(3, 4) % 9, [0, 1, 2])])
     ensemble = Federation(Reader, tokens, modes=2).ensemble
     assert ensemble.predict(tokens.x).mean.shape == (3, 3)
-    with pytest.raises(InputError, match="trained on whole numbers"):
+    with pytest.raises(InputError, match="trained on integers"):
         ensemble.predict(tokens.x.float())
     with pytest.raises(InputError, match="embeds tokens"):
         Federation(Reader, DATA)
@@ -274,7 +272,7 @@ def test_tokens_stay_whole_numbers():
         Federation(linear, tokens)
 
 
-def test_evaluate_wants_a_target_for_each_row():
+def test_evaluate_needs_a_target_for_each_row():
     prediction = Federation(linear, DATA).ensemble.predict(DATA.x)
     for judge in (evaluate, evaluate_modes):
         with pytest.raises(
@@ -300,7 +298,7 @@ def test_clients_may_come_from_a_generator():
 
 
 class Forgetful(FedAvg):
-    """Returns one thing."""
+    """Returns one dictionary instead of two."""
 
     def local_training(self, sent, memory, problem):
         return super().local_training(sent, memory, problem)[0]

@@ -110,17 +110,18 @@ ERRORS = {
     ),
     "more clients than there are": (
         {"clients_per_round": 7},
-        "clients_per_round <= clients; got clients_per_round=7, clients=6. Lower ensemble.clients_per_round",
+        "clients_per_round <= clients; got clients_per_round=7, clients=6. "
+        "Lower ensemble.clients_per_round",
     ),
     "more strata than clients": (
         {"strata": 7},
         "strata <= clients; got strata=7, clients=6. Lower ensemble.strata",
     ),
-    "more strata than clients a round": (
+    "more strata than clients per round": (
         {"strata": 4, "clients_per_round": 3},
         "strata <= clients_per_round.*got strata=4, clients_per_round=3",
     ),
-    "no clients a round": ({"clients_per_round": 0}, "clients_per_round >= 1; got 0"),
+    "no clients per round": ({"clients_per_round": 0}, "clients_per_round >= 1; got 0"),
     "no modes": ({"modes": 0}, "modes >= 1; got 0"),
     "no strata": ({"strata": 0}, "strata >= 1; got 0"),
     "balanced with few strata": (
@@ -133,7 +134,7 @@ ERRORS = {
         r"got shape \(8,\)",
     ),
     "a long seed": ({"seed": 2**63}, "at most 63 bits"),
-    "a word for a seed": ({"seed": "zero"}, "whole number.*'zero'"),
+    "a word for a seed": ({"seed": "zero"}, "integer.*'zero'"),
     "batches of nothing": ({"batch_size": 0}, "batch_size >= 1; got 0"),
     "no epochs": ({"epochs": 0}, "epochs >= 1"),
     "no steps": ({"steps": 0}, "steps >= 1"),
@@ -157,13 +158,13 @@ def test_combine_must_fit_the_task():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_that_is_not_there():
+def test_a_missing_cuda_device():
     with pytest.raises(InputError, match="no CUDA device here; use 'cpu' or 'auto'"):
         federation(device="cuda")
     for device in ("mps", "xpu", "hpu", "meta", torch.device("mps")):
         if not (str(device) in ("mps", "xpu") and getattr(torch, str(device)).is_available()):
             with pytest.raises(
-                InputError, match=f"device '{device}'.* cannot calculate on one here; use 'cpu' or"
+                InputError, match=f"device '{device}'.* cannot compute on one here; use 'cpu' or"
             ):
                 federation(device=device)
     assert federation(device="auto").learner.device.type == "cpu"
@@ -239,7 +240,7 @@ def test_divergence_names_the_step(engine):
     )
     with pytest.raises(
         DivergedError,
-        match=r"client 0, mode 0 \(step [234]\) \(\d more visits likewise\).*algorithm.lr",
+        match=r"client 0, mode 0 \(step [234]\) \(\d more visits diverged\).*algorithm.lr",
     ):
         next(made.rounds(1))
 
@@ -279,8 +280,8 @@ def test_defaults():
     assert federation(clients_per_round=4).schedule == Stratified(
         modes=2, strata=4, clients_per_round=4
     )
-    given = Balanced(modes=3, strata=3, clients_per_round=5)
-    assert federation(schedule=given).schedule is given
+    balanced = Balanced(modes=3, strata=3, clients_per_round=5)
+    assert federation(schedule=balanced).schedule is balanced
     assert federation(batch_size=1000).work.batch_size == max(SIZES)
     assert federation().work.last_batch == "keep"
     assert federation(batch_norm).work.last_batch == "wrap"
@@ -293,14 +294,14 @@ def test_defaults():
     )
 
 
-def test_modes_start_apart_and_a_mode_starts_alike_in_every_ensemble():
+def test_modes_differ_and_mode_k_starts_the_same_in_every_ensemble():
     few, many = federation(modes=2).state.modes["theta"], federation(modes=5).state.modes["theta"]
     assert torch.equal(many[:2], few)
     assert len(torch.unique(many, dim=0)) == 5
     assert not torch.equal(federation(seed=1).state.modes["theta"], few)
 
 
-def test_torchs_generator_is_left_alone():
+def test_torchs_global_generator_does_not_change():
     before = torch.get_rng_state()
     train(federation(lambda: nn.Sequential(small_model(), nn.Dropout(0.5))), 2).ensemble.predict(
         DATA.x, dropout=True

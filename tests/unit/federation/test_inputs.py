@@ -1,6 +1,4 @@
-"""Inputs that would silently give wrong results are refused, with what is wrong, where, and what to
-do.
-"""
+"""Inputs that would silently give wrong results raise errors that say what to do."""
 
 import zipfile
 from pathlib import Path
@@ -31,7 +29,7 @@ def federation(**arguments):
     )
 
 
-def test_fractions_in_test_labels_are_refused():
+def test_fractions_in_test_labels_are_rejected():
     fractions = np.array([0.5, 1.5, 0.5, 1.0])
     with pytest.raises(fe.DataError, match=r"Test labels must be integers.*got 0.5 in row 0"):
         federation(data=data(x_test=X, y_test=fractions))
@@ -265,7 +263,7 @@ def test_a_checkpoint_without_entries_that_were_added_later(tmp_path: Path):
     assert int(loaded.state.schedule["seed"]) == 0
 
 
-def test_a_refused_checkpoint_leaves_the_federation_as_it_was():
+def test_a_rejected_checkpoint_does_not_change_the_federation():
     made = federation()
     tensors = {name: tensor.clone() for name, tensor in made.tensors().items()}
     before = made.state

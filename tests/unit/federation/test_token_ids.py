@@ -1,4 +1,4 @@
-"""Tokens that a model does not have are said before training, whoever holds them."""
+"""Token ids outside the model's embedding raise before training and name their client."""
 
 import warnings
 
@@ -38,7 +38,7 @@ class OneHot(nn.Module):
 
 
 class Table(nn.Module):
-    """A number and a category an example."""
+    """Each example is one value and one category."""
 
     def __init__(self):
         super().__init__()
@@ -70,12 +70,12 @@ def train(model, clients, engine, **more):
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 @pytest.mark.parametrize(("bad", "highest"), [(6, 6), (-1, 1)])
-def test_a_client_with_a_token_too_many(engine, bad, highest):
-    with pytest.raises(InputError) as refused:
+def test_a_client_with_an_unknown_token(engine, bad, highest):
+    with pytest.raises(InputError) as raised:
         train(reader, [examples(9), examples(121, bad)], engine)
-    assert str(refused.value) == (
-        f"The model embeds 5 tokens, 0 to 4, but row 60 of client 1 holds {bad} (the largest number there is "
-        f"{highest}). Enlarge the embedding, or number the tokens anew."
+    assert str(raised.value) == (
+        f"The model embeds 5 tokens, 0 to 4, but row 60 of client 1 holds {bad} "
+        f"(the largest value there is {highest}). Enlarge the embedding, or renumber the tokens."
     )
 
 
@@ -90,7 +90,7 @@ def test_the_last_token_is_fine():
     train(reader, [examples(4), examples(4, 4)], "vector")
 
 
-def test_the_test_data_and_the_servers():
+def test_unknown_tokens_in_test_data_and_server_data():
     x, y = examples(40, 5, row=7)
     with pytest.raises(InputError, match="but row 7 of the test data holds 5"):
         train(reader, [examples(4)], "vector", x_test=x, y_test=y)
@@ -111,24 +111,24 @@ def test_tokens_without_an_embedding():
         train(OneHot, [examples(40, 7)], "loop")
 
 
-def test_the_number_that_is_meant():
+def test_the_message_names_the_value_that_fails():
     numbers = torch.tensor([[40, 1], [30, 2], [50, 4], [20, 3]])
     train(Table, [(numbers, [0, 1, 2, 0])], "loop")
     numbers[3, 1] = 6
-    with pytest.raises(InputError, match=r"row 3 of .* holds 6 \(the largest number there is 50\)"):
+    with pytest.raises(InputError, match=r"row 3 of .* holds 6 \(the largest value there is 50\)"):
         train(Table, [(numbers, [0, 1, 2, 0])], "loop")
 
 
 def test_tokens_that_start_elsewhere():
-    given = torch.tensor([[1, 2], [5, 3], [4, 4]])
-    train(FromOne, [(given, [0, 1, 2])], "loop")
-    given[1, 1] = 0
+    tokens = torch.tensor([[1, 2], [5, 3], [4, 4]])
+    train(FromOne, [(tokens, [0, 1, 2])], "loop")
+    tokens[1, 1] = 0
     with pytest.raises(InputError, match=r"fails where row 1 of .* holds 0 .*: index out of range"):
-        train(FromOne, [(given, [0, 1, 2])], "loop")
+        train(FromOne, [(tokens, [0, 1, 2])], "loop")
 
 
 class Small(nn.Linear):
-    """Wants rows with small sums."""
+    """Accepts only rows with small sums."""
 
     def forward(self, x):
         if x.sum(1).max() > 10:
@@ -136,15 +136,15 @@ class Small(nn.Linear):
         return super().forward(x.to(self.weight.dtype))
 
 
-def test_rows_that_no_single_number_spoils():
-    given = torch.tensor([[1, 2], [3, 3], [6, 7]])
+def test_rows_that_fail_without_a_single_bad_value():
+    tokens = torch.tensor([[1, 2], [3, 3], [6, 7]])
     with pytest.raises(
         InputError, match="takes other rows, but not row 2 of the clients' data: too much"
     ):
-        train(lambda: Small(2, 3), [(given, [0, 1, 2])], "loop")
+        train(lambda: Small(2, 3), [(tokens, [0, 1, 2])], "loop")
 
 
-def test_models_that_take_no_whole_numbers_are_told_why():
+def test_models_that_take_no_integers():
     with pytest.raises(InputError, match="Give x as floats"):
         train(lambda: nn.Linear(2, 3), [examples(4)], "loop")
 
@@ -159,7 +159,7 @@ def test_extremes_of_every_position(monkeypatch, chunk):
     assert torch.equal(few.amin(0), x.amin(0))
 
 
-def test_of_many_positions_those_that_go_furthest():
+def test_the_most_extreme_rows_of_many_positions():
     x = torch.randint(0, 1000, (3000, 1500), generator=torch.Generator().manual_seed(0))
     x[1234, 77], x[4, 1400] = 1000, -1
     rows = extreme_rows(x)

@@ -1,6 +1,4 @@
-"""Devices in a federation: what a visit takes, who counts, the clock, and that engines and resumed
-runs agree.
-"""
+"""Simulated devices: duration of visits, replies that count, the clock, engines and resume."""
 
 import dataclasses
 from itertools import pairwise
@@ -23,9 +21,9 @@ from fedensemble.testing.toy_problems import (
     train,
 )
 
-# a round takes an hour or so
+# a round takes about an hour
 UNRULY = Devices(ask=5, drop=0.15, least_hours=16, most_hours=23, factor=2000)
-AGREE = 1e-10  # float64: what engines promise
+AGREE = 1e-10  # tolerance between engines in float64
 
 
 def unruly(engine="vector", algorithm=None, **options):
@@ -49,7 +47,7 @@ def test_engines_agree():
     assert vector.state.participation["clock"].equal(loop.state.participation["clock"])
 
 
-def test_a_loaded_federation_goes_on_as_if_it_had_never_stopped(tmp_path):
+def test_a_loaded_federation_continues_as_if_never_interrupted(tmp_path):
     whole, part = unruly(), train(unruly(), 4)
     part.save(tmp_path)
     loaded = Federation.load(tmp_path, model=small_model, data=classification())
@@ -64,17 +62,17 @@ def test_a_loaded_federation_goes_on_as_if_it_had_never_stopped(tmp_path):
     assert "participation/clock" in tensors
 
 
-def test_files_from_before_there_was_participation_still_load(tmp_path, monkeypatch):
+def test_files_without_participation_still_load(tmp_path, monkeypatch):
     federation = train(small_federation(FedAvg(), "vector", 2, 2), 2)
-    kept = federation._settings()
-    kept.pop("participation")
-    monkeypatch.setattr(federation, "_settings", lambda: kept)
+    settings = federation._settings()
+    settings.pop("participation")
+    monkeypatch.setattr(federation, "_settings", lambda: settings)
     federation.save(tmp_path)
     loaded = Federation.load(tmp_path, model=small_model, data=classification())
     assert isinstance(loaded.participation, Everybody) and loaded.round == 2
 
 
-def test_the_default_leaves_no_trace():
+def test_the_default_adds_nothing_to_checkpoints():
     federation = small_federation(FedAvg(), "vector", 2, 2)
     report = next(federation.rounds(1))
     assert report.turnout is None and not any(
@@ -83,7 +81,7 @@ def test_the_default_leaves_no_trace():
     assert list(participations) == ["devices", "everybody"]
 
 
-def test_all_fast_enough_is_the_same_as_everybody():
+def test_devices_that_are_all_fast_enough_equal_the_default():
     plain = train(small_federation(FedAvg(), "vector", 2, 2), 4)
     timed = train(small_federation(FedAvg(), "vector", 2, 2, participation=Devices()), 4)
     torch.testing.assert_close(timed.state.modes, plain.state.modes, rtol=0, atol=0)
@@ -93,7 +91,7 @@ def test_all_fast_enough_is_the_same_as_everybody():
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(lr=0.1), Scaffold(lr=0.1)], ids=["fedavg", "scaffold"]
 )
-def test_nobody_answers(engine, algorithm):
+def test_no_client_replies(engine, algorithm):
     federation = unruly(engine, algorithm, participation=Devices(drop=1.0))
     before = {name: value.clone() for name, value in federation.tensors().items()}
     report = next(federation.rounds(1))
@@ -113,7 +111,7 @@ def test_nobody_answers(engine, algorithm):
     )
 
 
-def test_the_clock_goes_on_when_nobody_is_there():
+def test_the_clock_advances_if_no_client_is_available():
     federation = unruly(participation=Devices(least_hours=0.5, most_hours=0.5, factor=500))
     answered = [report.loss is not None for report in federation.rounds(200)]
     waits = [first for first, second in pairwise(answered) if not first and second]
@@ -156,9 +154,7 @@ METHODS = [QSGD(), FedPD(p=0.5), Scaffold(), FedAvg(), Dore(block=8), FedMA()]
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_bytes_are_those_the_engine_counts(algorithm):
-    """The simulated clock knows them before anybody trains; without it the engine counts while they
-    train.
-    """
+    """The simulated clock computes them before training; the engine counts them in training."""
     plain = small_federation(algorithm, "vector", 2, 2)
     timed = small_federation(algorithm, "vector", 2, 2, participation=Devices())
     seen = set()
@@ -168,7 +164,7 @@ def test_bytes_are_those_the_engine_counts(algorithm):
     assert (len(seen) > 1) == isinstance(algorithm, (FedPD, Dore, FedMA))
 
 
-def test_traffic_is_that_of_clients_that_missed_nothing():
+def test_traffic_is_that_of_clients_that_missed_no_round():
     federation = unruly(algorithm=Dore(block=8), participation=Devices())
     change = federation.algorithm.quantiser.bytes(federation.learner.theta_layout.total, 8)
     down, up = federation.costs.traffic(0, 2)
@@ -185,7 +181,7 @@ def test_samples_are_those_of_the_batch_table(last_batch, amount):
 
 
 def test_a_deadline_ends_a_round():
-    # 1 s an example
+    # 1 s per example
     slow = Devices(compute_ms=1000, compute_spread=0, bandwidth_spread=0, factor=1, deadline=9.5)
     federation = unruly(participation=slow, epochs=1)
     for report in federation.rounds(6):
@@ -198,7 +194,7 @@ def test_a_deadline_ends_a_round():
     assert report.loss is None and report.turnout.late == 4 and report.turnout.seconds == 0.5
 
 
-def test_whose_window_closes_drops_out():
+def test_a_client_drops_out_if_its_window_closes():
     never = Devices(least_hours=23, most_hours=23, compute_ms=1e9, factor=1)  # a visit takes weeks
     report = next(unruly(participation=never).rounds(1))
     assert report.loss is None and report.turnout.dropped == report.turnout.asked > 0
@@ -229,7 +225,7 @@ def test_over_selection_as_in_the_paper():
             small_model, data, modes=5, strata=10, clients_per_round=130, participation=Devices()
         ).rounds(1)
     )
-    assert report.turnout.seconds < fast.turnout.seconds  # nobody waits for the slowest
+    assert report.turnout.seconds < fast.turnout.seconds  # the server does not wait for the slowest
 
 
 def test_kfold_keeps_as_many_of_each_mode():
@@ -258,7 +254,7 @@ def test_a_trace_gives_clients_its_devices_and_is_kept_with_the_run(tmp_path):
     federation = train(unruly(participation=devices), 2)
     federation.save(tmp_path)
     expected = next(federation.rounds(1)).turnout
-    # a resumed run goes on with what it began with
+    # a resumed run continues with the trace it started with
     trace.write_text("compute_ms_per_sample,bandwidth_kbps\n99,9\n")
     assert (
         next(Federation.load(tmp_path, model=small_model, data=classification()).rounds(1)).turnout
@@ -290,7 +286,7 @@ def test_bad_traces(tmp_path, content, says):
         Devices(trace=str(tmp_path / "t.csv")).init(3, 0)
 
 
-def test_a_trace_that_is_not_there_or_no_text(tmp_path):
+def test_a_trace_that_is_missing_or_not_text(tmp_path):
     with pytest.raises(InputError, match=r"Cannot read participation.trace .*No such file"):
         Devices(trace=str(tmp_path / "none.csv")).init(3, 0)
     (tmp_path / "t.csv").write_bytes(bytes(range(256)))
@@ -317,7 +313,7 @@ def test_bad_settings(settings, says):
         small_federation(FedAvg(), "vector", 2, 2, participation=Devices(**settings))
 
 
-def test_something_else_as_participation():
+def test_participation_of_a_wrong_type():
     with pytest.raises(InputError, match="participation must be one such as"):
         small_federation(FedAvg(), "vector", 2, 2, participation=Stratified())
     with pytest.raises(InputError, match="unknown participation 'devises': did you mean 'devices'"):

@@ -1,4 +1,4 @@
-"""A participation of somebody else's, and what reports make of a clock."""
+"""A user's own participation, and reports of simulated time."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from fedensemble.testing.toy_problems import classification, small_federation, s
 
 @dataclass(frozen=True, kw_only=True)
 class EvenClients(Participation):
-    """Only clients with an even number answer."""
+    """Only clients with an even index reply."""
 
     def outcome(self, state, schedule, planned, round, costs):
         plan = schedule.plan(planned, round)
@@ -23,7 +23,7 @@ class EvenClients(Participation):
         return Outcome(Plan(plan.client[answers], plan.mode[answers]), state)
 
 
-def test_a_participation_of_ones_own(tmp_path):
+def test_a_users_own_participation(tmp_path):
     federation = small_federation(FedAvg(), "vector", 2, 2, participation=EvenClients())
     for report in federation.rounds(5):
         assert report.plan.client.tolist() and all(
@@ -84,7 +84,7 @@ def test_a_target_is_not_lost_to_rounding(accuracy, rise):
     assert common_target(runs) == rise / 100 and seconds_to(runs, rise / 100) == [5.0]
 
 
-def test_tables_and_curves_of_rounds_that_nobody_answered():
+def test_tables_and_curves_of_rounds_without_replies():
     summary = {
         "name": "x",
         "modes": 2,
@@ -97,7 +97,7 @@ def test_tables_and_curves_of_rounds_that_nobody_answered():
     rows = dict(run_table(summary).rows)
     assert rows["simulated time, h"] == "2.50" and rows["rounds nobody answered"] == "1"
     left, _, right = run_figure(RUN, "title").axes
-    assert list(left.lines[0].get_xdata()) == [1, 2, 4]  # without the round nobody answered
+    assert list(left.lines[0].get_xdata()) == [1, 2, 4]  # without the round that had no reply
     assert (
         list(right.lines[0].get_xdata()) == [1.0, 2.5] and right.get_xlabel() == "simulated hours"
     )

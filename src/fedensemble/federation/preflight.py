@@ -1,0 +1,218 @@
+"""Checks before round 1, so that a mistake raises a clear error before training starts.
+
+`Federation` calls the checks in this order:
+
+1. `check_arguments`: the types of the data and the seed.
+2. `memory_limits.check_recipe`: the size of a registered model, built without memory.
+3. `check_model`: free memory for all modes, the range of the data's values, token ids, and one
+   forward pass and one loss on 8 examples.
+4. `check_training`: one training step on 2 examples, or on a full batch if that fails.
+5. The engine's own checks, when it is constructed.
+6. `check_aggregator` and `probe` of `core`: the aggregator suits the algorithm, and
+   `local_training` returns two dictionaries.
+7. `Ensemble`: `combine` suits the task.
+
+`log_checks` then writes one line to the logger "fedensemble", at level DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from ..data.federated import FederatedData
+from ..data.label_checks import advise_labels, check_whole
+from ..errors import InputError, first_line
+from ..modeling.functional_model import FunctionalModel
+from ..modeling.losses import check_loss
+from ..modeling.model_checks import try_training
+from ..runtime.num_threads import num_threads
+from ..runtime.oom import SMALLER_VISIT, lack, out_of_memory, raise_on_oom
+from .memory_limits import check_memory, check_range
+from .token_ids import check_tokens
+
+logger = logging.getLogger("fedensemble")
+
+CHECKS = (
+    "arguments",
+    "model size",
+    "memory for the modes",
+    "value range of the data",
+    "token ids",
+    "model outputs and loss",
+    "training step",
+    "engine",
+    "aggregator",
+    "messages of the algorithm",
+    "combination of predictions",
+)
+# What a model, a loss or torch raises on inputs that do not fit.
+_MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
+
+
+def log_checks(modes: int, seconds: float) -> None:
+    """Logs the checks that have passed.
+
+    Args:
+        modes: K.
+        seconds: time since the first check, including the construction of model and engine.
+    """
+    logger.debug(
+        "Pre-flight checks for %d modes passed in %.2f s: %s.", modes, seconds, ", ".join(CHECKS)
+    )
+
+
+def check_arguments(data: FederatedData, seed: int) -> None:
+    """Raises unless `data` is a FederatedData and `seed` is an integer of at most 63 bits."""
+    if not isinstance(data, FederatedData):
+        raise InputError(
+            "data must be a FederatedData, as from_clients([...]) makes; "
+            f"got {type(data).__name__}."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise InputError(f"seed must be an integer of at most 63 bits; got {seed!r}.")
+
+
+def check_model(learner: FunctionalModel, data: FederatedData, modes: int) -> None:
+    """Raises unless K modes fit into memory and the model accepts the data."""
+    check_memory(learner, modes)
+    check_range(data, learner.dtype)
+    check_outputs(learner, data)
+
+
+@num_threads(1)
+def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
+    """Raises unless the model and the loss accept the first 8 examples."""
+    model = learner.build(0).eval()
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "model() returned a scripted module (torch.jit), which cannot be run with external "
+            "parameters. Return the plain nn.Module; engine 'vector' makes it fast."
+        )
+    check_tokens(model, data)
+    model = model.to(learner.device)
+    x, y = _first_examples(learner, data, 8)
+    try:
+        with torch.no_grad():
+            outputs = model(x)
+    except _MODEL_ERRORS as error:
+        raise InputError(
+            f"The model cannot take inputs of shape {tuple(x.shape)} {x.dtype}: "
+            f"{_explain_failure(model, x, error)}"
+        ) from None
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
+    if learner.task == "classification":
+        _check_labels(outputs, y, data)
+    try:
+        learner.loss(outputs, y)
+        check_loss(learner.loss_given, learner.loss, outputs, y)
+    except _MODEL_ERRORS as error:
+        if isinstance(error, InputError) or out_of_memory(error):
+            raise
+        raise InputError(
+            f"The loss cannot take outputs of shape {tuple(outputs.shape)} {outputs.dtype} and "
+            f"targets of shape {tuple(y.shape)} {y.dtype}: {first_line(error)}"
+        ) from error
+
+
+def _check_labels(outputs: Tensor, y: Tensor, data: FederatedData) -> None:
+    """Raises unless the data's labels are classes for which the model has outputs.
+
+    Args:
+        outputs: of the model for the first examples, [B, ..., C].
+        y: labels of the first examples, [B, ...].
+    """
+    if data.y.is_floating_point():
+        advice = advise_labels(data.y) or "For regression use loss='mse'."
+        raise InputError(
+            f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}"
+        )
+    if outputs.shape[:-1] != y.shape:
+        if (advice_on_shape := advise_labels(data.y)) is not None:
+            raise InputError(
+                f"Labels must be one integer per example; got shape {tuple(data.y.shape)}. "
+                f"{advice_on_shape}"
+            )
+        raise InputError(
+            "The model must return one value per class, [B, ..., C], classes last; got shape "
+            f"{tuple(outputs.shape)} for labels {tuple(y.shape)}."
+        )
+    if data.y_test is not None:
+        check_whole(data.y_test, "Test labels")
+    if outputs.shape[-1] < 2:
+        raise InputError(
+            "Classification needs two classes or more, and the model has one output per example. "
+            "Give labels of two classes; for regression use loss='mse'."
+        )
+    classes, highest = outputs.shape[-1], int(data.y.max())
+    if highest >= classes:
+        raise InputError(
+            f"Labels go up to {highest}, but the model has {classes} outputs; "
+            f"it needs at least {highest + 1}."
+        )
+
+
+def _explain_failure(model: nn.Module, x: Tensor, error: Exception) -> str:
+    """The reason why a model failed on `x`: out of memory, the wrong dtype, or torch's message."""
+    if out_of_memory(error):
+        return (
+            f"there is not enough memory{lack(error, x.device)}. Use a smaller model, or a GPU or "
+            "host with more memory."
+        )
+    embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if embeds and x.is_floating_point():
+        return (
+            "it embeds tokens, which are integers. Give x as integers, or use a model that takes "
+            "floats."
+        )
+    if not embeds and not x.is_floating_point():
+        return (
+            "integers stay integers (tokens), and this model computes with floats. "
+            "Give x as floats, x.float()."
+        )
+    return first_line(error)
+
+
+@num_threads(1)
+def check_training(learner: FunctionalModel, data: FederatedData, batch_size: int) -> None:
+    """Raises unless the model can take a training step.
+
+    The step has two examples, which is cheap. If it fails, a full batch decides: a model may need
+    more than two examples.
+    """
+    for count in sorted({min(2, batch_size), batch_size}):
+        x, y = _first_examples(learner, data, count)
+        try:
+            with raise_on_oom(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
+                return try_training(learner, x, y)
+        except _MODEL_ERRORS as error:
+            if isinstance(error, InputError) or out_of_memory(error):
+                raise
+            failure = error
+    if learner.has_batch_statistics and isinstance(failure, ValueError):
+        largest = int(data.size.max())
+        advice = "Raise batch_size."
+        if batch_size >= largest:
+            most = f"{largest} example{'s' * (largest > 1)}"
+            advice = (
+                f"No client has more than {most}: use GroupNorm, or clients with more examples."
+            )
+        raise InputError(
+            f"BatchNorm cannot train on batches of {len(x)}: {first_line(failure)}. {advice}"
+        ) from None
+    raise InputError(
+        f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: "
+        f"{first_line(failure)}"
+    ) from failure
+
+
+def _first_examples(
+    learner: FunctionalModel, data: FederatedData, count: int
+) -> tuple[Tensor, Tensor]:
+    """Copies of the first `count` inputs and targets; a model may write into its inputs."""
+    x, y = data.inputs(data.x[:count].clone(), learner.dtype), data.y[:count].clone()
+    target_dtype = learner.dtype if learner.task == "regression" else None
+    return x.to(learner.device), y.to(learner.device, target_dtype)
