@@ -83,7 +83,7 @@ def test_the_authors_way_of_testing_is_train_mode(tmp_path, monkeypatch):
 
 
 def test_shakespeare_averages_logits_as_the_authors_code():
-    folder = default_file("digits.toml").parent.parent / "experiments" / "base"
+    folder = default_file("digits.toml").parent.parent / "papers" / "fed_ensemble" / "base"
     assert read_toml(folder / "shakespeare.toml")["ensemble"]["combine"] == "logits"
     assert "combine" not in read_toml(folder / "mnist.toml")["ensemble"]
 
