@@ -7,7 +7,8 @@ From x0_i, the client's copy of the model, and its dual variable l_i:
     with probability 1 - p:      x0_i <- mean_i y_i for all clients;
     else, without communication: x0_i <- y_i.
 
-The server and the clients share the random draw, so that all of them take the same decision.
+The server and the clients share the random draw (`coin`), so that all of them decide alike without
+a message.
 
 References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to
 non-iid data", IEEE Transactions on Signal Processing 2021; for average = "all", Wang, Marella,

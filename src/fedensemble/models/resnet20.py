@@ -32,8 +32,7 @@ class Block(nn.Module):
         y = self.second_norm(self.second(y))
         if self.extra_channels:
             # Max-pooling with 1x1 windows equals x[:, :, ::stride, ::stride]. Unlike the slice, its
-            # backward pass keeps the memory format of the convolutions' gradients, so that no copy
-            # is needed.
+            # backward pass returns gradients in the memory format of the convolutions.
             x = F.pad(F.max_pool2d(x, 1, self.stride), (0, 0, 0, 0, 0, self.extra_channels))
         return F.relu(y + x)
 

@@ -33,7 +33,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         half = out_channels // 2
-        self.beside: nn.Module | None = None
+        self.beside: nn.Module | None = None  # computes the other half in blocks with stride 2
         if stride > 1:
             self.beside = nn.Sequential(
                 nn.Conv2d(
