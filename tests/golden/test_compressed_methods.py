@@ -143,10 +143,10 @@ def test_the_server_keeps_the_weighted_mean_of_what_clients_remember(kind, weigh
 def test_bias_is_refused(kind):
     with pytest.raises(
         InputError,
-        match=f"{kind.__name__} needs a compressor that is right on average; 'top-k' is not",
+        match=f"{kind.__name__} needs an unbiased compressor; 'top-k' is biased",
     ):
         kind(compressor="top-k")
-    assert QSGD(compressor="top-k").quantiser.unbiased is False
+    assert QSGD(compressor="top-k").codec.unbiased is False
 
 
 @pytest.mark.parametrize("kind", [Diana, Dore, QSGD])
@@ -154,8 +154,8 @@ def test_bias_is_refused(kind):
 def test_what_is_reported_is_the_length_of_the_message(kind, compressor, regression):
     algorithm = kind(lr=LR, compressor=compressor, share=0.4)
     first, report = regression.federation(algorithm).rounds(2)
-    sent = algorithm.quantiser.compress(numbers(3), torch.full((3,), 0.5, dtype=torch.float64))
-    length = len(algorithm.quantiser.encode(sent))
+    sent = algorithm.codec.compress(numbers(3), torch.full((3,), 0.5, dtype=torch.float64))
+    length = len(algorithm.codec.encode(sent))
     assert report.bytes_up == 5 * length
     assert report.bytes_down == 5 * (length + 8 if kind is Dore else 3 * 8)  # and a count
     # nobody has the model yet
@@ -175,7 +175,7 @@ def one_round(algorithm, mode, memory):
 
 
 def test_diana_by_hand():
-    """Two rounds of its Algorithm 1, given what the quantiser made of the differences."""
+    """Two rounds of its Algorithm 1, given what the compressor made of the differences."""
     algorithm = Diana(lr=0.2, alpha=0.25, beta=0.5, server_lr=0.7, block=2)
     mode = algorithm.init_mode(numbers(6))
     memory = algorithm.init_memory(torch.zeros(5, 6, dtype=torch.float64))

@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fedensemble import FederatedData, Federation, InputError, prng
 from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
-from fedensemble.algorithms.posterior import dirichlet, gaussian
+from fedensemble.algorithms.posterior import sample_dirichlet, sample_gaussian
 from fedensemble.core.types import Cohort, Members
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.toy_problems import (
@@ -42,14 +42,14 @@ def three_clients(modes=(0, 1, 1), size=4):
 def test_gaussian_has_the_clients_mean_and_variance():
     members, mean = three_clients()
     key = torch.as_tensor(prng.key(0, "test", torch.arange(2)))
-    drawn = gaussian(mean, members, key, samples=4000, scale=1.0)
+    drawn = sample_gaussian(mean, members, key, samples=4000, scale=1.0)
     assert torch.equal(drawn[0], mean[:1].expand(4000, -1))  # one client: no variance
     theta = members.uploads["theta"][1:]
     shares = torch.tensor([[0.25], [0.75]])
     variance = (shares * (theta - mean[1]) ** 2).sum(0)
     assert bool(((drawn[1].mean(0) - mean[1]).abs() < SIGMAS * torch.sqrt(variance / 4000)).all())
     assert bool(((drawn[1].var(0) / variance - 1).abs() < SIGMAS * math.sqrt(2 / 4000)).all())
-    half = gaussian(mean, members, key, samples=3, scale=0.5)
+    half = sample_gaussian(mean, members, key, samples=3, scale=0.5)
     torch.testing.assert_close(
         half - mean.unsqueeze(1), 0.5 * (drawn[:, :3] - mean.unsqueeze(1)), rtol=0, atol=CLOSE
     )
@@ -65,12 +65,14 @@ def test_dirichlet_weights_have_their_moments():
         torch.empty(2, 0).double(),
     )
     key = torch.as_tensor(prng.key(0, "test", torch.arange(1)))
-    drawn = dirichlet(members.shares(1) @ members.uploads["theta"], members, key, count, alpha)[0]
+    drawn = sample_dirichlet(
+        members.shares(1) @ members.uploads["theta"], members, key, count, alpha
+    )[0]
     torch.testing.assert_close(drawn.sum(1), torch.ones(count).double(), rtol=0, atol=CLOSE)
     variance = 1 / (4 * (2 * alpha + 1))  # of Beta(alpha, alpha), which the first weight is
     assert abs(float(drawn[:, 0].mean()) - 0.5) < SIGMAS * math.sqrt(variance / count)
     assert abs(float(drawn[:, 0].var()) / variance - 1) < SIGMAS * math.sqrt(2 / count)
-    tiny = dirichlet(members.shares(1) @ members.uploads["theta"], members, key, 50, 1e-3)[0]
+    tiny = sample_dirichlet(members.shares(1) @ members.uploads["theta"], members, key, 50, 1e-3)[0]
     assert bool(tiny.isfinite().all())
 
 
@@ -184,7 +186,7 @@ def test_idle_modes_cost_nothing_and_change_nothing(distribution):
     assert set(trained) == {2}  # models, of four modes
     assert torch.equal(got[[0, 2]], before[[0, 2]])
     # sums run over more models, so only their rounding differs
-    all_four = bound._student(mean, cohort)
+    all_four = bound._train_students(mean, cohort)
     torch.testing.assert_close(got[[1, 3]], all_four[[1, 3]], rtol=0, atol=1e-13)
 
 

@@ -417,7 +417,7 @@ def test_dore_downloads_what_a_client_missed():
     8 bytes.
     """
     world = federation(fe.Dore(lr=LR, block=3, compressor="dither", levels=1))
-    change, model = world.algorithm.quantiser.bytes(FEATURES, 8), 8 * FEATURES
+    change, model = world.algorithm.codec.bytes(FEATURES, 8), 8 * FEATURES
     assert change < model < 3 * change
     updates, last, costs = [0] * MODES, {}, set()
     for report in world.rounds(ROUNDS):

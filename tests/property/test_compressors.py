@@ -1,4 +1,4 @@
-"""Quantisers: right on average, within their variance, and exact as bytes."""
+"""Compressors: unbiased, within their variance, and exact as bytes."""
 
 import torch
 from hypothesis import given, settings
@@ -29,9 +29,9 @@ def vector(seed, size, dtype=torch.float64, scale=1.0):
     return (scale * x).to(dtype)
 
 
-def compressed(quantiser, x, seed, count):
+def compressed(compressor, x, seed, count):
     uniform = prng.uniform(prng.key(seed, "u"), count * len(x)).reshape(count, -1).to(x.dtype)
-    return quantiser.compress(x.expand(count, -1), uniform)
+    return compressor.compress(x.expand(count, -1), uniform)
 
 
 def bits(x):
@@ -40,31 +40,31 @@ def bits(x):
 
 @given(quantisers, sizes, seeds, dtypes, scales)
 @settings(max_examples=200, deadline=None)
-def test_round_trip_and_length(quantiser, size, seed, dtype, scale):
-    for x in compressed(quantiser, vector(seed, size, dtype, scale), seed, 3):
-        message = quantiser.encode(x)
-        assert len(message) == quantiser.bytes(size, dtype.itemsize)
-        assert bits(quantiser.decode(message, size, dtype)) == bits(x)
+def test_round_trip_and_length(compressor, size, seed, dtype, scale):
+    for x in compressed(compressor, vector(seed, size, dtype, scale), seed, 3):
+        message = compressor.encode(x)
+        assert len(message) == compressor.bytes(size, dtype.itemsize)
+        assert bits(compressor.decode(message, size, dtype)) == bits(x)
 
 
 @given(st.binary(min_size=8, max_size=400), dithers | st.builds(RandK, shares))
 @settings(max_examples=100, deadline=None)
-def test_round_trip_of_any_float32(raw, quantiser):
+def test_round_trip_of_any_float32(raw, compressor):
     x = torch.frombuffer(bytearray(raw[: len(raw) // 4 * 4]), dtype=torch.float32)
     x = x.nan_to_num(0.0, 0.0, 0.0).clamp(-1e30, 1e30)
     x = torch.where(x.abs() < 1e-30, 0, x)  # subnormal units have fewer bits than levels need
-    out = compressed(quantiser, x, len(raw), 1)[0]
-    assert bits(quantiser.decode(quantiser.encode(out), len(x))) == bits(out)
+    out = compressed(compressor, x, len(raw), 1)[0]
+    assert bits(compressor.decode(compressor.encode(out), len(x))) == bits(out)
 
 
 @given(unbiased, sizes, seeds)
 @settings(max_examples=30, deadline=None)
-def test_right_on_average_and_within_omega(quantiser, size, seed):
+def test_right_on_average_and_within_omega(compressor, size, seed):
     x = vector(seed, size)
-    drawn = compressed(quantiser, x, seed, DRAWS)
+    drawn = compressed(compressor, x, seed, DRAWS)
     # The mean of n draws is off by omega ||x||^2 / n at most, squared and on average: five times
     # its root is far out.
-    bound = quantiser.omega(size) * float(x.square().sum())
+    bound = compressor.omega(size) * float(x.square().sum())
     assert float((drawn.mean(0) - x).square().sum()) <= 25 * bound / DRAWS + 1e-20
     distance = (drawn - x).square().sum(1)
     assert float(distance.mean() - 6 * distance.std() / DRAWS**0.5) <= bound + 1e-12
@@ -72,41 +72,41 @@ def test_right_on_average_and_within_omega(quantiser, size, seed):
 
 @given(st.builds(TopK, shares), sizes, seeds)
 @settings(max_examples=50, deadline=None)
-def test_top_k_keeps_the_largest(quantiser, size, seed):
+def test_top_k_keeps_the_largest(compressor, size, seed):
     x = vector(seed, size)
-    out = compressed(quantiser, x, seed, 1)[0]
+    out = compressed(compressor, x, seed, 1)[0]
     kept = out != 0
-    assert int(kept.sum()) <= quantiser.kept(size)
+    assert int(kept.sum()) <= compressor.num_kept(size)
     assert torch.equal(out[kept], x[kept])
     assert (
-        float((out - x).square().sum()) <= quantiser.omega(size) * float(x.square().sum()) + 1e-12
+        float((out - x).square().sum()) <= compressor.omega(size) * float(x.square().sum()) + 1e-12
     )
 
 
 @given(quantisers, sizes, seeds, st.sampled_from([0.5, 4.0]))
 @settings(max_examples=50, deadline=None)
-def test_scales_with_its_input(quantiser, size, seed, factor):
+def test_scales_with_its_input(compressor, size, seed, factor):
     """So that the units of what is compressed do not matter: a gradient, or the rate times it."""
     x = vector(seed, size)
-    once, scaled = compressed(quantiser, x, seed, 1), compressed(quantiser, factor * x, seed, 1)
+    once, scaled = compressed(compressor, x, seed, 1), compressed(compressor, factor * x, seed, 1)
     assert torch.equal(factor * once, scaled)
 
 
 @given(quantisers, sizes, seeds)
 @settings(max_examples=50, deadline=None)
-def test_alone_and_among_others(quantiser, size, seed):
+def test_alone_and_among_others(compressor, size, seed):
     x = torch.stack([vector(seed + k, size) for k in range(3)])
     uniform = prng.uniform(prng.key(seed, "u"), 3 * size).reshape(3, size)
-    together = quantiser.compress(x, uniform)
+    together = compressor.compress(x, uniform)
     for k in range(3):
-        assert torch.equal(quantiser.compress(x[k], uniform[k]), together[k])
+        assert torch.equal(compressor.compress(x[k], uniform[k]), together[k])
 
 
 @given(quantisers, sizes)
 @settings(max_examples=50, deadline=None)
-def test_zero_stays_zero(quantiser, size):
+def test_zero_stays_zero(compressor, size):
     zero = torch.zeros(size)
-    assert torch.equal(quantiser.compress(zero, torch.full((size,), 1e-9)), zero)
+    assert torch.equal(compressor.compress(zero, torch.full((size,), 1e-9)), zero)
 
 
 def test_real_savings():

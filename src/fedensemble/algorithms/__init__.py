@@ -1,4 +1,4 @@
-"""Federated methods, one file each; importing this package registers them."""
+"""Federated algorithms, one file each; importing this package registers them."""
 
 from .diana import Diana
 from .dore import Dore

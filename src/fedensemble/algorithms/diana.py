@@ -1,9 +1,9 @@
-"""DIANA: clients send the compressed difference between their gradient and what the server already
-knows of it.
+"""DIANA: clients upload the compressed difference between their gradient and an estimate of it.
 
-g_i = (w - w_i) / lr after local SGD from w;   d_i = Q(g_i - h_i) is all that is sent;   h_i <- h_i
-+ alpha d_i; g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;   w <- w -
-server_lr lr v.
+Client:  g_i = (w - w_i) / lr after local SGD from w;   d_i = Q(g_i - h_i) is uploaded;
+         h_i <- h_i + alpha d_i.
+Server:  g = h + mean_S d_i;   h <- h + alpha share mean_S d_i;   v <- beta v + g;
+         w <- w - server_lr lr v.
 
 Reference: Mishchenko, Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient
 differences", 2019.
@@ -26,11 +26,11 @@ from .compressed_uploads import GradientDifferences
 class Diana(GradientDifferences):
     """Compressed gradient differences: the noise of Q vanishes as h_i learns the client's gradient.
 
-    Clients and partial participation as in `GradientDifferences`. The prox of a regulariser is left
-    out.
+    The client side and partial participation are those of `GradientDifferences`. The proximal step
+    for a regulariser is left out.
 
     Args:
-        beta: momentum on the server.
+        beta: momentum of the server.
     """
 
     reference = "Mishchenko et al. 2019"
@@ -53,9 +53,9 @@ class Diana(GradientDifferences):
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         h, difference = mode["gradient"], uploads["difference"]
         velocity = self.beta * mode["velocity"] + h + difference
-        theta = mode["theta"] - self.step_size(cohort) * velocity
+        theta = mode["theta"] - self.server_step_size(cohort) * velocity
         return {
             "theta": theta,
-            "gradient": self.learned(h, difference, cohort),
+            "gradient": self.update_h(h, difference, cohort),
             "velocity": velocity,
         }

@@ -17,8 +17,7 @@ from ..flat_params import Tree
 @algorithms.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """Federated averaging; inside the ensemble, each mode is averaged over the clients that trained
-    it.
+    """Federated averaging; in an ensemble, each mode is averaged over the clients that trained it.
 
     >>> FedAvg(lr=0.05, lr_decay=0.99).rate(round=10)
     0.0495

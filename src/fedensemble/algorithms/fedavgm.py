@@ -24,19 +24,19 @@ from .server_rate import ServerRate
 class FedAvgM(ServerRate, FedAvg):
     """FedAvg with server momentum; with beta = 0 and server_lr = 1 it is FedAvg.
 
-    Under partial participation the mean change is that of the clients that report.
+    Under partial participation the mean change is taken over the clients that report.
 
     Args:
-        beta: how much of the last velocity is kept.
-        server_lr: the server's step along the velocity; what a change leads to adds up to server_lr
-            / (1 - beta) of it. The paper has server_lr = 1, w <- w + v, where a change adds up to
-            ten times itself for beta = 0.9.
+        beta: fraction of the velocity that is kept from one round to the next.
+        server_lr: step size of the server along the velocity. Over all later rounds, a change of
+            one round moves the model by server_lr / (1 - beta) times itself. The paper has
+            server_lr = 1, which is ten times the change for beta = 0.9.
     """
 
     reference = "Hsu et al. 2019"
 
     beta: float = 0.9
-    server_lr: float = 0.1  # 1 - beta: the steps that a change leads to add up to it
+    server_lr: float = 0.1  # 1 - beta: over all rounds, the model moves by the change itself
 
     def __post_init__(self) -> None:
         super().__post_init__()

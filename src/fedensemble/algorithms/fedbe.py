@@ -1,10 +1,10 @@
-"""FedBE: a Bayesian ensemble of the clients' models teaches the average model on the server's own,
-unlabelled data.
+"""FedBE: the server distils a Bayesian ensemble of the clients' models into their average.
 
-w_i = local SGD from w on client i;   mean = sum_i p_i w_i;   w^1 ... w^S ~ the distribution of the
-w_i (posterior.py); teacher(x) = the mean of softmax over {w^s, w_i, mean};   w <- SGD from the mean
-on the cross-entropy between teacher and student, under a cyclical learning rate, averaged over the
-ends of its cycles (SWA).
+Client:  w_i = local SGD from w.
+Server:  mean = sum_i p_i w_i;   w^1 ... w^S ~ a distribution fitted to the w_i (posterior.py);
+         teacher(x) = mean of softmax f(x; .) over {w^s, w_i, mean}, on unlabelled server data;
+         w <- SGD from the mean on the cross-entropy between teacher and student, with a cyclical
+         learning rate, averaged over the ends of the cycles (SWA).
 
 Reference: Chen, Chao, "FedBE: making Bayesian model ensemble applicable to federated learning",
 ICLR 2021.
@@ -28,21 +28,22 @@ from ..errors import InputError
 from ..flat_params import Tree
 from ..modeling.server_context import Objective, ServerContext
 from .fedavg import FedAvg
-from .posterior import dirichlet, gaussian
+from .posterior import sample_dirichlet, sample_gaussian
 
-_MOST_SAMPLES = 10_000  # a mode then has as many models in memory
+_MAX_SAMPLES = 10_000  # the samples of a mode are all in memory at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(FedAvg):
-    """FedAvg with a distribution over the models of a mode's clients.
+class PosteriorSampling(FedAvg):
+    """FedAvg with a distribution over models that is fitted to the clients' models of each mode.
 
     Args:
-        samples: models drawn from it, S.
+        samples: number of models drawn from the distribution, S.
         distribution: "gaussian" or "dirichlet".
-        scale: of the Gaussian's standard deviation; 1 is the clients' own, the authors' code has
-            0.1.
-        alpha: of the Dirichlet distribution; the smaller, the further samples are from the mean.
+        scale: factor of the Gaussian's standard deviation; 1 is that of the clients' models, the
+            authors' code has 0.1.
+        alpha: concentration of the Dirichlet distribution; the smaller, the further samples are
+            from the mean.
     """
 
     gathers = True
@@ -56,10 +57,8 @@ class Sampled(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if not 1 <= self.samples <= _MOST_SAMPLES:
-            raise InputError(
-                f"{owner} needs samples from 1 to {_MOST_SAMPLES}; got {self.samples}."
-            )
+        if not 1 <= self.samples <= _MAX_SAMPLES:
+            raise InputError(f"{owner} needs samples from 1 to {_MAX_SAMPLES}; got {self.samples}.")
         if self.distribution not in ("gaussian", "dirichlet"):
             raise InputError(
                 f"{owner} needs distribution 'gaussian' or 'dirichlet'; got {self.distribution!r}."
@@ -70,49 +69,48 @@ class Sampled(FedAvg):
             )
 
     def sample(self, mean: Tensor, cohort: Cohort) -> tuple[Tensor, Members]:
-        """Models [K, S, P] from the distribution about the mean [K, P], and the clients' models it
-        was fitted to.
-        """
-        if cohort.members is None:
-            raise InputError(f"{type(self).__name__} needs what each client sent, not means alone.")
+        """Samples [K, S, P] around the mean [K, P], and the clients' models they were fitted to."""
+        members = cohort.members
+        if members is None:
+            raise InputError(
+                f"{type(self).__name__} needs the upload of each client, not only their means."
+            )
+        key = cohort.key(1)
         if self.distribution == "gaussian":
-            return gaussian(
-                mean, cohort.members, cohort.key(1), self.samples, self.scale
-            ), cohort.members
-        return dirichlet(
-            mean, cohort.members, cohort.key(1), self.samples, self.alpha
-        ), cohort.members
+            return sample_gaussian(mean, members, key, self.samples, self.scale), members
+        return sample_dirichlet(mean, members, key, self.samples, self.alpha), members
 
 
 @algorithms.register("fedbe")
 @dataclass(frozen=True, kw_only=True)
-class FedBE(Sampled):
+class FedBE(PosteriorSampling):
     """FedAvg whose server distils a Bayesian ensemble of the clients' models into their average.
 
-    It needs unlabelled inputs on the server. There, models are evaluated as in predictions: running
-    statistics stay those of the clients' mean, dropout is off. For regression, teacher and loss are
-    the mean output and squared error. Modes that nobody trained in a round are not distilled.
+    The server needs unlabelled inputs. Models are evaluated on them as in prediction: running
+    statistics stay the mean of the clients' statistics, and dropout is off. For regression, the
+    teacher is the mean output and the loss is the squared error. Modes that no client trained in a
+    round are not distilled.
 
     SWA starts with the first cycle; in the authors' code it starts at step 500 (in the paper, 250).
 
     Args:
-        server_epochs: passes over the server's data in a round.
-        server_batch: its batch size.
-        server_lr, server_lr_low: the rate falls from the first to the second in each cycle,
-            momentum is 0.9; the paper's values. Raise them for a server with much data: a flat
-            teacher makes a flat student.
-        cycle: its steps; the paper has 25 of many more. If a round has fewer, the last model is
-            taken as it is.
+        server_epochs: passes over the server's data per round.
+        server_batch: batch size on the server.
+        server_lr, server_lr_low: the learning rate falls from the first to the second in each
+            cycle, momentum is 0.9; the paper's values. Raise them if the server has much data. A
+            teacher with nearly uniform probabilities makes a student with nearly uniform ones.
+        cycle: steps per cycle of the learning rate; the paper has cycles of 25 steps, in many more
+            steps. If a round has fewer steps than a cycle, the last model is used without
+            averaging.
         temperature: of the teacher; below 1 it is sharper (the authors' code has 0.5), at 1 it is
             the ensemble's mean.
-        class_reduction: how the terms of the cross-entropy are reduced over C classes. "sum" is the
-            cross-entropy of the paper; the authors' code takes their "mean", which is C times
-            smaller. With "mean", the same rates therefore act as they do in that code. Regression
-            ignores it.
+        class_reduction: how the terms of the cross-entropy are reduced over the C classes. "sum" is
+            the cross-entropy of the paper; the authors' code uses "mean", which is C times smaller.
+            Choose "mean" to use learning rates of that code. Ignored for regression.
     """
 
     distils: ClassVar[bool] = True
-    workshop: ClassVar[ServerContext | None] = None  # what it is bound to
+    workshop: ClassVar[ServerContext | None] = None  # set by `bind`
 
     server_epochs: int = 20
     server_batch: int = 128
@@ -135,113 +133,114 @@ class FedBE(Sampled):
             raise InputError(f"FedBE needs temperature > 0; got {self.temperature}.")
         if not 0 < self.server_lr_low <= self.server_lr:
             raise InputError(
-                f"FedBE needs 0 < server_lr_low <= server_lr; got {self.server_lr_low} and {self.server_lr}."
+                "FedBE needs 0 < server_lr_low <= server_lr; "
+                f"got {self.server_lr_low} and {self.server_lr}."
             )
 
     @property
     def notes(self) -> tuple[str, ...]:
         return () if self.workshop is None else self.workshop.notes
 
-    def bind(self, workshop: ServerContext) -> Self:
-        if workshop.unlabelled is None:
+    def bind(self, context: ServerContext) -> Self:
+        if context.unlabelled is None:
             raise InputError(
-                "FedBE distils on unlabelled inputs of the server's own, and there are none. Hold some training "
-                "examples back with data.server_share = 0.1, give a file with data.server_file = 'inputs.npz', pass "
-                "x_server to FederatedData, or use 'fedbe-nokd'."
+                "FedBE distils on unlabelled inputs of the server, and there are none. Hold back "
+                "some training examples with data.server_share = 0.1, give a file with "
+                "data.server_file = 'inputs.npz', pass x_server to FederatedData, or use "
+                "'fedbe-nokd'."
             )
         bound = copy(self)
-        object.__setattr__(bound, "workshop", workshop)
+        object.__setattr__(bound, "workshop", context)
         return bound
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The distilled students; a mode that nobody trained keeps its weights and costs
-        nothing.
-        """
-        trained, cohort = _only_trained(cohort)
+        """The distilled students; modes that no client trained are skipped and do not change."""
+        trained, cohort = _restrict_to_trained(cohort)
         theta = uploads["theta"]
         if len(trained) == len(theta):
-            return {"theta": self._student(theta, cohort)}
-        return {
-            "theta": mode["theta"].index_copy(0, trained, self._student(theta[trained], cohort))
-        }
+            return {"theta": self._train_students(theta, cohort)}
+        students = self._train_students(theta[trained], cohort)
+        return {"theta": mode["theta"].index_copy(0, trained, students)}
 
-    def _student(self, mean: Tensor, cohort: Cohort) -> Tensor:
+    def _train_students(self, mean: Tensor, cohort: Cohort) -> Tensor:
+        """The students [K, P] of all modes of the cohort, from the clients' means [K, P]."""
         samples, members = self.sample(mean, cohort)
-        if self.workshop is None or self.workshop.unlabelled is None:
-            raise InputError("FedBE is not bound to a server with data; a Federation does that.")
+        context = self.workshop
+        if context is None or context.unlabelled is None:
+            raise InputError(
+                "FedBE has no server data, because `bind` was not called; a Federation calls it."
+            )
         buffers = members.shares(len(samples)).to(samples.dtype) @ members.buffers
-        teacher = self.teacher(self.workshop, samples, mean, buffers, members)
-        return self.distil(
-            self.workshop, mean, buffers, self.workshop.unlabelled, teacher, cohort.key(2)
-        )
+        teacher = self.teacher(context, samples, mean, buffers, members)
+        return self.distil(context, mean, buffers, context.unlabelled, teacher, cohort.key(2))
 
     def teacher(
         self,
-        workshop: ServerContext,
+        context: ServerContext,
         samples: Tensor,
         mean: Tensor,
         buffers: Tensor,
         members: Members,
     ) -> Tensor:
-        """What each mode's ensemble says of the server's data, [K, n, ..., C]."""
+        """Predictions of each mode's ensemble for the server's inputs, [K, n, ..., C]."""
         modes, count, _ = samples.shape
+        # The models of all modes form one batch of K S + J + K models, so that they run at once;
+        # `weights` [K, models] then averages, for each mode, over its own models.
         theta = torch.cat([samples.flatten(0, 1), members.uploads["theta"], mean])
-        statistics = torch.cat([buffers.repeat_interleave(count, 0), members.buffers, buffers])
-        owner = torch.arange(modes, device=theta.device)
-        owner = torch.cat([owner.repeat_interleave(count), members.mode, owner])
-        own = (owner == torch.arange(modes, device=theta.device).unsqueeze(1)).to(theta.dtype)
-        said = workshop.mixture(own / own.sum(1, keepdim=True), theta, statistics)
-        if workshop.learner.task == "regression" or self.temperature == 1:
-            return said
-        return (said.clamp(min=1e-30).log() / self.temperature).softmax(-1)
+        all_buffers = torch.cat([buffers.repeat_interleave(count, 0), members.buffers, buffers])
+        index = torch.arange(modes, device=theta.device)
+        mode_of_model = torch.cat([index.repeat_interleave(count), members.mode, index])
+        belongs = (mode_of_model == index.unsqueeze(1)).to(theta.dtype)
+        weights = belongs / belongs.sum(1, keepdim=True)
+        predictions = context.mixture(weights, theta, all_buffers)
+        if context.learner.task == "regression" or self.temperature == 1:
+            return predictions
+        return (predictions.clamp(min=1e-30).log() / self.temperature).softmax(-1)
 
     def distil(
         self,
-        workshop: ServerContext,
+        context: ServerContext,
         theta: Tensor,
         buffers: Tensor,
-        own: Tensor,
+        x: Tensor,
         teacher: Tensor,
         key: Tensor,
     ) -> Tensor:
-        """The students [K, P] after training from `theta` on the server's own inputs and the
-        teacher's words.
-        """
+        """The students [K, P] after training from `theta` on inputs x [n, ...] and the teacher."""
         objective: Objective = F.mse_loss
-        if workshop.learner.task == "classification":
+        if context.learner.task == "classification":
             objective = _cross_entropy if self.class_reduction == "sum" else _mean_cross_entropy
         optimizer = SGD(momentum=0.9)
-        slots, average, step = optimizer.slots(theta), torch.zeros_like(theta), 0
-        which = torch.arange(len(theta), device=theta.device).unsqueeze(1)
+        optimizer_state, cycle_end_sum, step = optimizer.slots(theta), torch.zeros_like(theta), 0
+        mode_index = torch.arange(len(theta), device=theta.device).unsqueeze(1)
         epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
+        # Each mode visits the inputs in its own random order.
         for order in prng.permutation(prng.fold(key, epochs), teacher.shape[1]):  # [K, n]
-            batches = (
-                torch.split(whole, self.server_batch, 1) for whole in (order, teacher[which, order])
-            )
-            for rows, target in zip(*batches, strict=True):
-                gradient = workshop.gradient(objective, theta, buffers, own[rows], target)
-                part = step % self.cycle / max(self.cycle - 1, 1)
-                lr = (1 - part) * self.server_lr + part * self.server_lr_low
-                theta, slots = optimizer.step(theta, gradient, slots, lr)
+            row_batches = torch.split(order, self.server_batch, 1)
+            target_batches = torch.split(teacher[mode_index, order], self.server_batch, 1)
+            for rows, target in zip(row_batches, target_batches, strict=True):
+                gradient = context.gradient(objective, theta, buffers, x[rows], target)
+                fraction = step % self.cycle / max(self.cycle - 1, 1)
+                lr = (1 - fraction) * self.server_lr + fraction * self.server_lr_low
+                theta, optimizer_state = optimizer.step(theta, gradient, optimizer_state, lr)
                 step += 1
                 if step % self.cycle == 0:
-                    average = average + theta
-        return average / (step // self.cycle) if step >= self.cycle else theta
+                    cycle_end_sum = cycle_end_sum + theta
+        return cycle_end_sum / (step // self.cycle) if step >= self.cycle else theta
 
 
 @algorithms.register("fedbe-nokd")
 @dataclass(frozen=True, kw_only=True)
-class FedBENoKD(Sampled):
-    """FedBE without distillation: the sampled models predict, and the clients' mean goes down to
-    the clients.
+class FedBENoKD(PosteriorSampling):
+    """FedBE without distillation: sampled models predict, and clients receive the clients' mean.
 
-    The comparison of the Fed-ensemble paper, in which random sampling replaces distillation. A
-    mode's prediction is the mean over its S samples, which are the members of a `Prediction`; no
-    data on the server are needed. The paper does not say which model the clients receive. The mean
-    of the samples has the same expectation as the clients' mean, and noise of spread / sqrt(S) on
-    top, which would enter training in every round.
+    The Fed-ensemble paper compares with this version, in which random sampling replaces
+    distillation. The prediction of a mode is the mean over its S samples, which are the members of
+    a `Prediction`. The server needs no data. The paper does not say which model the clients
+    receive. The mean of the samples would have the same expectation as the clients' mean, but it
+    would add noise with standard deviation spread / sqrt(S) to training in every round.
 
-    Whoever predicts needs all S samples of every mode: S times the bytes of a mode, see
+    A prediction needs all S samples of every mode: S times the bytes of a mode, see
     `Ensemble.prediction_bytes`.
     """
 
@@ -257,25 +256,23 @@ class FedBENoKD(Sampled):
         return {"theta": uploads["theta"], "samples": samples.flatten(1)}
 
 
-def _only_trained(cohort: Cohort) -> tuple[Tensor, Cohort]:
-    """The modes that somebody trained [T], and the cohort with them alone, numbered from 0 to T -
-    1.
-    """
-    there = cohort.count.squeeze(-1) > 0
-    trained = torch.nonzero(there).flatten()
-    if len(trained) == len(there) or cohort.members is None:
-        return torch.arange(len(there), device=there.device), cohort
-    number = torch.cumsum(there, 0) - 1
-    members = cohort.members._replace(mode=number[cohort.members.mode])
+def _restrict_to_trained(cohort: Cohort) -> tuple[Tensor, Cohort]:
+    """The modes that were trained [T], and the cohort of these modes, renumbered 0 to T - 1."""
+    is_trained = cohort.count.squeeze(-1) > 0
+    trained = torch.nonzero(is_trained).flatten()
+    if len(trained) == len(is_trained) or cohort.members is None:
+        return torch.arange(len(is_trained), device=is_trained.device), cohort
+    new_index = torch.cumsum(is_trained, 0) - 1
+    members = cohort.members._replace(mode=new_index[cohort.members.mode])
     rows = {name: getattr(cohort, name)[trained] for name in ("count", "weight", "share", "coin")}
     return trained, replace(cohort, members=members, **rows)
 
 
 def _cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy between the teacher's probabilities and the student's."""
+    """Cross-entropy between the probabilities of the teacher and of the student."""
     return -(teacher * outputs.log_softmax(-1)).sum(-1).mean()
 
 
 def _mean_cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """The same with the mean over classes, as in the authors' code."""
+    """Cross-entropy with the mean over classes instead of the sum, as in the authors' code."""
     return -(teacher * outputs.log_softmax(-1)).mean()

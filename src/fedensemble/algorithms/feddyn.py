@@ -1,8 +1,10 @@
-"""FedDyn: a client's objective is tilted so that, at its own optimum, it agrees with the others.
+"""FedDyn: a linear term in each client's objective makes the optima of all clients agree.
 
-w_i = local SGD from w on f_i(v) - <h_i, v> + alpha/2 ||v - w||^2;   h_i <- h_i - alpha (w_i - w);
-h <- h - alpha share mean_S (w_i - w);   w <- mean_S w_i - h / alpha.
-The share is that of S in the weights of all clients, M/N if they are uniform.
+Client:  w_i = local SGD from w on f_i(v) - <h_i, v> + alpha/2 ||v - w||^2;
+         h_i <- h_i - alpha (w_i - w).
+Server:  h <- h - alpha share mean_S (w_i - w);   w <- mean_S w_i - h / alpha.
+
+share is the weight of S divided by the weight of all clients, M/N with uniform weights.
 
 Reference: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
 regularization", ICLR 2021.
@@ -23,14 +25,15 @@ from ..flat_params import Tree
 @algorithms.register("feddyn")
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
-    """Dynamic regularisation; h_i is the client's last gradient, h their mean.
+    """Dynamic regularisation; h_i is the client's last gradient, h the mean over all clients.
 
-    Made for partial participation: those who do not take part keep their h_i, and h stays the
-    weighted mean of all N. The paper weighs all clients alike, which is `weighting = "uniform"`.
+    The algorithm supports partial participation: clients that do not participate keep their h_i,
+    and h stays the weighted mean over all N clients. The paper weights all clients equally, which
+    is `weighting = "uniform"`.
 
     Args:
-        alpha: strength of the pull towards the model that was sent; h / alpha is how far the server
-            steps beyond the mean, so that a small alpha is the bold choice.
+        alpha: strength of the penalty towards the received model. The server steps beyond the mean
+            by h / alpha, so that a smaller alpha makes larger steps.
     """
 
     reference = "Acar et al. 2021"

@@ -1,11 +1,11 @@
-"""FedMA: federated matched averaging; units are matched layer by layer, and matched layers are
-frozen.
+"""FedMA: federated matched averaging; units are matched layer by layer, matched layers are frozen.
 
-Layer n, from the inputs up: a unit is the vector of its weights from the layer below (whose order
-is known by then) and its bias; units of clients are matched as in matching.py; w <- the mean over
-each unit's clients. In round r of a cycle of as many rounds as there are layers, clients train only
-what comes after the first r layers, r = 0, 1, ... In the first cycle they may do so with models of
-their own, whose units they put into the order of the frozen layers.
+Layers are matched from the input to the output. A unit is described by the vector of its weights
+from the layer below (whose order is already known) and its bias. The units of all clients are
+matched as in matching/assignment.py, and w is the mean over the clients that have a unit. A cycle
+has one round per layer. In round r = 0, 1, ... of a cycle, clients train only the layers after the
+first r. In the first cycle clients may train models of their own, whose units they bring into the
+order of the frozen layers.
 
 Reference: Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni, "Federated learning with matched
 averaging", ICLR 2020.
@@ -31,21 +31,20 @@ from .matching.unit_permutation import Units
 class FedMA(Matched):
     """Matched averaging, layer by layer, for linear, convolution and recurrent layers.
 
-    The paper's clients keep their own upper layers while those below are matched. That is
-    `own_rounds` = the number of
-    layers: in round r a client takes the r layers that are frozen from the server, puts its own
-    upper layers into their order (each of its units goes to the frozen unit nearest to it) and
-    trains these; the server matches the next layer. One that has no model yet starts with a random
-    one above the frozen layers. Between its rounds the server has a whole model, in which the upper
-    layers are matched as well.
+    In the paper, clients keep their own upper layers while the layers below are matched. To get
+    this, set `own_rounds` to the number of layers: in round r a client takes the r frozen layers
+    from the server, brings its own upper layers into their order (each of its units goes to the
+    nearest frozen unit) and trains the upper layers; the server matches the next layer. A client
+    that has no model yet starts with a random one above the frozen layers. Between rounds the
+    server has a complete model, in which the upper layers are matched as well.
 
-    After `own_rounds` a client keeps nothing: it gets the whole model, trains the layers that are
-    not frozen, and all of them are matched; when a cycle is over the next one starts from its
-    model, which is the paper's FedMA with communication. Recurrent layers are matched by their
-    weights from below, and their connections among themselves follow.
+    After `own_rounds` clients keep no state: a client gets the whole model, trains the layers that
+    are not frozen, and all of them are matched. At the end of a cycle the next one starts from the
+    matched model, which is the paper's FedMA with communication. Recurrent layers are matched by
+    their input weights; their recurrent weights follow.
 
     Args:
-        freeze: freeze layers once they are matched; without, all layers train in all rounds.
+        freeze: freeze layers after they are matched; if false, all layers train in all rounds.
     """
 
     reference = "Wang et al. 2020"
@@ -54,11 +53,11 @@ class FedMA(Matched):
     freeze: bool = True
 
     def init_mode(self, theta: Tensor) -> Tree:
-        # layers, counted from below
+        # number of frozen layers, counted from the input
         return {**super().init_mode(theta), "frozen": torch.zeros_like(theta[..., :1])}
 
     def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
-        """Frozen layers are what the server sent, and need not travel."""
+        """Bytes of the trained layers; the server knows the frozen ones."""
         if sent is None or self.structure is None:
             return super().upload_bytes(uploads, coin)
         trained = (self.structure.stage >= sent["frozen"]).sum(-1, keepdim=True)
@@ -70,38 +69,39 @@ class FedMA(Matched):
         trained = self.structure.stage >= sent["frozen"]
 
         def step(state: Tree, gradient: Gradient) -> Tree:
-            theta, slots = (
-                state["theta"],
-                {name: slot for name, slot in state.items() if name != "theta"},
+            theta = state["theta"]
+            optimizer_state = {name: slot for name, slot in state.items() if name != "theta"}
+            new, optimizer_state = problem.optimizer.step(
+                theta, gradient(theta) * trained, optimizer_state, problem.lr
             )
-            new, slots = problem.optimizer.step(theta, gradient(theta) * trained, slots, problem.lr)
-            # weight decay moves what has no gradient
-            return {"theta": torch.where(trained, new, theta), **slots}
+            # A zero gradient is not enough to freeze a weight, because weight decay changes it.
+            return {"theta": torch.where(trained, new, theta), **optimizer_state}
 
         return problem.iterate({"theta": start, **problem.optimizer.slots(start)}, step)["theta"]
 
     def aligned(self, own: Tensor, sent: Tree) -> Tensor:
-        """The client's own upper layers above the frozen ones, with units in the order of these."""
+        """The frozen layers with the client's own upper layers, whose units are put in order."""
         structure, length = self.structure, own.shape[-1]
         if structure is None or not self.freeze:
             return own
-        nets, theirs = own.reshape(-1, length), sent["theta"].reshape(-1, length)
-        frozen = sent["frozen"].reshape(-1, 1)
-        for place, units in enumerate(structure.layers):
-            found = nearest_units(
-                nets[:, units.incoming],
-                theirs[:, units.incoming],
-                structure.alive(nets)[:, units.all],
-                structure.alive(theirs)[:, units.all],
+        models, server_models = own.reshape(-1, length), sent["theta"].reshape(-1, length)
+        num_frozen = sent["frozen"].reshape(-1, 1)
+        # Visits can have different numbers of frozen layers. Every layer is therefore processed for
+        # all visits, and `is_frozen` selects the visits for which the result is used.
+        for layer, units in enumerate(structure.layers):
+            is_frozen = num_frozen > layer
+            nearest = nearest_units(
+                models[:, units.incoming],
+                server_models[:, units.incoming],
+                structure.alive(models)[:, units.all],
+                structure.alive(server_models)[:, units.all],
             )
-            slot = torch.arange(structure.units, device=nets.device).repeat(len(nets), 1)
-            moved = torch.cat(
-                [slot[:, : units.first], units.first + found, slot[:, units.first + units.width :]],
-                1,
-            )
-            nets = structure.reorder(nets, torch.where(frozen > place, moved, slot))
-            nets = torch.where((frozen > place) & (structure.stage == place), theirs, nets)
-        return nets.reshape(own.shape)
+            identity = torch.arange(structure.units, device=models.device).repeat(len(models), 1)
+            before, after = identity[:, : units.first], identity[:, units.first + units.width :]
+            permutation = torch.cat([before, units.first + nearest, after], 1)
+            models = structure.reorder(models, torch.where(is_frozen, permutation, identity))
+            models = torch.where(is_frozen & (structure.stage == layer), server_models, models)
+        return models.reshape(own.shape)
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         matched = super().server_update(mode, uploads, cohort)

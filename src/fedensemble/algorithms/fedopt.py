@@ -1,15 +1,14 @@
-"""FedAdagrad, FedAdam and FedYogi: adaptive optimisers on the server, with the clients' mean change
-as gradient.
+"""FedAdagrad, FedAdam and FedYogi: adaptive server optimisers that use the mean change as gradient.
 
-D = sum_i p_i (w_i - w) / sum_i p_i;   m <- beta1 m + (1 - beta1) D;   w <- w + server_lr m /
-(sqrt(v) + tau), where
+D = sum_i p_i (w_i - w) / sum_i p_i;   m <- beta1 m + (1 - beta1) D;
+w <- w + server_lr m / (sqrt(v) + tau), where
 
     FedAdagrad:  v <- v + D^2
     FedAdam:     v <- beta2 v + (1 - beta2) D^2
     FedYogi:     v <- v - (1 - beta2) D^2 sign(v - D^2)
 
-from m = 0 and v = tau^2, without bias correction. (The paper's first version put m in place of D in
-v.)
+starting at m = 0 and v = tau^2, without bias correction. (The first version of the paper has m
+instead of D in the update of v.)
 
 Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated
 optimization", ICLR 2021.
@@ -31,24 +30,26 @@ from .server_rate import ServerRate
 
 @dataclass(frozen=True, kw_only=True)
 class FedOpt(ServerRate, FedAvg):
-    """What the three share. Under partial participation D is the mean over the clients that report.
+    """Base class of the three algorithms.
+
+    Under partial participation D is the mean over the clients that report.
 
     Args:
-        server_lr: how far one server step moves a weight, roughly.
+        server_lr: learning rate of the server; roughly the size of one server step for a parameter.
         beta1: decay of the mean change m.
-        tau: adaptivity; changes much smaller than this are damped.
+        tau: degree of adaptivity; changes much smaller than this are damped.
     """
 
     reference = "Reddi et al. 2021"
 
     server_lr: float = 0.03
     beta1: float = 0.9
-    tau: float = 1e-3  # the paper's choice where it does not tune
+    tau: float = 1e-3  # the paper's value where it does not tune
 
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        if not 0 < self.tau < 1e19:  # its square must fit into float32
+        if not 0 < self.tau < 1e19:  # tau^2 must fit into float32
             raise InputError(f"{owner} needs 0 < tau < 1e19; got {self.tau}.")
         for name in ("beta1", "beta2"):
             if hasattr(self, name) and not 0 <= getattr(self, name) < 1:
@@ -70,13 +71,13 @@ class FedOpt(ServerRate, FedAvg):
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """The next v, from the last one and D^2."""
+        """The next v, from the current v and square = D^2."""
 
 
 @algorithms.register("fedadagrad")
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(FedOpt):
-    """FedAvg with Adagrad on the server: steps shrink where changes have been large."""
+    """FedAvg with Adagrad on the server: parameters with large past changes get smaller steps."""
 
     server_lr: float = 0.1
     beta1: float = 0.0  # the paper runs FedAdagrad without momentum
@@ -103,10 +104,10 @@ class FedAdam(FedOpt):
 @algorithms.register("fedyogi")
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedOpt):
-    """FedAvg with Yogi on the server: as Adam, but v moves by a bounded amount.
+    """FedAvg with Yogi on the server: like Adam, but the change of v per round is bounded.
 
     Args:
-        beta2: how slowly v moves.
+        beta2: v changes by (1 - beta2) D^2 per round.
     """
 
     beta2: float = 0.99

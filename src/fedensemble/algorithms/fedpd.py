@@ -1,11 +1,14 @@
-"""FedPD: each client solves an augmented Lagrangian, and a shared coin says whether the round
-communicates at all.
+"""FedPD: clients minimise an augmented Lagrangian; a random draw decides if a round communicates.
 
 From x0_i, the client's copy of the model, and its dual variable l_i:
 
-x_i = local SGD from x0_i on f_i(x) + <l_i, x - x0_i> + ||x - x0_i||^2 / (2 eta);   l_i <- l_i +
-(x_i - x0_i) / eta; y_i = x_i + eta l_i;   with probability 1 - p: x0_i <- mean_i y_i for all;
-else, without a message: x0_i <- y_i.
+    x_i = local SGD from x0_i on f_i(x) + <l_i, x - x0_i> + ||x - x0_i||^2 / (2 eta);
+    l_i <- l_i + (x_i - x0_i) / eta;   y_i = x_i + eta l_i;
+    with probability 1 - p:      x0_i <- mean_i y_i for all clients;
+    else, without communication: x0_i <- y_i.
+
+The server and the clients share the random draw (`coin`), so that all of them decide alike without
+a message.
 
 References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to
 non-iid data", IEEE Transactions on Signal Processing 2021; for average = "all", Wang, Marella,
@@ -24,7 +27,7 @@ from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
 from ..flat_params import Tree, payload_bytes
-from .all_clients import first_visit, mean_of_all, unvisited
+from .all_clients import first_visit_flag, init_visited_flag, update_mean_of_all
 
 
 @algorithms.register("fedpd")
@@ -32,37 +35,36 @@ from .all_clients import first_visit, mean_of_all, unvisited
 class FedPD(Algorithm):
     """Primal-dual federated learning that can skip communication.
 
-    Local training starts at x0_i (the paper starts at the last x_i). With p > 0 clients drift in
-    silent rounds.
+    Local training starts at x0_i (in the paper, at the last x_i). With p > 0 clients drift apart in
+    rounds without communication.
 
-    The paper has all clients take part in every round. In an ensemble a mode never has that, for
-    each client trains one mode per round. `average` says what is done instead; with full
-    participation and p = 0 both are the paper's method.
+    In the paper all clients participate in every round. This never holds for a mode of an ensemble,
+    because each client trains one mode per round. The option `average` selects what is done
+    instead; with full participation and p = 0 both values are the paper's algorithm.
 
-    "all": the model is the mean of y_i over all clients that were ever seen, and clients upload the
-    change of y_i. This is FedADMM (Wang et al. 2022) and converges to the optimum of strongly
-    convex, smooth losses. A round moves the model by the share of the clients that report, so that
-    it is slow where that share is small. It needs p = 0: the mean would miss what absent clients
-    did in silent rounds.
+    "all": the model is the mean of y_i over all clients seen so far, and clients upload the change
+    of y_i. This is FedADMM (Wang et al. 2022) and converges to the optimum of strongly convex,
+    smooth losses. A round moves the model in proportion to the share of clients that report, so
+    that training is slow if the share is small. It needs p = 0, because the mean would miss the
+    local progress of absent clients in rounds without communication.
 
-    "reporting": the model is the mean of y_i over those who report; the others keep l_i. This is a
-    heuristic and not
-    FedPD: the model moves about the optimum, at a distance that shrinks with eta, and in an
-    ensemble can be further from it than FedAvg; but the first hundred rounds with few clients per
-    round are faster. A client goes on from its own copy only if nobody has communicated since;
-    otherwise it receives the model, even in a silent round. (BatchNorm's statistics are averaged,
-    and counted, in every round.) The paper weighs all clients alike, which is `weighting =
-    "uniform"`.
+    "reporting": the model is the mean of y_i over the clients that report; the others keep l_i.
+    This is a heuristic and not FedPD: the model fluctuates around the optimum, at a distance that
+    shrinks with eta, and in an ensemble it can be further from it than FedAvg. With few clients per
+    round, however, the first hundred rounds are faster. A client continues from its own copy only
+    if no round has communicated since its last visit; otherwise it receives the model, even in a
+    round without communication. (BatchNorm's statistics are averaged, and counted, in every round.)
+    The paper weights all clients equally, which is `weighting = "uniform"`.
 
     Args:
-        eta: penalty parameter; it needs lr < 2 eta or so.
-        p: probability that a round does not communicate; in such a round nothing is sent up.
-        average: the model is the mean over "all" clients (exact), or over those "reporting" (a
-            heuristic, faster at first where few clients take part).
+        eta: penalty parameter; lr must be below about 2 eta.
+        p: probability that a round does not communicate; in such a round nothing is uploaded.
+        average: the model is the mean over "all" clients (exact), or over the clients "reporting"
+            (a heuristic, faster at first if few clients participate).
     """
 
     reference = "Zhang et al. 2020"
-    sends = "model up, model and a count down; nothing in a share p of rounds"
+    sends = "model up, model and a count down; nothing with probability p"
     full_participation = True
 
     eta: float = 2.0
@@ -77,8 +79,8 @@ class FedPD(Algorithm):
             raise InputError(f"FedPD needs average 'all' or 'reporting'; got {self.average!r}.")
         if self.average == "all" and self.p > 0:
             raise InputError(
-                f"FedPD with average 'all' communicates in every round and needs p = 0; got {self.p}. "
-                "Set p = 0, or use average 'reporting'."
+                "FedPD with average 'all' communicates in every round and needs p = 0; "
+                f"got {self.p}. Set p = 0, or use average 'reporting'."
             )
 
     @property
@@ -88,28 +90,30 @@ class FedPD(Algorithm):
     def init_mode(self, theta: Tensor) -> Tree:
         if self.average == "all":
             return {"theta": theta, "seen": torch.zeros_like(theta[..., :1])}
-        # how often the mode has communicated
+        # "talks": number of rounds in which the mode has communicated
         return {"theta": theta, "talks": torch.zeros_like(theta[..., :1])}
 
     def init_memory(self, theta: Tensor) -> Tree:
         if self.average == "all":
-            return {"dual": torch.zeros_like(theta), "own": theta, "visited": unvisited(theta)}
+            return {
+                "dual": torch.zeros_like(theta),
+                "own": theta,
+                "visited": init_visited_flag(theta),
+            }
         return {
             "dual": torch.zeros_like(theta),
             "own": theta,
-            "talks": torch.full_like(theta[..., :1], -1),
+            "talks": torch.full_like(theta[..., :1], -1),  # the client has never received a model
         }
 
     def broadcast(self, mode: Tree) -> Tree:
         return mode if self.average == "reporting" else {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # needs no `sent`
+    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # no `sent`
         return torch.where(coin >= self.p, payload_bytes(uploads), 0)
 
     def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
-        """The model, unless the client's own copy is still current: nobody has communicated since
-        its last visit.
-        """
+        """Bytes of the model; 0 if no round has communicated since the client's last visit."""
         if self.average == "all":
             return payload_bytes(sent)
         if memory is None:
@@ -120,17 +124,15 @@ class FedPD(Algorithm):
         return uploads if bool(coin >= self.p) else {}
 
     def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
-        return (
-            message
-            if bool(coin >= self.p)
-            else {name: torch.zeros_like(value) for name, value in like.items()}
-        )
+        if bool(coin >= self.p):
+            return message
+        return {name: torch.zeros_like(value) for name, value in like.items()}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         if self.average == "all":
             dual, own = self._solve(sent["theta"], memory["dual"], problem)
             return (
-                {"change": own - memory["own"], "first": first_visit(memory)},
+                {"change": own - memory["own"], "first": first_visit_flag(memory)},
                 {"dual": dual, "own": own, "visited": torch.ones_like(memory["visited"])},
             )
         start = torch.where(sent["talks"] == memory["talks"], memory["own"], sent["theta"])
@@ -138,16 +140,16 @@ class FedPD(Algorithm):
         return {"theta": own}, {"dual": dual, "own": own, "talks": sent["talks"]}
 
     def _solve(self, start: Tensor, dual: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
-        """The next l_i and y_i from x0_i = `start`."""
+        """The next l_i and y_i, from x0_i = `start` and l_i = `dual`."""
         x = problem.descend(start, lambda at, gradient: gradient + dual + (at - start) / self.eta)
         dual = dual + (x - start) / self.eta
         return dual, x + self.eta * dual
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         if self.average == "all":
-            return mean_of_all(mode, uploads, cohort)
-        talk = cohort.coin >= self.p
+            return update_mean_of_all(mode, uploads, cohort)
+        communicates = cohort.coin >= self.p
         return {
-            "theta": torch.where(talk, uploads["theta"], mode["theta"]),
-            "talks": mode["talks"] + talk,
+            "theta": torch.where(communicates, uploads["theta"], mode["theta"]),
+            "talks": mode["talks"] + communicates,
         }

@@ -1,8 +1,8 @@
-"""FedProx: FedAvg with a spring to the model that was sent.
+"""FedProx: FedAvg with a proximal term that penalises the distance to the received model.
 
 w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);
-then as FedAvg. Stragglers send what they have after a random part of their steps, and it counts
-like the others'.
+then as FedAvg. Stragglers upload their model after a random fraction of their steps, and it is
+averaged like any other.
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
 networks", MLSys 2020.
@@ -26,10 +26,10 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term; with mu = 0 it is FedAvg.
 
     Args:
-        mu: strength of the pull towards the model that was sent.
-        stragglers: share of visits that stop early, after a number of steps uniform from one to all
-            of them. (The paper counts epochs, and draws a fixed share of a round's clients; here
-            each visit draws for itself.)
+        mu: strength of the proximal term.
+        stragglers: probability that a visit stops early, after a number of steps that is uniform
+            from one to all of them. (The paper counts epochs and selects a fixed share of the
+            clients of a round; here each visit is drawn independently.)
     """
 
     reference = "Li et al. 2020"
@@ -47,11 +47,13 @@ class FedProx(FedAvg):
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start = sent["theta"]
 
-        def pulled(theta: Tensor, gradient: Tensor) -> Tensor:
+        def add_proximal_term(theta: Tensor, gradient: Tensor) -> Tensor:
             return gradient + self.mu * (theta - start)
 
-        late, part = (problem.uniform(start[..., :1]) for _ in range(2))
-        limit = torch.where(
-            late < self.stragglers, torch.ceil(part * problem.counts), problem.counts
+        straggler_draw, fraction = (problem.uniform(start[..., :1]) for _ in range(2))
+        num_steps = torch.where(
+            straggler_draw < self.stragglers,
+            torch.ceil(fraction * problem.counts),
+            problem.counts,
         )
-        return {"theta": problem.descend(start, pulled, limit)}, memory
+        return {"theta": problem.descend(start, add_proximal_term, num_steps)}, memory

@@ -1,7 +1,8 @@
 """FedSplit: Peaceman-Rachford splitting; each client reflects, and the server averages.
 
-u = 2 x - z_i;   z_half = prox_{s f_i}(u), the minimum of f_i(z) + ||z - u||^2 / (2 s), by local SGD
-from x; z_i <- z_i + 2 (z_half - x);   x <- mean_i z_i.
+Client:  u = 2 x - z_i;   z_half = prox_{s f_i}(u), which minimises f_i(z) + ||z - u||^2 / (2 s),
+         by local SGD from x;   z_i <- z_i + 2 (z_half - x).
+Server:  x <- mean_i z_i.
 
 References: Pathak, Wainwright, "FedSplit: an algorithmic framework for fast federated
 optimization", NeurIPS 2020; for average = "all", Tran Dinh, Pham, Phan, Nguyen, "FedDR: randomized
@@ -19,39 +20,40 @@ from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..errors import InputError
 from ..flat_params import Tree
-from .all_clients import first_visit, mean_of_all, unvisited
+from .all_clients import first_visit_flag, init_visited_flag, update_mean_of_all
 
 
 @algorithms.register("fedsplit")
 @dataclass(frozen=True, kw_only=True)
 class FedSplit(Algorithm):
-    """Operator splitting. The prox is as good as local training makes it.
+    """Operator splitting; local training approximates the proximal operator.
 
-    Local training starts at x, not at u: where nothing moves any more z_half is x, so the optimum
-    is a fixed point however few the steps are.
+    Local training starts at x, not at u. At the optimum z_half is then x, so that the optimum is a
+    fixed point for any number of local steps.
 
-    The paper has all clients take part in every round. In an ensemble a mode never has that, for
-    each client trains one mode per round. `average` says what is done instead; with full
-    participation both are the paper's method.
+    In the paper all clients participate in every round. This never holds for a mode of an ensemble,
+    because each client trains one mode per round. The option `average` selects what is done
+    instead; with full participation both values are the paper's algorithm.
 
-    "all": x is the mean of z_i over all clients that were ever seen, and clients upload the change
-    of z_i. This updates a random part of the operator's coordinates, as FedDR (Tran Dinh et al.
-    2021) does, and converges to the optimum of strongly convex, smooth losses. A round moves the
-    model by the share of the clients that report, so that it is slow where that share is small.
+    "all": x is the mean of z_i over all clients seen so far, and clients upload the change of z_i.
+    Like FedDR (Tran Dinh et al. 2021), this updates a random part of the operator's coordinates per
+    round, and it converges to the optimum of strongly convex, smooth losses. A round moves the
+    model in proportion to the share of clients that report, so that training is slow if the share
+    is small.
 
-    "reporting": x is the mean of z_i over those who report. This is a heuristic and not FedSplit.
-    The z_i of a client that missed rounds is about an x that is gone: it is replaced by x - (u -
-    z_half) with u and z_half of the last visit, which is x - s grad f_i and what z_i is at the
-    optimum. x then moves about the optimum, at a distance that shrinks with s, and in an ensemble
-    can be further from it than FedAvg; but the first hundred rounds with few clients per round are
-    faster.
+    "reporting": x is the mean of z_i over the clients that report. This is a heuristic and not
+    FedSplit. The z_i of a client that missed rounds refers to an outdated x. It is replaced by
+    x - (u - z_half) with u and z_half of the last visit, which is x - s grad f_i, the value of z_i
+    at the optimum. x then fluctuates around the optimum, at a distance that shrinks with s, and in
+    an ensemble it can be further from it than FedAvg. With few clients per round, however, the
+    first hundred rounds are faster.
 
-    The paper weighs all clients alike, which is `weighting = "uniform"`.
+    The paper weights all clients equally, which is `weighting = "uniform"`.
 
     Args:
-        s: step size of the prox; it needs lr < 2 s or so.
-        average: the model is the mean over "all" clients (exact), or over those "reporting" (a
-            heuristic, faster at first where few clients take part).
+        s: step size of the proximal operator; lr must be below about 2 s.
+        average: the model is the mean over "all" clients (exact), or over the clients "reporting"
+            (a heuristic, faster at first if few clients participate).
     """
 
     reference = "Pathak and Wainwright 2020"
@@ -80,10 +82,10 @@ class FedSplit(Algorithm):
 
     def init_memory(self, theta: Tensor) -> Tree:
         if self.average == "all":
-            return {"z": theta, "visited": unvisited(theta)}
+            return {"z": theta, "visited": init_visited_flag(theta)}
         return {
             "z": theta,
-            "pull": torch.zeros_like(theta),
+            "pull": torch.zeros_like(theta),  # u - z_half of the last visit
             "updates": torch.full_like(theta[..., :1], -1),
         }
 
@@ -95,22 +97,22 @@ class FedSplit(Algorithm):
         if self.average == "all":
             z, half = self._reflect(x, memory["z"], problem)
             return (
-                {"change": 2 * (half - x), "first": first_visit(memory)},
+                {"change": 2 * (half - x), "first": first_visit_flag(memory)},
                 {"z": z, "visited": torch.ones_like(memory["visited"])},
             )
-        # no update since but the one this client was part of
-        current = sent["updates"] == memory["updates"] + 1
-        old = torch.where(current, memory["z"], x - memory["pull"])
-        z, half = self._reflect(x, old, problem)
-        return {"theta": z}, {"z": z, "pull": 2 * x - old - half, "updates": sent["updates"]}
+        # z_i is current if the only update since the last visit is the one it was part of.
+        is_current = sent["updates"] == memory["updates"] + 1
+        old_z = torch.where(is_current, memory["z"], x - memory["pull"])
+        z, half = self._reflect(x, old_z, problem)
+        return {"theta": z}, {"z": z, "pull": 2 * x - old_z - half, "updates": sent["updates"]}
 
     def _reflect(self, x: Tensor, z: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
-        """The next z_i, and z_half."""
+        """The next z_i, and z_half, from x and z_i = `z`."""
         u = 2 * x - z
         half = problem.descend(x, lambda at, gradient: gradient + (at - u) / self.s)
         return z + 2 * (half - x), half
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         if self.average == "all":
-            return mean_of_all(mode, uploads, cohort)
+            return update_mean_of_all(mode, uploads, cohort)
         return {"theta": uploads["theta"], "updates": mode["updates"] + 1}

@@ -1,9 +1,9 @@
-"""PFNM: probabilistic federated neural matching; the server matches hidden units before it averages
-them.
+"""PFNM: probabilistic federated neural matching; hidden units are matched, then averaged.
 
-From the last hidden layer to the first: a unit is the vector of its bias and its weights into the
-layer above (whose order is known by then), in the first layer also of those from the inputs; units
-of clients are matched as in matching.py; w <- the mean over each unit's clients.
+Layers are matched from the last hidden layer to the first. A unit is described by the vector of its
+bias and its weights into the layer above (whose order is already known); in the first layer also by
+its weights from the inputs. The units of all clients are matched as in matching/assignment.py, and
+w is the mean over the clients that have a unit.
 
 Reference: Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni, "Bayesian nonparametric federated
 learning of neural networks", ICML 2019.
@@ -23,15 +23,16 @@ from .matching.unit_permutation import Units
 @algorithms.register("pfnm")
 @dataclass(frozen=True, kw_only=True)
 class PFNM(Matched):
-    """FedAvg that matches hidden units across clients first, from the outputs down.
+    """FedAvg that first matches the hidden units of the clients, from the output to the input.
 
-    The paper matches once, after clients have trained models of their own to the end: one round
-    with many epochs and all clients. Here that is the first round of a mode; matching goes on in
-    every round after it, from the model of the round before. Units are in the order of the first
-    client.
+    In the paper units are matched once, after clients have trained their own models to the end: one
+    round with many epochs and all clients. Here that is the first round of a mode. Every later
+    round matches again, starting from the model of the previous round. Units are in the order of
+    the first client.
 
-    In a convolution a unit is a channel, in a recurrent layer a cell with its gates. All biases
-    and, in the layers above the first, no weights from below are used, as in the paper.
+    In a convolution a unit is a channel, in a recurrent layer a cell with its gates. As in the
+    paper, units are matched by their biases and, except in the first layer, not by their input
+    weights.
     """
 
     reference = "Yurochkin et al. 2019"

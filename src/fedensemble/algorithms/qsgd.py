@@ -1,4 +1,4 @@
-"""QSGD: FedAvg whose clients send their change compressed.
+"""QSGD: FedAvg whose clients upload their change in compressed form.
 
 D_i = Q(w_i - w);   w <- w + mean_S D_i.
 
@@ -16,21 +16,20 @@ from ..core.algorithm import algorithms
 from ..core.problem import LocalProblem
 from ..core.types import Cohort
 from ..flat_params import Tree
-from .compressed_uploads import Compressed
+from .compressed_uploads import CompressedUploads
 
 
 @algorithms.register("qsgd")
 @dataclass(frozen=True, kw_only=True)
-class QSGD(Compressed):
-    """FedAvg with compressed uploads, and nothing to make up for the noise: it stops at a distance
-    from the optimum.
+class QSGD(CompressedUploads):
+    """FedAvg with compressed uploads; compression noise keeps it at a distance from the optimum.
 
-    The plain baseline to DIANA and DORE, and the only method here that takes top-k. Under partial
-    participation the mean is over the clients that report.
+    The baseline of DIANA and DORE, and the only algorithm that accepts top-k. Under partial
+    participation the mean is taken over the clients that report.
 
-    The default compressor is that of TernGrad: three levels and the maximum norm of a block, which
-    has less variance than the 2-norm. `compressor = "qsgd"` is the one of Alistarh et al.,
-    dithering with the 2-norm and s = `levels`.
+    The default compressor is that of TernGrad: three values and the maximum norm of a block, which
+    has less variance than the 2-norm. `compressor = "qsgd"` is that of Alistarh et al., dithering
+    with the 2-norm and s = `levels`.
     """
 
     reference = "Alistarh et al. 2017"
@@ -39,7 +38,7 @@ class QSGD(Compressed):
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         change = problem.descend(sent["theta"]) - sent["theta"]
-        return {"change": self.quantiser.compress(change, problem.uniform(change))}, memory
+        return {"change": self.codec.compress(change, problem.uniform(change))}, memory
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         return {"theta": mode["theta"] + uploads["change"]}

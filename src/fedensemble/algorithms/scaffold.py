@@ -1,8 +1,10 @@
-"""SCAFFOLD: local SGD with control variates that take out the drift of clients.
+"""SCAFFOLD: local SGD with control variates that correct client drift.
 
-Steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;   c_i+ = c_i - c + (w - w_i) / (tau lr),
-its option II; w <- w + server_lr mean_S (w_i - w);   c <- c + share mean_S (c_i+ - c_i).
-The share is that of S in the weights of all clients, M/N if they are uniform.
+Client:  tau steps v <- v - lr (grad f_i(v) - c_i + c) from w to w_i;
+         c_i+ = c_i - c + (w - w_i) / (tau lr), option II of the paper.
+Server:  w <- w + server_lr mean_S (w_i - w);   c <- c + share mean_S (c_i+ - c_i).
+
+share is the weight of S divided by the weight of all clients, M/N with uniform weights.
 
 Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
 averaging for federated learning", ICML 2020.
@@ -23,13 +25,14 @@ from .server_rate import ServerRate
 @algorithms.register("scaffold")
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(ServerRate):
-    """Local SGD corrected by control variates, c_i at each client and their mean c on the server.
+    """Local SGD corrected by control variates: c_i on each client, their mean c on the server.
 
-    Made for partial participation: those who do not take part keep their c_i, and c stays the
-    weighted mean of all N. The paper weighs all clients alike, which is `weighting = "uniform"`.
+    The algorithm supports partial participation: clients that do not participate keep their c_i,
+    and c stays the weighted mean over all N clients. The paper weights all clients equally, which
+    is `weighting = "uniform"`.
 
     Args:
-        server_lr: the server's step along the mean change.
+        server_lr: step size of the server along the mean change.
     """
 
     reference = "Karimireddy et al. 2020"

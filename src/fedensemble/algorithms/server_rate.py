@@ -9,16 +9,16 @@ from ..errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRate(Algorithm):
-    """A method whose server takes a step of its own, with a rate that may decay.
+    """An algorithm whose server has a learning rate, which may decay.
 
-    The rate of clients (`lr_decay`) hardly reaches adaptive server optimisers, which normalise the
-    mean change. Rounds are those of the run, for every mode: a mode that was idle for some rounds
-    goes on with the rate of its round.
+    Decay of the clients' learning rate (`lr_decay`) has little effect on adaptive server
+    optimisers, because they normalise the mean change. The decay counts the rounds of the run, for
+    every mode: a mode that was idle for some rounds continues with the rate of the current round.
 
     Args:
-        server_lr: learning rate of the server's step.
-        server_lr_decay: multiplies it every `server_lr_decay_every` rounds; 1 is constant.
-        server_lr_decay_every: rounds between two such steps.
+        server_lr: learning rate of the server.
+        server_lr_decay: factor applied to it every `server_lr_decay_every` rounds; 1 is constant.
+        server_lr_decay_every: number of rounds between two decays.
     """
 
     server_lr: float = 1.0
@@ -42,7 +42,8 @@ class ServerRate(Algorithm):
         >>> import torch
         >>> from fedensemble import FedAdam
         >>> one = torch.ones(1, 1)
-        >>> FedAdam(server_lr=0.1, server_lr_decay=0.5).server_rate(Cohort(one, one, one, 9, one, round=20))
+        >>> cohort = Cohort(one, one, one, 9, one, round=20)
+        >>> FedAdam(server_lr=0.1, server_lr_decay=0.5).server_rate(cohort)
         0.025
         """
         return self.server_lr * self.server_lr_decay ** (cohort.round // self.server_lr_decay_every)

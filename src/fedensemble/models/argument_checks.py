@@ -1,4 +1,4 @@
-"""Checks of options that several models take."""
+"""Checks of options that several models have."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from ..errors import InputError
 
 
 def check_dropout(model: str, dropout: Any) -> float:
-    """A probability of dropout; raises unless it is at least 0 and below 1.
+    """The dropout probability as a float; raises InputError unless 0 <= dropout < 1.
 
-    A negative one would train without dropout, and 1 or more would drop everything.
+    A negative probability would train without dropout, and 1 or more would drop all units.
     """
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= float(dropout) < 1:
         raise InputError(
@@ -21,7 +21,7 @@ def check_dropout(model: str, dropout: Any) -> float:
 
 
 def check_widths(model: str, name: str, widths: Any) -> Sequence[int]:
-    """Numbers of units; raises unless each is an integer of at least 1."""
+    """The widths unchanged; raises InputError unless all of them are integers of at least 1."""
     if isinstance(widths, str) or not isinstance(widths, Sequence):
         raise InputError(
             f"Model '{model}' needs {name} to be a list of integers, such as [64]; got {widths!r}."
@@ -34,9 +34,9 @@ def check_widths(model: str, name: str, widths: Any) -> Sequence[int]:
     return widths
 
 
-def check_positive(model: str, **numbers: Any) -> None:
-    """Raises unless every option is a finite number above 0."""
-    for name, value in numbers.items():
+def check_positive(model: str, **options: Any) -> None:
+    """Raises InputError unless every option is a finite number above 0."""
+    for name, value in options.items():
         if (
             isinstance(value, bool)
             or not isinstance(value, Real)

@@ -16,20 +16,21 @@ class CNN(nn.Module):
     """Two convolutions with max-pooling, then two linear layers, as in the authors' published code.
 
     conv 5x5, 10 filters - pool 2 - ReLU - conv 5x5, 20 filters - dropout of channels - pool 2 -
-    ReLU - 50 units - ReLU
-    - dropout - outputs. 21,840 parameters for 28x28 grey images and 10 classes.
+    ReLU - 50 units - ReLU - dropout - outputs. 21,840 parameters for 28x28 grey images and 10
+    classes.
 
     Args:
         shape: (channels, height, width) of one image, at least 16x16.
         outputs: number of classes.
-        dropout: probability, in both places; 0.5 in the paper.
+        dropout: probability of both dropout layers; 0.5 in the paper.
     """
 
     def __init__(self, shape: Sequence[int], outputs: int, dropout: float = 0.5) -> None:
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise InputError(
-                f"Model 'cnn' needs images of shape (channels, height, width), at least 16x16; got {tuple(shape)}."
+                "Model 'cnn' needs images of shape (channels, height, width), at least 16x16; "
+                f"got {tuple(shape)}."
             )
         check_dropout("cnn", dropout)
         height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])

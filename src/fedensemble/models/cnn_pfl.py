@@ -11,12 +11,12 @@ from .registry import models
 
 @models.register("cnn-pfl")
 class BenchmarkCNN(nn.Module):
-    """Two 3x3 convolutions without padding, 32 and 64 filters, max-pooling, dropout, 128 units,
-    dropout, outputs.
+    """Two convolutions and two linear layers, as in the benchmarks of pfl-research.
 
-    ReLU after each hidden layer; dropout 0.25 after the convolutions and 0.5 after the 128 units.
-    1,626,442 parameters for 32x32 images in 3 channels and 10 classes. Weights are Glorot-uniform
-    and biases by torch's default, as there.
+    conv 3x3, 32 filters, no padding - ReLU - conv 3x3, 64 filters, no padding - ReLU - max pool 2 -
+    dropout 0.25 - 128 units - ReLU - dropout 0.5 - outputs. 1,626,442 parameters for 32x32 images
+    with 3 channels and 10 classes. As in pfl-research, weights are Glorot-uniform, and biases have
+    torch's default initialisation.
 
     Reference: Granqvist et al., "pfl-research: simulation framework for accelerating research in
     private federated learning", NeurIPS 2024 (datasets and benchmarks); `simple_cnn` in its

@@ -1,4 +1,4 @@
-"""What the image models share: checks of their options, norms and initialisation."""
+"""Functions that several image models use: checks of options, norm layers and initialisation."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,9 +11,7 @@ Norm = Literal["batch", "group"]
 
 
 def check_images(model: str, shape: Sequence[int], **positive: float) -> None:
-    """Raises unless one input is an image (channels, height, width) and the named options are above
-    zero.
-    """
+    """Raises InputError unless `shape` is that of an image and the options are above zero."""
     if len(shape) != 3:
         raise InputError(
             f"Model '{model}' needs images of shape (channels, height, width); got {tuple(shape)}."
@@ -24,22 +22,21 @@ def check_images(model: str, shape: Sequence[int], **positive: float) -> None:
 
 
 def norm_layer(norm: Norm, channels: int, groups: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with this many groups, for images of this many channels."""
+    """A BatchNorm layer, or a GroupNorm layer with `groups` groups, for `channels` channels."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm != "group":
         raise InputError(f"norm is 'batch' or 'group'; got {norm!r}.")
     if groups < 1 or channels % groups:
         raise InputError(
-            f"GroupNorm cannot divide {channels} channels into groups={groups}; choose another number."
+            f"GroupNorm cannot divide {channels} channels into groups={groups}; "
+            "choose another number."
         )
     return nn.GroupNorm(groups, channels)
 
 
-def initialise_convolutions(model: nn.Module) -> None:
-    """Draws every convolution from N(0, 2 / fan-out), as torchvision does for ReLU networks (He et
-    al. 2015).
-    """
+def init_convolutions(model: nn.Module) -> None:
+    """Initialises all convolutions with N(0, 2 / fan-out), as torchvision does (He et al. 2015)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -6,26 +6,26 @@ from ..errors import InputError
 from .argument_checks import check_dropout, check_widths
 from .registry import models
 
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 
 
 @models.register("lstm")
 class LSTM(nn.Module):
-    """An LSTM over tokens: [B, T] in, logits of the next token at every position out, [B, T, V].
+    """An LSTM over tokens [B, T] that returns the logits of the next token, [B, T, V].
 
-    Embedding of 8 numbers, two layers of 256 units, linear layer: the network for Shakespeare of
-    McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
-    AISTATS 2017, with an output at every position as in Reddi et al., "Adaptive federated
-    optimization", ICLR 2021. 798,720 + 265 V parameters. That is 822,570 for the V = 90 of Reddi et
-    al., 2,048 more than they count: torch's LSTM has two biases a gate, theirs one. Initialised by
-    torch's defaults.
+    An embedding of dimension 8, two LSTM layers of 256 units and a linear layer: the network for
+    Shakespeare of McMahan et al., "Communication-efficient learning of deep networks from
+    decentralized data", AISTATS 2017, with an output at every position as in Reddi et al.,
+    "Adaptive federated optimization", ICLR 2021. It has 798,720 + 265 V parameters. For V = 90 as
+    in Reddi et al. that is 822,570, which is 2,048 more than they report, because torch's LSTM has
+    two biases per gate and theirs has one. Initialisation is torch's default.
 
     Args:
         outputs: number of different tokens, V.
-        embedding: numbers a token is embedded in.
+        embedding: dimension of the embedding.
         layers: number of LSTM layers.
-        hidden: units of each.
-        dropout: probability, between the layers.
+        hidden: number of units per layer.
+        dropout: probability of dropout between the layers.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class LSTM(nn.Module):
         super().__init__()
         for name, value in (("embedding", embedding), ("layers", layers), ("hidden", hidden)):
             check_widths("lstm", name, [value])
-        if layers > _MOST_LAYERS:
-            raise InputError(f"Model 'lstm' needs layers <= {_MOST_LAYERS}; got {layers}.")
+        if layers > _MAX_LAYERS:
+            raise InputError(f"Model 'lstm' needs layers <= {_MAX_LAYERS}; got {layers}.")
         check_dropout("lstm", dropout)
         if dropout > 0 and layers == 1:
             raise InputError(
-                f"Model 'lstm' has dropout between layers; one layer has none. Got dropout={dropout}."
+                "Model 'lstm' has dropout between layers only; with one layer it needs "
+                f"dropout=0. Got dropout={dropout}."
             )
         self.embedding = nn.Embedding(outputs, embedding)
         self.layers = nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout)

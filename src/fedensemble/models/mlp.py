@@ -17,8 +17,8 @@ class MLP(nn.Module):
     Args:
         shape: shape of one input.
         outputs: number of classes or targets.
-        hidden: widths of the hidden layers; none makes it linear.
-        dropout: probability, after each hidden layer.
+        hidden: widths of the hidden layers; an empty list makes a linear model.
+        dropout: probability of dropout after each hidden layer.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class MLP(nn.Module):
         check_dropout("mlp", dropout)
         widths = [prod(shape), *check_widths("mlp", "hidden", hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
-        for inside, outside in pairwise(widths):
-            layers += [nn.Linear(inside, outside), nn.ReLU()]
+        for in_features, out_features in pairwise(widths):
+            layers += [nn.Linear(in_features, out_features), nn.ReLU()]
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

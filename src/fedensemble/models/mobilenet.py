@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .argument_checks import check_dropout
-from .augment import first_layer
-from .layers import Norm, check_images, initialise_convolutions, norm_layer
+from .augment import augmentation_layer
+from .layers import Norm, check_images, init_convolutions, norm_layer
 from .registry import models
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.
@@ -23,31 +23,35 @@ _STEM, _LAST = 32, 1280
 
 
 class Block(nn.Module):
-    """Inverted residual: 1x1 convolution to more channels, 3x3 on each channel, 1x1 back, with no
-    ReLU at the end.
-    """
+    """Inverted residual: 1x1 expansion, 3x3 depthwise convolution, 1x1 projection without ReLU."""
 
     def __init__(
-        self, inside: int, outside: int, expansion: int, stride: int, norm: Norm, groups: int
+        self,
+        in_channels: int,
+        out_channels: int,
+        expansion: int,
+        stride: int,
+        norm: Norm,
+        groups: int,
     ) -> None:
         super().__init__()
-        wide = expansion * inside
+        hidden = expansion * in_channels
         layers: list[nn.Module] = []
         if expansion != 1:
             layers += [
-                nn.Conv2d(inside, wide, 1, bias=False),
-                norm_layer(norm, wide, groups),
+                nn.Conv2d(in_channels, hidden, 1, bias=False),
+                norm_layer(norm, hidden, groups),
                 nn.ReLU6(),
             ]
         layers += [
-            nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False),
-            norm_layer(norm, wide, groups),
+            nn.Conv2d(hidden, hidden, 3, stride, padding=1, groups=hidden, bias=False),
+            norm_layer(norm, hidden, groups),
             nn.ReLU6(),
-            nn.Conv2d(wide, outside, 1, bias=False),
-            norm_layer(norm, outside, groups),
+            nn.Conv2d(hidden, out_channels, 1, bias=False),
+            norm_layer(norm, out_channels, groups),
         ]
         self.layers = nn.Sequential(*layers)
-        self.residual = stride == 1 and inside == outside
+        self.residual = stride == 1 and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x)
@@ -56,10 +60,10 @@ class Block(nn.Module):
 
 @models.register("mobilenet")
 class MobileNet(nn.Module):
-    """MobileNetV2: a 3x3 convolution, 17 inverted residuals, a 1x1 convolution, mean over pixels,
-    linear layer.
+    """MobileNetV2 for small images.
 
-    2,236,682 parameters for 3 channels and 10 classes at width 1 (3,504,872 for 1000, as in
+    A 3x3 convolution, 17 inverted residuals, a 1x1 convolution, the mean over pixels and a linear
+    layer. 2,236,682 parameters for 3 channels and 10 classes at width 1 (3,504,872 for 1000, as in
     torchvision), with either norm. Initialised as in torchvision.
 
     Reference: Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: inverted residuals and linear
@@ -68,14 +72,15 @@ class MobileNet(nn.Module):
     Args:
         shape: (channels, height, width) of one image.
         outputs: number of classes.
-        width: factor for the numbers of channels, rounded to multiples of 8.
+        width: factor of the numbers of channels, which are rounded to multiples of 8.
         norm: "batch" or "group".
-        groups: of GroupNorm.
-        stem_stride: of the first convolution; the blocks shrink an image 16 times more. 1 leaves
-            2x2 pixels of 32x32 and 4x4 of 64x64; 2, as in the paper, is for larger images.
-        dropout: probability, before the linear layer.
+        groups: number of groups of GroupNorm.
+        stem_stride: stride of the first convolution; the blocks downsample by another factor of 16.
+            With 1, a 32x32 image ends as 2x2 pixels and a 64x64 image as 4x4; 2, as in the paper,
+            is for larger images.
+        dropout: probability of dropout before the linear layer.
         augment: random crops and flips of training images, see `PadCropFlip`; also of test images
-            where prediction keeps dropout active.
+            if prediction keeps dropout active.
     """
 
     def __init__(
@@ -92,29 +97,31 @@ class MobileNet(nn.Module):
         super().__init__()
         check_dropout("mobilenet", dropout)
         check_images("mobilenet", shape, width=width, stem_stride=stem_stride)
-        inside, last = _by_eight(_STEM * width), _by_eight(_LAST * max(1.0, width))
+        in_channels = _round_to_8(_STEM * width)
+        last_channels = _round_to_8(_LAST * max(1.0, width))
         layers: list[nn.Module] = [
-            nn.Conv2d(shape[0], inside, 3, stem_stride, padding=1, bias=False),
-            norm_layer(norm, inside, groups),
+            nn.Conv2d(shape[0], in_channels, 3, stem_stride, padding=1, bias=False),
+            norm_layer(norm, in_channels, groups),
             nn.ReLU6(),
         ]
         for expansion, channels, count, stride in _STAGES:
-            outside = _by_eight(channels * width)
-            for place in range(count):
+            out_channels = _round_to_8(channels * width)
+            for index in range(count):
+                block_stride = stride if index == 0 else 1
                 layers.append(
-                    Block(inside, outside, expansion, stride if place == 0 else 1, norm, groups)
+                    Block(in_channels, out_channels, expansion, block_stride, norm, groups)
                 )
-                inside = outside
+                in_channels = out_channels
         layers += [
-            nn.Conv2d(inside, last, 1, bias=False),
-            norm_layer(norm, last, groups),
+            nn.Conv2d(in_channels, last_channels, 1, bias=False),
+            norm_layer(norm, last_channels, groups),
             nn.ReLU6(),
         ]
-        self.augment = first_layer(augment)
+        self.augment = augmentation_layer(augment)
         self.layers = nn.Sequential(*layers)
         self.drop = nn.Dropout(dropout)
-        self.out = nn.Linear(last, outputs)
-        initialise_convolutions(self)
+        self.out = nn.Linear(last_channels, outputs)
+        init_convolutions(self)
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
@@ -123,10 +130,10 @@ class MobileNet(nn.Module):
         return self.out(self.drop(x))  # type: ignore[no-any-return]
 
 
-def _by_eight(channels: float) -> int:
-    """The nearest multiple of 8, but at least 8 and not below 90 % of what was asked for.
+def _round_to_8(channels: float) -> int:
+    """The multiple of 8 nearest to `channels`, at least 8 and at least 90 % of `channels`.
 
-    >>> _by_eight(16 * 0.5), _by_eight(24 * 0.75), _by_eight(12.1)
+    >>> _round_to_8(16 * 0.5), _round_to_8(24 * 0.75), _round_to_8(12.1)
     (8, 24, 16)
     """
     rounded = max(8, int(channels + 4) // 8 * 8)

@@ -1,7 +1,7 @@
-"""The paper's toy model: linear in fixed radial basis features.
+"""The paper's toy model: a linear model of fixed radial basis features.
 
-f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)), nu_j drawn once and the same for all modes, only w is
-learned.
+f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)). The centres nu_j are drawn once and are the same for
+all modes; only w is trained.
 """
 
 import torch
@@ -14,14 +14,14 @@ from .registry import models
 
 @models.register("rbf")
 class RBFLinear(nn.Module):
-    """A linear model on radial basis features of one input, [B, 1] -> [B, 1].
+    """A linear model of radial basis features of one input, [B, 1] -> [B, 1].
 
     Args:
         features: number of centres.
-        width: b.
-        low, high: the interval the centres are drawn from.
+        width: width b of the basis functions.
+        low, high: interval from which the centres are drawn.
         scale: standard deviation of the initial weights.
-        centres_seed: of the centres, so that every mode has the same ones.
+        centres_seed: seed of the centres, so that all modes have the same centres.
 
     >>> RBFLinear()(torch.zeros(3, 1)).shape
     torch.Size([3, 1])
@@ -41,11 +41,11 @@ class RBFLinear(nn.Module):
         super().__init__()
         check_widths("rbf", "features", [features])
         check_positive("rbf", width=width)
-        drawn = prng.uniform(prng.key(centres_seed, "rbf centres"), features)
-        self.register_buffer("centres", (low + (high - low) * drawn).float(), persistent=False)
+        uniform = prng.uniform(prng.key(centres_seed, "rbf centres"), features)
+        self.register_buffer("centres", (low + (high - low) * uniform).float(), persistent=False)
         self.width = width
         self.weight = nn.Parameter(scale * torch.randn(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        phi = torch.exp(-((x - self.centres) ** 2) / (2 * self.width**2))
+        phi = torch.exp(-((x - self.centres) ** 2) / (2 * self.width**2))  # [B, features]
         return phi @ self.weight.unsqueeze(-1)

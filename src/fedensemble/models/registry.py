@@ -1,4 +1,4 @@
-"""The table of models by name."""
+"""The registry of models by name."""
 
 from collections.abc import Callable
 

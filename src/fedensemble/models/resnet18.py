@@ -5,26 +5,27 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .augment import first_layer
-from .layers import Norm, check_images, initialise_convolutions, norm_layer
+from .augment import augmentation_layer
+from .layers import Norm, check_images, init_convolutions, norm_layer
 from .registry import models
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
-    changes.
-    """
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
-    def __init__(self, inside: int, outside: int, stride: int, norm: Norm, groups: int) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, norm: Norm, groups: int
+    ) -> None:
         super().__init__()
-        self.first = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.first_norm = norm_layer(norm, outside, groups)
-        self.second = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.second_norm = norm_layer(norm, outside, groups)
+        self.first = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.first_norm = norm_layer(norm, out_channels, groups)
+        self.second = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.second_norm = norm_layer(norm, out_channels, groups)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inside != outside:
+        if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), norm_layer(norm, outside, groups)
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                norm_layer(norm, out_channels, groups),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,9 +37,9 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 with a stem for small images: one 3x3 convolution, no max-pooling.
 
-    Four stages of two blocks, 64, 128, 256 and 512 channels, then the mean over pixels and a linear
-    layer. 11,173,962 parameters for 3 channels and 10 classes, with either norm. Convolutions are
-    initialised as in torchvision.
+    Four stages of two blocks with 64, 128, 256 and 512 channels, then the mean over pixels and a
+    linear layer. 11,173,962 parameters for 3 channels and 10 classes, with either norm.
+    Convolutions are initialised as in torchvision.
 
     Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016.
     With norm="group" it is the federated version, GroupNorm with two groups, of Reddi et al.,
@@ -47,12 +48,12 @@ class ResNet18(nn.Module):
     Args:
         shape: (channels, height, width) of one image.
         outputs: number of classes.
-        norm: "batch" or "group"; GroupNorm has no statistics that clients with unlike data would
-            disagree on.
-        groups: of GroupNorm.
-        width: channels of the first stage; the others have 2, 4 and 8 times as many.
+        norm: "batch" or "group"; GroupNorm has no running statistics, which differ between clients
+            with different data.
+        groups: number of groups of GroupNorm.
+        width: number of channels of the first stage; the others have 2, 4 and 8 times as many.
         augment: random crops and flips of training images, see `PadCropFlip`; also of test images
-            where prediction keeps dropout active.
+            if prediction keeps dropout active.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class ResNet18(nn.Module):
     ) -> None:
         super().__init__()
         check_images("resnet18", shape, width=width)
-        self.augment = first_layer(augment)
+        self.augment = augmentation_layer(augment)
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(norm, width, groups)
-        blocks, inside = [], width
+        blocks, in_channels = [], width
         for stage in range(4):
-            outside = width * 2**stage
-            blocks.append(Block(inside, outside, 1 if stage == 0 else 2, norm, groups))
-            blocks.append(Block(outside, outside, 1, norm, groups))
-            inside = outside
+            out_channels = width * 2**stage
+            blocks.append(Block(in_channels, out_channels, 1 if stage == 0 else 2, norm, groups))
+            blocks.append(Block(out_channels, out_channels, 1, norm, groups))
+            in_channels = out_channels
         self.blocks = nn.Sequential(*blocks)
-        self.out = nn.Linear(inside, outputs)
-        initialise_convolutions(self)
+        self.out = nn.Linear(in_channels, outputs)
+        init_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem_norm(self.stem(self.augment(x))))

@@ -1,46 +1,49 @@
-"""ResNet-20, the smallest of the residual networks made for CIFAR."""
+"""ResNet-20, the smallest of the residual networks for CIFAR."""
 
 from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .augment import first_layer
-from .layers import Norm, check_images, initialise_convolutions, norm_layer
+from .augment import augmentation_layer
+from .layers import Norm, check_images, init_convolutions, norm_layer
 from .registry import models
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut without parameters.
+    """Two 3x3 convolutions and a shortcut without parameters.
 
-    Where the shape changes, the shortcut takes every second pixel and adds channels of zeros
-    (option A of the paper).
+    If the shape changes, the shortcut takes every second pixel and adds channels of zeros (option A
+    of the paper).
     """
 
-    def __init__(self, inside: int, outside: int, stride: int, norm: Norm, groups: int) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, norm: Norm, groups: int
+    ) -> None:
         super().__init__()
-        self.first = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.first_norm = norm_layer(norm, outside, groups)
-        self.second = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.second_norm = norm_layer(norm, outside, groups)
-        self.stride, self.added = stride, outside - inside
+        self.first = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.first_norm = norm_layer(norm, out_channels, groups)
+        self.second = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.second_norm = norm_layer(norm, out_channels, groups)
+        self.stride, self.extra_channels = stride, out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.first_norm(self.first(x)))
         y = self.second_norm(self.second(y))
-        if self.added:
-            # As x[:, :, ::stride, ::stride], but slopes stay in the order in memory that
-            # convolutions have them in.
-            x = F.pad(F.max_pool2d(x, 1, self.stride), (0, 0, 0, 0, 0, self.added))
+        if self.extra_channels:
+            # Max-pooling with 1x1 windows equals x[:, :, ::stride, ::stride]. Unlike the slice, its
+            # backward pass returns gradients in the memory format of the convolutions.
+            x = F.pad(F.max_pool2d(x, 1, self.stride), (0, 0, 0, 0, 0, self.extra_channels))
         return F.relu(y + x)
 
 
 @models.register("resnet20")
 class ResNet20(nn.Module):
-    """ResNet-20: a 3x3 convolution, three stages of three blocks (16, 32, 64 channels), mean over
-    pixels, linear layer.
+    """ResNet-20 for CIFAR.
 
-    269,722 parameters for 3 channels and 10 classes, with either norm; 0.27 million in the paper.
+    A 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, the mean over
+    pixels and a linear layer. 269,722 parameters for 3 channels and 10 classes, with either norm;
+    0.27 million in the paper.
 
     Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016,
     section 4.2.
@@ -49,10 +52,10 @@ class ResNet20(nn.Module):
         shape: (channels, height, width) of one image.
         outputs: number of classes.
         norm: "batch", as in the paper, or "group".
-        groups: of GroupNorm.
-        width: channels of the first stage; the others have 2 and 4 times as many.
+        groups: number of groups of GroupNorm.
+        width: number of channels of the first stage; the others have 2 and 4 times as many.
         augment: random crops and flips of training images, see `PadCropFlip`; also of test images
-            where prediction keeps dropout active.
+            if prediction keeps dropout active.
     """
 
     def __init__(
@@ -66,17 +69,21 @@ class ResNet20(nn.Module):
     ) -> None:
         super().__init__()
         check_images("resnet20", shape, width=width)
-        self.augment = first_layer(augment)
+        self.augment = augmentation_layer(augment)
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(norm, width, groups)
-        blocks, inside = [], width
-        for outside in (width, 2 * width, 4 * width):
-            blocks.append(Block(inside, outside, 1 if outside == inside else 2, norm, groups))
-            blocks += [Block(outside, outside, 1, norm, groups) for _ in range(2)]
-            inside = outside
+        blocks, in_channels = [], width
+        for out_channels in (width, 2 * width, 4 * width):
+            blocks.append(
+                Block(
+                    in_channels, out_channels, 1 if out_channels == in_channels else 2, norm, groups
+                )
+            )
+            blocks += [Block(out_channels, out_channels, 1, norm, groups) for _ in range(2)]
+            in_channels = out_channels
         self.blocks = nn.Sequential(*blocks)
-        self.out = nn.Linear(inside, outputs)
-        initialise_convolutions(self)
+        self.out = nn.Linear(in_channels, outputs)
+        init_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem_norm(self.stem(self.augment(x))))

@@ -25,11 +25,9 @@ def test_all_methods_weigh_clients_alike(name):
 
 
 def test_compressors_have_the_names_of_their_papers():
-    assert (
-        QSGD().quantiser == QSGD(compressor="terngrad", norm="2").quantiser == Dither(256, "inf", 1)
-    )
-    assert QSGD(compressor="qsgd", levels=7).quantiser == Dither(256, "2", 7)
-    assert Diana(compressor="qsgd", block=64).quantiser == Dither(64, "2", 4)
+    assert QSGD().codec == QSGD(compressor="terngrad", norm="2").codec == Dither(256, "inf", 1)
+    assert QSGD(compressor="qsgd", levels=7).codec == Dither(256, "2", 7)
+    assert Diana(compressor="qsgd", block=64).codec == Dither(64, "2", 4)
     with pytest.raises(
         InputError, match="'ternary', 'dither', 'terngrad', 'qsgd', 'rand-k' or 'top-k'; got 'sign'"
     ):
@@ -85,7 +83,7 @@ def test_the_authors_way_of_testing_is_train_mode(tmp_path, monkeypatch):
 
 
 def test_shakespeare_averages_logits_as_the_authors_code():
-    folder = default_file("digits.toml").parent.parent / "experiments" / "base"
+    folder = default_file("digits.toml").parent.parent / "papers" / "fed_ensemble" / "base"
     assert read_toml(folder / "shakespeare.toml")["ensemble"]["combine"] == "logits"
     assert "combine" not in read_toml(folder / "mnist.toml")["ensemble"]
 

@@ -150,7 +150,7 @@ def test_sentences_come_from_docstrings_also_of_ancestors():
     said = explanations(FedBE)
     assert said["server_lr"] == said["server_lr_low"]
     # it goes over two lines
-    assert said["server_lr"].endswith("a flat teacher makes a flat student.")
+    assert said["server_lr"].endswith("a student with nearly uniform ones.")
     assert said["lr"] == "learning rate of local training." and "samples" in said
     assert explanations(len) == {}
 

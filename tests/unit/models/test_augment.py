@@ -74,7 +74,7 @@ def test_without_padding_images_are_only_flipped():
 
 def test_a_draw_of_one_stays_inside():
     layer = PadCropFlip(pad=4)
-    assert layer._offset(torch.tensor([0.0, 0.999, 1.0])).tolist() == [0, 8, 8]
+    assert layer._to_offset(torch.tensor([0.0, 0.999, 1.0])).tolist() == [0, 8, 8]
 
 
 def test_the_key_decides():

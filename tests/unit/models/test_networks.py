@@ -180,7 +180,7 @@ def test_every_option_is_a_key_of_a_config(name):
         ("resnet20", {"norm": "group", "groups": 3}, "cannot divide 16 channels into groups=3"),
         ("resnet20", {"width": 0}, "needs width > 0; got 0"),
         ("mobilenet", {"stem_stride": 0}, "needs stem_stride > 0"),
-        ("shufflenet", {"width": 0.7}, "widths 0.5, 1.0, 1.5, 2.0; got 0.7"),
+        ("shufflenet", {"width": 0.7}, "width 0.5, 1.0, 1.5, 2.0; got 0.7"),
         ("shufflenet", {"stem_stride": 3}, "stem_stride 1, 2 or 4; got 3"),
         ("cnn-pfl", {"shape": [3, 5, 8]}, "at least 6x6; got 5x8"),
     ],

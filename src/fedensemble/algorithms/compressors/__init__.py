@@ -1,7 +1,7 @@
-"""Quantisers: what they make of a vector, and the bytes that carry it."""
+"""Lossy compressors of vectors, and the byte encoding of their results."""
 
-from .compressor import Message, Quantiser
+from .compressor import Compressor, Message
 from .dither import Dither
 from .sparsify import RandK, TopK
 
-__all__ = ["Dither", "Message", "Quantiser", "RandK", "TopK"]
+__all__ = ["Compressor", "Dither", "Message", "RandK", "TopK"]

@@ -1,4 +1,4 @@
-"""Rounding to a few levels at random, in blocks: ternary quantisation and dithering.
+"""Random rounding to a few levels, in blocks: ternary quantisation and dithering.
 
 References: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017 (dithering); Mishchenko,
 Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019
@@ -16,28 +16,30 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import InputError
-from .compressor import Message, Quantiser, from_bytes, to_bytes
+from .compressor import Compressor, Message, from_bytes, to_bytes
 
-# units of several levels keep 17 bits, so that a level of 7 bits times a unit is exact in float32
-_SPARE = 2.0**-16
+# With several levels, the unit of a block is rounded to 17 bits. A level (7 bits) times a unit is
+# then exact in float32, so that `encode` can recover unit and levels from their products.
+_UNIT_PRECISION = 2.0**-16
 
 
 @dataclass(frozen=True)
-class Dither(Quantiser):
+class Dither(Compressor):
     """Random dithering in blocks; with one level it is ternary quantisation.
 
-    x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels, and l_j is |x_j| / u rounded up or
-    down at random, so that it is right on average.
+    x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels is the unit of the block, and l_j is
+    |x_j| / u rounded up or down at random such that it is unbiased.
 
-    A message holds each block's unit u, then levels in base 2 levels + 1, as many to a byte as fit:
-    five trits.
+    A message consists of the unit of each block, followed by the signed levels as digits in base
+    2 levels + 1, with as many digits per byte as fit: five trits for ternary quantisation.
 
     Args:
-        block: entries that share a norm.
+        block: number of entries that share a norm.
         norm: p, "2" or "inf".
-        levels: at most 127.
+        levels: number of steps from zero to the norm, at most 127.
 
-    >>> Dither(block=2).compress(torch.tensor([4.0, -1.0, 0.0]), torch.tensor([0.5, 0.2, 0.5])).tolist()
+    >>> x, uniform = torch.tensor([4.0, -1.0, 0.0]), torch.tensor([0.5, 0.2, 0.5])
+    >>> Dither(block=2).compress(x, uniform).tolist()
     [4.0, -4.0, 0.0]
     >>> Dither(block=256).bytes(1000)  # 4 units of 4 bytes, 200 bytes of trits
     216
@@ -55,73 +57,80 @@ class Dither(Quantiser):
             )
 
     def compress(self, x: Tensor, uniform: Tensor) -> Tensor:
-        parts = self._blocks(x)
-        size = parts.abs()
-        unit = size.amax(-1, keepdim=True)
-        # of what is left without the largest, which could overflow or vanish when squared
+        blocks = self._split_into_blocks(x)
+        magnitude = blocks.abs()
+        unit = magnitude.amax(-1, keepdim=True)
+        # Divide by the largest entry before computing the 2-norm, because squares of large entries
+        # overflow and squares of small ones underflow.
         if self.norm == "2":
             unit = unit * torch.linalg.vector_norm(
-                parts / _one_for_zero(unit), dim=-1, keepdim=True
+                blocks / _replace_zeros_by_one(unit), dim=-1, keepdim=True
             )
         if self.levels > 1:
+            # Round the unit up, so that no entry needs more than `levels` levels.
             mantissa, exponent = torch.frexp(unit / self.levels)
-            # up: no entry exceeds the levels
-            unit = torch.ldexp(torch.ceil(mantissa / _SPARE) * _SPARE, exponent)
-        level = (size / _one_for_zero(unit)).clamp(max=self.levels)
-        level = level.floor() + (self._blocks(uniform) < level - level.floor())
-        # 0.0 makes -0 a 0
-        return (torch.sign(parts) * level * unit + 0.0).flatten(-2)[..., : x.shape[-1]]
+            mantissa = torch.ceil(mantissa / _UNIT_PRECISION) * _UNIT_PRECISION
+            unit = torch.ldexp(mantissa, exponent)
+        level = (magnitude / _replace_zeros_by_one(unit)).clamp(max=self.levels)
+        level = level.floor() + (self._split_into_blocks(uniform) < level - level.floor())
+        # Adding 0.0 turns -0.0 into 0.0, so that a decoded message has the same bits.
+        return (torch.sign(blocks) * level * unit + 0.0).flatten(-2)[..., : x.shape[-1]]
 
     def omega(self, size: int) -> float:
         width = min(self.block, size)
-        # ||x||_1 ||x||_p <= ratio ||x||_2^2, with equality for some x; for one level the variance
-        # is their difference.
+        # ||x||_1 ||x||_p <= ratio ||x||_2^2, with equality for some x. With one level the variance
+        # is ||x||_1 ||x||_p - ||x||_2^2.
         ratio = math.sqrt(width) if self.norm == "2" else (1 + math.sqrt(width)) / 2
-        spread = ratio - 1 if self.levels == 1 else (1 + 2 * _SPARE) * ratio / self.levels
-        return min(spread, (1 + 4 * _SPARE) * width / (4 * self.levels**2))
+        variance = (
+            ratio - 1 if self.levels == 1 else (1 + 2 * _UNIT_PRECISION) * ratio / self.levels
+        )
+        return min(variance, (1 + 4 * _UNIT_PRECISION) * width / (4 * self.levels**2))
 
     def bytes(self, size: int, itemsize: int = 4) -> int:
-        return -(-size // self.block) * itemsize + -(-size // self._digits)
+        return -(-size // self.block) * itemsize + -(-size // self._digits_per_byte)
 
     def encode(self, x: Tensor) -> Message:
-        parts = self._blocks(x.detach().cpu())
-        size = parts.abs()
-        least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
-        # the smallest entry is some level times the unit: find which
-        least = torch.where(least < torch.inf, least, 0)
-        unit = least
+        blocks = self._split_into_blocks(x.detach().cpu())
+        magnitude = blocks.abs()
+        smallest = torch.where(magnitude > 0, magnitude, torch.inf).amin(-1, keepdim=True)
+        smallest = torch.where(smallest < torch.inf, smallest, 0)  # blocks of zeros
+        # The unit is not part of x, so recover it: the smallest entry other than 0 is some level
+        # times the unit. Try all levels and take a unit of which all entries are exact multiples.
+        unit = smallest
         for level in range(self.levels, 0, -1):
-            candidate = least / level
-            levels = torch.round(size / _one_for_zero(candidate))
-            fits = ((levels <= self.levels) & (levels * candidate == size)).all(-1, keepdim=True)
-            unit = torch.where(fits, candidate, unit)
-        levels = torch.round(parts / _one_for_zero(unit)).flatten(-2)[: x.shape[-1]] + self.levels
-        digits = pad(levels.to(torch.int64), (0, -x.shape[-1] % self._digits)).reshape(
-            -1, self._digits
-        )
-        packed = (digits * self._powers).sum(-1).to(torch.uint8)
-        return to_bytes(unit.flatten()) + to_bytes(packed)
+            candidate = smallest / level
+            levels = torch.round(magnitude / _replace_zeros_by_one(candidate))
+            fits = (levels <= self.levels) & (levels * candidate == magnitude)
+            unit = torch.where(fits.all(-1, keepdim=True), candidate, unit)
+        signed_levels = torch.round(blocks / _replace_zeros_by_one(unit)).flatten(-2)
+        digits = (signed_levels[: x.shape[-1]] + self.levels).to(torch.int64)
+        digits = pad(digits, (0, -x.shape[-1] % self._digits_per_byte))
+        packed = (digits.reshape(-1, self._digits_per_byte) * self._place_values).sum(-1)
+        return to_bytes(unit.flatten()) + to_bytes(packed.to(torch.uint8))
 
     def decode(self, message: Message, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        cut = -(-size // self.block) * dtype.itemsize
-        unit = from_bytes(message[:cut], dtype).unsqueeze(-1)
-        packed = from_bytes(message[cut:], torch.uint8).to(torch.int64).unsqueeze(-1)
-        levels = (packed // self._powers % (2 * self.levels + 1)).flatten()[:size] - self.levels
-        return (self._blocks(levels.to(dtype)) * unit + 0.0).flatten(-2)[:size]
+        unit_bytes = -(-size // self.block) * dtype.itemsize
+        unit = from_bytes(message[:unit_bytes], dtype).unsqueeze(-1)
+        packed = from_bytes(message[unit_bytes:], torch.uint8).to(torch.int64).unsqueeze(-1)
+        digits = (packed // self._place_values % (2 * self.levels + 1)).flatten()[:size]
+        signed_levels = (digits - self.levels).to(dtype)
+        return (self._split_into_blocks(signed_levels) * unit + 0.0).flatten(-2)[:size]
 
     @property
-    def _digits(self) -> int:
+    def _digits_per_byte(self) -> int:
         return int(math.log(256 + 0.5) / math.log(2 * self.levels + 1))
 
     @property
-    def _powers(self) -> Tensor:
-        return (2 * self.levels + 1) ** torch.arange(self._digits)
+    def _place_values(self) -> Tensor:
+        return (2 * self.levels + 1) ** torch.arange(self._digits_per_byte)
 
-    def _blocks(self, x: Tensor) -> Tensor:
-        # padding a model to one huge block would take its memory
+    def _split_into_blocks(self, x: Tensor) -> Tensor:
+        """The vectors [..., P], padded with zeros, as [..., blocks, block]."""
+        # A block larger than the vector is cut to the vector's length (or 65,536), because padding
+        # to a huge block would use the memory of a huge vector.
         block = min(self.block, max(x.shape[-1], 1 << 16))
         return pad(x, (0, -x.shape[-1] % block)).reshape(*x.shape[:-1], -1, block)
 
 
-def _one_for_zero(x: Tensor) -> Tensor:
+def _replace_zeros_by_one(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, 1)
