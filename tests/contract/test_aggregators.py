@@ -227,7 +227,8 @@ def test_a_federation_saved_before_there_were_aggregators_loads(tmp_path, monkey
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "diana", "dore", "fedsplit", "fedpd"])
 def test_methods_that_track_a_mean_take_no_other_aggregator(method):
     with pytest.raises(
-        InputError, match=f"'median' cannot be used with algorithm '{method}'.*Use aggregator 'mean'"
+        InputError,
+        match=f"'median' cannot be used with algorithm '{method}'.*Use aggregator 'mean'",
     ):
         crowded(method, aggregator="median")
     train(crowded(method, aggregator="mean", attack="ipm"), 1)

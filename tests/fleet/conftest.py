@@ -45,7 +45,7 @@ from fedensemble.deploy import example_client
 
 
 def load(node):
-    """Part of the config's data set. The first call is the enrolment; training number i waits for the file go-i."""
+    """Part of the data set. The first call is the enrolment; training i waits for the file go-i."""
     gates = Path("GATES") / str(node["partition-id"])
     gates.mkdir(parents=True, exist_ok=True)
     call = len(list(gates.glob("call-*")))

@@ -53,7 +53,7 @@ class Independent(Schedule):
 class IndependentKFold(Independent):
     """K independent federated runs with M clients per round each, at K times the communication.
 
-    In one round a client may be drawn by several runs.
+    Several runs may select the same client in one round.
     """
 
     one_mode_a_client: ClassVar[bool] = False

@@ -14,7 +14,7 @@ from fedensemble.engines.local import thread_pool
 from fedensemble.engines.local.block import gather_sent
 from fedensemble.engines.local.flops import count_flops
 from fedensemble.engines.local.vector import VectorEngine
-from fedensemble.errors import DivergedError, EngineWarning
+from fedensemble.errors import DivergedError
 from fedensemble.modeling.factory import SeededFactory
 from fedensemble.testing.assertions import AGREEMENT
 from fedensemble.testing.cases import CASES

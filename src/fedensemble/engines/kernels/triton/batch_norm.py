@@ -163,7 +163,7 @@ class BatchNorm(NamedTuple):
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> Tensor:
-        """The terms b and d of the input gradient, [2, J, C]; writes the weight and bias gradients."""
+        """Terms b and d of the input gradient, [2, J, C]; writes weight and bias gradients."""
         _, visits, channels = statistics.shape
         grid, tile = _launch(partial_sums)
         out = torch.empty(2, visits, channels, dtype=torch.float32, device=statistics.device)

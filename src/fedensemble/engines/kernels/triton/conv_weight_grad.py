@@ -48,7 +48,7 @@ def _conv_weight_grad(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[s, j, k, o] = sum over the pixels m of split s of patch(x)[j, m, k] grad_output[j, m, o]."""
+    """out[s, j, k, o] = sum of patch(x)[j, m, k] grad_output[j, m, o] over pixels m of split s."""
     both = tl.program_id(2)
     j, split = (both // SPLIT).to(tl.int64), both % SPLIT
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -180,7 +180,7 @@ class GroupNorm(NamedTuple):
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> Tensor:
-        """The terms b and d of the input gradient, [2, N, C]; writes the weight and bias gradients."""
+        """Terms b and d of the input gradient, [2, N, C]; writes weight and bias gradients."""
         _, examples, channels = statistics.shape
         visits, block_c = len(grad_weight), min(_WEIGHT_BLOCK[1], triton.next_power_of_2(channels))
         _weight_grads[(triton.cdiv(channels, block_c) * visits,)](

@@ -89,7 +89,7 @@ def _implicit_gemm(
     """out[j, m, o] = sum_k patch(x)[j, m, k] w[j, k, o].
 
     BY_TAP iterates over filter taps, so that a pixel index is computed once for many channels; with
-    few channels, taps and channels form one loop. TRANSPOSED computes the gradient w.r.t. the input:
+    few channels, taps and channels form one loop. TRANSPOSED computes the input gradient:
     w is the matrix of the forward pass, [taps, O, C] in the names used here, and a stride spreads
     pixels instead of skipping them. By tap, a program then has every EVERY_H-th row and EVERY_W-th
     column of pixels, because all others meet none of its filter taps.

@@ -1,7 +1,7 @@
 """The two passes of a norm over the activations of J visits, in channels-last format.
 
-y = (x - mean) / sqrt(var + eps) * weight_jc + bias_jc. Rows are divided into sets with statistics of
-their own per channel: BatchNorm has one set per visit, GroupNorm one per example.
+y = (x - mean) / sqrt(var + eps) * weight_jc + bias_jc. Rows are divided into sets with their own
+statistics per channel: BatchNorm has one set per visit, GroupNorm one per example.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def _sgd_step(
     """theta[j] -= rate[j] (grad[j] + DECAY theta[j]), unless rate[j] is 0.
 
     With COPIES the result also goes to `copy`. Rows of all three have the same stride, a multiple
-    of 16, so that the matrices are one line of TOTAL elements which Triton reads and writes 16 bytes
-    at a time.
+    of 16, so that the matrices are one line of TOTAL elements, read and written 16 bytes at a
+    time.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -86,7 +86,7 @@ def _gather_rows(source, index, out, P, ROW_STRIDE, VISITS, BLOCK: tl.constexpr)
 
 
 def gather_rows(source: Tensor, index: Tensor, out: Tensor) -> None:
-    """Gathers the rows of [K, P] at `index` [J] into the first P columns of `out`; the rest is 0."""
+    """Gathers the rows of [K, P] at `index` [J] into the first P columns of `out`, zero-padded."""
     visits, row_stride = out.shape
     grid = (visits * triton.cdiv(row_stride, BLOCK),)
     _gather_rows[grid](source, index, out, source.shape[1], row_stride, visits, BLOCK=BLOCK)
