@@ -1,6 +1,6 @@
 """Ends the command line without a traceback if the user interrupts it while modules are imported.
 
-Imports take a second, in which no code of the command line runs yet that could catch Ctrl-C. Without
+Imports take a second, in which no code of the command line runs that could catch Ctrl-C. Without
 this hook a user who presses it sees a traceback through the modules of torch. Programs that import
 the package are left alone.
 """
