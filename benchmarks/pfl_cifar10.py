@@ -39,7 +39,9 @@ def model() -> nn.Module:
     return models["cnn-pfl"](shape=(3, 32, 32), outputs=10)
 
 
-def ours(device: str, iterations: int, modes: int, options: dict[str, object]) -> list[float]:
+def fedensemble_iterations(
+    device: str, iterations: int, modes: int, options: dict[str, object]
+) -> list[float]:
     """Seconds of each iteration of fedensemble."""
     x, y = clients_data()
     data = fe.FederatedData.from_arrays(
@@ -70,7 +72,7 @@ def time_calls(call: Callable[[], object], device: str, count: int) -> list[floa
     return seconds
 
 
-def theirs(device: str, iterations: int) -> list[float]:
+def pfl_iterations(device: str, iterations: int) -> list[float]:
     """Seconds of each of pfl's central iterations."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -158,13 +160,13 @@ def main() -> None:
     )
     base: float | None = None
     if find_spec("pfl") is not None:
-        base = add_row(table, peer, theirs(options.device, count), None)
+        base = add_row(table, peer, pfl_iterations(options.device, count), None)
     for modes in (1, 5):
         for precision in options.precision or (("tf32", "bf16") if cuda else ("auto",)):
             way = f"fedensemble, {modes} mode{'s' * (modes > 1)}" + (
                 f", {precision}" if cuda else ""
             )
-            seconds = ours(options.device, count, modes, {"precision": precision})
+            seconds = fedensemble_iterations(options.device, count, modes, {"precision": precision})
             median = add_row(table, way, seconds, base)
             base = base or median
     write(options.out, options.device, [table])

@@ -126,11 +126,11 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
     require_equal(
         _without_mode(other.state.modes, changed), _without_mode(run.state.modes, changed), what
     )
-    mine, theirs = (
+    changed_run, original_run = (
         {n: t for n, t in remembered(f.engine).items() if not n.endswith(f"mode {changed}")}
         for f in (other, run)
     )
-    require_equal(mine, theirs, f"{what}' client memory")
+    require_equal(changed_run, original_run, f"{what}' client memory")
 
 
 def check_idle(algorithm: Algorithm, engine: str) -> None:

@@ -16,9 +16,9 @@ from ..flat_params import Tree
 AGREEMENT = 1e-10
 
 
-def require(kept: bool, broken: str) -> None:
-    """Raises AssertionError unless the contract was kept; unlike `assert`, also with -O."""
-    if not kept:
+def require(condition: bool, broken: str) -> None:
+    """Raises AssertionError with the message `broken` unless the condition holds; even under -O."""
+    if not condition:
         raise AssertionError(broken)
 
 

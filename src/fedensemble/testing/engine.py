@@ -63,11 +63,11 @@ def check_case(name: str, case: Case, options: dict[str, Any]) -> None:
     got, reference = _federation(name, case, options), _federation("loop", case, {})
     start = reference.state
     what = f"Engine '{name}' disagrees with 'loop' on {case.name}"
-    for mine, theirs in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
+    for report, expected in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
         require_close(
-            {"losses": mine.losses}, {"losses": theirs.losses}, f"{what}, round {mine.round}"
+            {"losses": report.losses}, {"losses": expected.losses}, f"{what}, round {report.round}"
         )
-        costs = [(report.bytes_up, report.bytes_down) for report in (mine, theirs)]
+        costs = [(each.bytes_up, each.bytes_down) for each in (report, expected)]
         require(costs[0] == costs[1], f"{what}: bytes up and down are {costs[0]}, not {costs[1]}.")
     require_close(got.state.modes, reference.state.modes, what)
     require_close({"buffers": got.state.buffers}, {"buffers": reference.state.buffers}, what)

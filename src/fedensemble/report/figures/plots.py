@@ -189,11 +189,11 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
         )
         axes = figure.subplots()
         client, label = np.nonzero(counts)
-        held = counts[client, label]
+        examples = counts[client, label]
         largest = int(counts.max())
         dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": largest}
-        axes.scatter(client, label, s=_area(held, largest), c=held, **dots)
-        for count in _sample_counts(held):
+        axes.scatter(client, label, s=_area(examples, largest), c=examples, **dots)
+        for count in _sample_counts(examples):
             axes.scatter(
                 [],
                 [],
@@ -226,9 +226,9 @@ def _area(count: Any, most: int) -> Any:
     return 4 + 90 * count / most
 
 
-def _sample_counts(held: np.ndarray) -> list[int]:
+def _sample_counts(examples: np.ndarray) -> list[int]:
     """Counts for the legend: all that occur if they are few, else round ones and the largest."""
-    counts = [int(count) for count in np.unique(held)]
+    counts = [int(count) for count in np.unique(examples)]
     if len(counts) <= 5:
         return counts
     ticks = MaxNLocator(4, integer=True).tick_values(0, counts[-1])

@@ -103,15 +103,19 @@ def _calibration(content: Any) -> list[Chart]:
 
 
 def _entropy(content: Any) -> Chart:
-    held = content["entropy"]
-    bars = len(held["right"])
-    edges = [held["most"] * at / bars if held["most"] else at / bars for at in range(bars + 1)]
-    rights, wrongs = sum(held["right"]), sum(held["wrong"])
+    entropy = content["entropy"]
+    bars = len(entropy["right"])
+    edges = [
+        entropy["most"] * at / bars if entropy["most"] else at / bars for at in range(bars + 1)
+    ]
+    rights, wrongs = sum(entropy["right"]), sum(entropy["wrong"])
     shares = {
-        name: [value / (sum(held[name]) or 1) * 100 for value in held[name]]
+        name: [value / (sum(entropy[name]) or 1) * 100 for value in entropy[name]]
         for name in ("right", "wrong")
     }
-    tooltip = [[f"{r:,}", f"{w:,}"] for r, w in zip(held["right"], held["wrong"], strict=True)]
+    tooltip = [
+        [f"{r:,}", f"{w:,}"] for r, w in zip(entropy["right"], entropy["wrong"], strict=True)
+    ]
     return bar_chart(
         "entropy",
         "Entropy of right and wrong predictions",
@@ -163,14 +167,14 @@ def _confusion(content: Any) -> Section:
 
 
 def _residuals(content: Any) -> Section:
-    held = content["residuals"]
+    residuals = content["residuals"]
     charts = [_targets(content)] if "points" in content else []
     charts.append(
         bar_chart(
             "residuals",
             "Residuals: prediction less target",
-            _edges(-held["reach"], held["reach"], held["count"]),
-            [Bars("test examples", held["count"], "c0")],
+            _edges(-residuals["reach"], residuals["reach"], residuals["count"]),
+            [Bars("test examples", residuals["count"], "c0")],
             xlabel="residual",
             ylabel="test examples",
         )
@@ -231,19 +235,19 @@ def _targets(content: Any) -> Chart:
     )
 
 
-def _spreads(held: Any) -> Chart:
+def _spreads(spreads: Any) -> Chart:
     """Error against spread of the modes, one dot per tenth of the test set."""
-    both = [0.0, *held["spread"], *held["error"]]
-    across, up = scale(held["spread"], LEFT, WIDTH - RIGHT), scale(both, HEIGHT - BOTTOM, TOP)
+    both = [0.0, *spreads["spread"], *spreads["error"]]
+    across, up = scale(spreads["spread"], LEFT, WIDTH - RIGHT), scale(both, HEIGHT - BOTTOM, TOP)
     ends = [max(across.low, up.low), min(across.high, up.high)]
     ideal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
     rows = [
         (format_number(n), f"{s:.3g}", f"{e:.3g}")
-        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+        for n, s, e in zip(spreads["count"], spreads["spread"], spreads["error"], strict=True)
     ]
     dots = [
         Point(s, e, f"{n:,} examples\nspread {s:.3g}\nerror {e:.3g}")
-        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+        for n, s, e in zip(spreads["count"], spreads["spread"], spreads["error"], strict=True)
     ]
     return point_chart(
         "spreads",
@@ -270,13 +274,13 @@ def clients(run: RunData) -> Section:
             title,
             "This run was made without clients.json; run it again into another folder.",
         )
-    held = f"{content['clients']:,} clients hold {content['examples']:,} examples"
+    totals = f"{content['clients']:,} clients hold {content['examples']:,} examples"
     if content.get("published") is False:
-        text = f"{held}. Single clients are not published."
+        text = f"{totals}. Single clients are not published."
         return Section("clients", "Clients", text)
     shown = len(content["size"])
     names = content["names"] or [str(client) for client in range(shown)]
-    text = f"{held} ({content['source']}, {content['partition']})."
+    text = f"{totals} ({content['source']}, {content['partition']})."
     note = (
         f"The first {shown} of {content['clients']:,} clients."
         if shown < content["clients"]
