@@ -1,12 +1,12 @@
-"""Convolutions on a CPU where each visit has its own filters: which algorithm is fastest per shape.
+"""Convolutions on a CPU where each visit has its own filters: the fastest algorithm per shape.
 
     python benchmarks/cpu_convolutions.py [--threads 1] [--seconds 0.3] [--random 200] [--quick]
 
-Measures forward and backward pass of one layer. The algorithms take turns, and the fastest call of
-each counts. "chosen / best" is the time of the algorithm that the engine chooses by shape
-(`engines/kernels/cpu_conv.py`) over that of the fastest; "per client / chosen" is what choosing
-gains. Larger models train on one core per share of the visits, hence one thread. `--random` adds
-shapes drawn with a fixed seed. A second table has layers followed by 2 × 2 max-pooling.
+Measures the forward and backward pass of one layer. The algorithms take turns, and the fastest call
+of each counts. "chosen / best" is the time of the algorithm that the engine chooses by shape
+(`engines/kernels/cpu_conv.py`) divided by that of the fastest; "per client / chosen" is the gain of
+choosing. For larger models, each core trains a share of the visits, hence one thread. `--random`
+adds shapes drawn with a fixed seed. A second table has layers followed by 2 × 2 max-pooling.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedensemble.runtime.malloc import keep_freed_memory
 
 
 class Layer(NamedTuple):
-    """A convolution of square images with square filters."""
+    """A convolution of square feature maps with square filters."""
 
     name: str
     visits: int
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
     padded: bool = True
 
     def __str__(self) -> str:
-        """In words."""
+        """The shape of the layer in words."""
         step = f", stride {self.stride}" if self.stride > 1 else ""
         parts = f", {self.groups} groups" if self.groups > 1 else ""
         return (
@@ -75,11 +75,11 @@ LAYERS = [
     Layer("ResNet-20, stage 3", 10, 4, 64, 64, 8, 3),
     Layer("ResNet-20, width 4, stage 2", 16, 8, 8, 8, 8, 3),
     Layer("ResNet-18, stage 1", 3, 16, 64, 64, 32, 3),
-    Layer("MobileNetV2, by channels", 10, 16, 96, 96, 16, 3, 2, 96),
-    Layer("MobileNetV2, by channels", 10, 4, 192, 192, 4, 3, 1, 192),
-    Layer("MobileNetV2, single pixels", 10, 16, 16, 96, 32, 1),
-    Layer("MobileNetV2, single pixels", 10, 16, 144, 24, 16, 1),
-    Layer("MobileNetV2, single pixels", 5, 16, 320, 1280, 4, 1),
+    Layer("MobileNetV2, depthwise", 10, 16, 96, 96, 16, 3, 2, 96),
+    Layer("MobileNetV2, depthwise", 10, 4, 192, 192, 4, 3, 1, 192),
+    Layer("MobileNetV2, 1×1", 10, 16, 16, 96, 32, 1),
+    Layer("MobileNetV2, 1×1", 10, 16, 144, 24, 16, 1),
+    Layer("MobileNetV2, 1×1", 5, 16, 320, 1280, 4, 1),
     Layer("four groups", 10, 8, 16, 16, 8, 3, 1, 4),
     Layer("two visits, one image", 2, 1, 8, 8, 4, 3),
 ]
@@ -96,19 +96,19 @@ POOLED = [
 QUICK = [LAYERS[n] for n in (1, 4, 5, 11, 17, 19)]
 
 
-def drawn(count: int) -> list[Layer]:
-    """Random shapes, always the same, none too large for a table of many."""
-    numbers, layers = random.Random(0), list[Layer]()
+def random_layers(count: int) -> list[Layer]:
+    """Random shapes from a fixed seed, none of them slow."""
+    rng, layers = random.Random(0), list[Layer]()
     while len(layers) < count:
-        visits, batch = numbers.choice([1, 2, 5, 10, 32, 64]), numbers.choice([1, 4, 16, 32])
-        channels = numbers.choice([1, 3, 4, 8, 10, 16, 20, 24, 32, 64, 128, 256])
-        outputs = numbers.choice([channels, 2 * channels, numbers.choice([4, 8, 10, 16, 32, 64])])
+        visits, batch = rng.choice([1, 2, 5, 10, 32, 64]), rng.choice([1, 4, 16, 32])
+        channels = rng.choice([1, 3, 4, 8, 10, 16, 20, 24, 32, 64, 128, 256])
+        outputs = rng.choice([channels, 2 * channels, rng.choice([4, 8, 10, 16, 32, 64])])
         image, size, stride = (
-            numbers.choice([4, 7, 8, 14, 16, 28, 32]),
-            numbers.choice([1, 3, 3, 5, 5, 7]),
-            1 + numbers.randrange(2),
+            rng.choice([4, 7, 8, 14, 16, 28, 32]),
+            rng.choice([1, 3, 3, 5, 5, 7]),
+            1 + rng.randrange(2),
         )
-        groups = numbers.choice([1, 1, 1, 2, channels])
+        groups = rng.choice([1, 1, 1, 2, channels])
         layer = Layer("random", visits, batch, channels, outputs, image, size, stride, groups)
         work = visits * batch * outputs * channels // groups * (size * image // stride) ** 2
         if (
@@ -120,64 +120,64 @@ def drawn(count: int) -> list[Layer]:
     return layers
 
 
-def ways(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
-    """What the engine chooses, and each way's forward and backward pass."""
+def algorithms(layer: Layer) -> tuple[str, dict[str, Callable[[], object]]]:
+    """The engine's choice, and the forward and backward pass of each algorithm."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
-    x.requires_grad_(layer.channels > 3)  # images themselves have no grad_output
+    x.requires_grad_(layer.channels > 3)  # the first layer needs no gradient of its input
     weight = torch.randn(
         layer.visits, layer.outputs, layer.channels // layer.groups, layer.size, layer.size
     )
     weight.requires_grad_()
-    beside = layer.size // 2 if layer.padded else 0
-    stride, padding, dilation = (layer.stride,) * 2, (beside, beside), (1, 1)
+    margin = layer.size // 2 if layer.padded else 0
+    stride, padding, dilation = (layer.stride,) * 2, (margin, margin), (1, 1)
     rest = (stride, padding, dilation, layer.groups)
-    along = (x, weight) if x.requires_grad else (weight,)
+    inputs = (x, weight) if x.requires_grad else (weight,)
     grad_output = torch.randn_like(per_client_conv(x, weight, None, *rest).detach())
-    known: dict[str, Callable[[], Tensor]] = {
+    forward: dict[str, Callable[[], Tensor]] = {
         "per client": lambda: per_client_conv(x, weight, None, *rest),
         "grouped": lambda: grouped_conv(x, weight, *rest),
         "grouped, channels last": lambda: grouped_conv(x, weight, *rest, channels_last=True),
     }
     if layer.groups == 1:
-        known["im2col"] = lambda: Im2ColConv.apply(x, weight, stride, padding).contiguous()
+        forward["im2col"] = lambda: Im2ColConv.apply(x, weight, stride, padding).contiguous()
     if layer.groups == layer.size == 1:
-        known["pointwise"] = lambda: pointwise_conv(x, weight, None, stride)
+        forward["pointwise"] = lambda: pointwise_conv(x, weight, None, stride)
     calls = {
-        name: (lambda way=way: torch.autograd.grad(way(), along, grad_output))
-        for name, way in known.items()
+        name: (lambda run=run: torch.autograd.grad(run(), inputs, grad_output))
+        for name, run in forward.items()
     }
     return choose_algorithm(x, weight, *rest), calls
 
 
-def pooled(layer: Layer) -> dict[str, Callable[[], object]]:
-    """Ways to convolve and pool, forward and backward."""
+def pooling_algorithms(layer: Layer) -> dict[str, Callable[[], object]]:
+    """The forward and backward pass of a convolution with each algorithm of max-pooling."""
     x = torch.randn(layer.visits * layer.batch, layer.channels, layer.image, layer.image)
     x.requires_grad_(layer.channels > 3)
     weight = torch.randn(
         layer.visits, layer.outputs, layer.channels, layer.size, layer.size, requires_grad=True
     )
-    beside = layer.size // 2 if layer.padded else 0
-    given = (x, weight, None, (1, 1), (beside, beside), (1, 1), 1)
-    along = (x, weight) if x.requires_grad else (weight,)
-    known: dict[str, Callable[[], Tensor]] = {
-        "torch": lambda: F.max_pool2d(conv2d_cpu(*given), 2),
-        "per plane": lambda: MaxPool2d.apply(conv2d_cpu(*given), 2),
+    margin = layer.size // 2 if layer.padded else 0
+    arguments = (x, weight, None, (1, 1), (margin, margin), (1, 1), 1)
+    inputs = (x, weight) if x.requires_grad else (weight,)
+    forward: dict[str, Callable[[], Tensor]] = {
+        "torch": lambda: F.max_pool2d(conv2d_cpu(*arguments), 2),
+        "per plane": lambda: MaxPool2d.apply(conv2d_cpu(*arguments), 2),
     }
-    grad_output = torch.randn_like(known["torch"]().detach())
+    grad_output = torch.randn_like(forward["torch"]().detach())
     return {
-        name: (lambda way=way: torch.autograd.grad(way(), along, grad_output))
-        for name, way in known.items()
+        name: (lambda run=run: torch.autograd.grad(run(), inputs, grad_output))
+        for name, run in forward.items()
     }
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures all layers and prints the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each way and shape")
-    parser.add_argument("--random", type=int, default=0, help="so many shapes more")
-    parser.add_argument("--quick", action="store_true", help="few shapes, each a short time")
-    parser.add_argument("--out", type=Path, help="write the table as JSON, too")
+    parser.add_argument("--seconds", type=float, default=0.3, help="per algorithm and shape")
+    parser.add_argument("--random", type=int, default=0, help="number of random shapes to add")
+    parser.add_argument("--quick", action="store_true", help="few shapes, a short time each")
+    parser.add_argument("--out", type=Path, help="also write the tables as JSON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -197,8 +197,8 @@ def main() -> None:
         say,
     )
     gains, losses = [], []
-    for layer in (QUICK if options.quick else LAYERS) + drawn(options.random):
-        choice, calls = ways(layer)
+    for layer in (QUICK if options.quick else LAYERS) + random_layers(options.random):
+        choice, calls = algorithms(layer)
         took = fastest(calls, "cpu", 0.02 if options.quick else options.seconds)
         gains.append(took["per client"] / took[choice])
         losses.append(took[choice] / min(took.values()))
@@ -209,9 +209,8 @@ def main() -> None:
         )
     means = [exp(sum(map(log, values)) / len(values)) for values in (losses, gains)]
     table.add("geometric mean", *[""] * (len(header) - 2), *(f"{mean:.2f}" for mean in means))
-    say(
-        f"\n{sum(loss > 1.15 for loss in losses)} of {len(losses)} are more than 15 % slower than the best way."
-    )
+    slow = sum(loss > 1.15 for loss in losses)
+    say(f"\n{slow} of {len(losses)} are more than 15 % slower than the best algorithm.")
     names = ["torch", "per plane"]
     after = LiveTable(
         "Convolutions and pooling, forward and backward",
@@ -225,7 +224,7 @@ def main() -> None:
         say,
     )
     for layer in POOLED[:1] if options.quick else POOLED:
-        took = fastest(pooled(layer), "cpu", 0.02 if options.quick else options.seconds)
+        took = fastest(pooling_algorithms(layer), "cpu", 0.02 if options.quick else options.seconds)
         ratio = f"{took['torch'] / took['per plane']:.2f}"
         cells = [f"{1e3 * took[name]:.2f}" for name in names]
         after.add(layer.name, f"{layer.visits} × {layer.batch}", str(layer), *cells, ratio)

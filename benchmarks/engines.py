@@ -1,10 +1,9 @@
-"""How much faster are batched visits than one client after another? Prints one table of samples a
-second and ratios.
+"""How much faster batched visits are than one client after another, in samples per second.
 
     python benchmarks/engines.py [cnn-100 resnet18-10-16 ... | all] [--seconds 3] [--precision bf16]
-    [--device cuda]
+                                    [--device cuda]
 
-CNN with 10, 100 and 1,000 clients a round, ResNet-18 with 10, 30 and 60 at batch 16 and 50,
+CNN with 10, 100 and 1,000 clients per round, ResNet-18 with 10, 30 and 60 at batch 16 and 50,
 ResNet-20 with BatchNorm and with GroupNorm, an LSTM, pfl's CNN, an MLP.
 """
 

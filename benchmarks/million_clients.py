@@ -1,11 +1,10 @@
-"""Does a simulation of very many clients stay small and quick? Prints one table: seconds a round
-and peak memory.
+"""Seconds per round and peak memory of a simulation with very many clients, as one table.
 
     python benchmarks/million_clients.py [--clients 1000 1000000] [--per-round 1000] [--rounds 5]
 
-A small model on synthetic data, a few examples a client; all clients in one process, with and
-without device speeds, drop-outs and hours of the day. Each line is measured in a process of its
-own, since peak memory never falls.
+A small model on synthetic data with a few examples per client. All clients are in one process, with
+and without device speeds, drop-outs and hours of the day. Each row is measured in its own process,
+because the peak memory of a process never falls.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import nn
 import fedensemble as fe
 
 FEATURES, CLASSES = 8, 4
-WAYS = {  # name: schedule, algorithm, participation
+SETUPS = {  # name: schedule, algorithm, participation
     "stratified": ("stratified", fe.FedAvg(lr=0.05), fe.Everybody()),
     "balanced": ("balanced", fe.FedAvg(lr=0.05), fe.Everybody()),
     "independent": ("independent", fe.FedAvg(lr=0.05), fe.Everybody()),
@@ -35,14 +34,12 @@ WAYS = {  # name: schedule, algorithm, participation
 
 
 def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, float]:
-    """Seconds to set up, for a round and for a checkpoint, its size, and the peak of memory, of
-    this process.
-    """
+    """Times of set-up, round and checkpoint, sizes, and the peak memory of this process."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(4, 13, (clients,), generator=generator)
     x = torch.randn(int(sizes.sum()), FEATURES, generator=generator)
     y = torch.randint(0, CLASSES, (len(x),), generator=generator)
-    schedule, algorithm, participation = WAYS[way]
+    schedule, algorithm, participation = SETUPS[way]
     if participation == "devices":
         ask = min(clients, per_round * 13 // 10)
         participation = fe.Devices(ask=ask, drop=0.05, least_hours=6, most_hours=12)
@@ -58,7 +55,7 @@ def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
         schedule=schedule,
         participation=participation,
     )
-    list(federation.rounds(1))  # libraries set themselves up
+    list(federation.rounds(1))  # warm-up: libraries initialise themselves
     ready = time.perf_counter()
     list(federation.rounds(rounds))
     done = time.perf_counter()
@@ -76,29 +73,33 @@ def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Prints the table."""
+    """Measures each set-up in its own process and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 1_000_000])
     parser.add_argument("--per-round", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    # way, clients: a line of the table, as JSON
+    parser.add_argument("--ways", nargs="+", default=list(SETUPS), choices=list(SETUPS))
+    # set-up and clients: prints one row of the table as JSON
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one[0], int(given.one[1]), given.per_round, given.rounds)))
+    options = parser.parse_args()
+    if options.one:
+        print(
+            json.dumps(
+                measure(options.one[0], int(options.one[1]), options.per_round, options.rounds)
+            )
+        )
         return
+    threads = torch.get_num_threads()
+    print(f"{options.per_round} clients per round, {options.rounds} rounds, {threads} threads\n")
     print(
-        f"{given.per_round} clients a round, {given.rounds} rounds, {torch.get_num_threads()} threads\n"
-    )
-    print(
-        "| what | clients | data, MB | set-up, s | a round, s | checkpoint, s | checkpoint, MB | peak memory, MB |"
+        "| what | clients | data, MB | set-up, s | per round, s | checkpoint, s | checkpoint, MB | "
+        "peak memory, MB |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for way in given.ways:
-        for clients in given.clients:
+    for way in options.ways:
+        for clients in options.clients:
             command = [
                 sys.executable,
                 __file__,
@@ -106,14 +107,15 @@ def main() -> None:
                 way,
                 str(clients),
                 "--per-round",
-                str(given.per_round),
+                str(options.per_round),
             ]
-            command += ["--rounds", str(given.rounds)]
+            command += ["--rounds", str(options.rounds)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found = json.loads(done.stdout.splitlines()[-1])
+            row = json.loads(done.stdout.splitlines()[-1])
             print(
-                f"| {way} | {clients:,} | {found['data_mb']:.0f} | {found['setup']:.1f} | {found['round']:.2f} | "
-                f"{found['checkpoint']:.2f} | {found['checkpoint_mb']:.1f} | {found['peak_mb']:.0f} |",
+                f"| {way} | {clients:,} | {row['data_mb']:.0f} | {row['setup']:.1f} | "
+                f"{row['round']:.2f} | {row['checkpoint']:.2f} | {row['checkpoint_mb']:.1f} | "
+                f"{row['peak_mb']:.0f} |",
                 flush=True,
             )
 

@@ -1,12 +1,11 @@
-"""The work of pfl-research's CIFAR10 benchmark, here and there: prints one table of seconds an
-iteration.
+"""pfl-research's CIFAR10 benchmark in pfl and in fedensemble: seconds per iteration in a table.
 
-    python benchmarks/pfl_cifar10.py [--iterations 20] [--device cuda] [--precision tf32 --precision
-    bf16]
+    python benchmarks/pfl_cifar10.py [--iterations 20] [--device cuda]
+                                        [--precision tf32 --precision bf16]
 
 1,000 clients with 50 CIFAR-shaped images each; two 3x3 convolutions, 12,544 -> 128 -> 10 with
-dropout; 50 clients an iteration, local SGD with lr 0.1, batch 10, one epoch; the server takes the
-average (server lr 1). pfl is measured where it can be imported: `pip install pfl==0.6.0`.
+dropout; 50 clients per iteration, local SGD with lr 0.1, batch 10, one epoch; the server takes the
+average (server lr 1). pfl is measured if it is installed: `pip install pfl==0.6.0`.
 """
 
 from __future__ import annotations
@@ -40,8 +39,10 @@ def model() -> nn.Module:
     return models["cnn-pfl"](shape=(3, 32, 32), outputs=10)
 
 
-def ours(device: str, iterations: int, modes: int, options: dict[str, object]) -> list[float]:
-    """Seconds of each iteration."""
+def fedensemble_iterations(
+    device: str, iterations: int, modes: int, options: dict[str, object]
+) -> list[float]:
+    """Seconds of each iteration of fedensemble."""
     x, y = clients_data()
     data = fe.FederatedData.from_arrays(
         x.flatten(0, 1), y.flatten(), [IMAGES] * CLIENTS, classes=10
@@ -56,22 +57,22 @@ def ours(device: str, iterations: int, modes: int, options: dict[str, object]) -
         device=device,
         engine_options=options,
     )
-    return clocked(lambda: list(federation.rounds(1)), device, iterations)
+    return time_calls(lambda: list(federation.rounds(1)), device, iterations)
 
 
-def clocked(call: Callable[[], object], device: str, count: int) -> list[float]:
+def time_calls(call: Callable[[], object], device: str, count: int) -> list[float]:
     """Seconds of each call."""
-    took = []
+    seconds = []
     for _ in range(count):
         wait(device)
         started = time.perf_counter()
         call()
         wait(device)
-        took.append(time.perf_counter() - started)
-    return took
+        seconds.append(time.perf_counter() - started)
+    return seconds
 
 
-def theirs(device: str, iterations: int) -> list[float]:
+def pfl_iterations(device: str, iterations: int) -> list[float]:
     """Seconds of each of pfl's central iterations."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -97,7 +98,7 @@ def theirs(device: str, iterations: int) -> list[float]:
             with torch.no_grad():
                 return {"loss": Weighted(float(self.loss(x, y, eval)) * len(y), len(y))}
 
-    took: list[float] = []
+    seconds: list[float] = []
 
     class Clock(TrainingProcessCallback):
         def __init__(self) -> None:
@@ -105,7 +106,7 @@ def theirs(device: str, iterations: int) -> list[float]:
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
             wait(device)
-            took.append(time.perf_counter() - self.before)
+            seconds.append(time.perf_counter() - self.before)
             self.before = time.perf_counter()
             return False, Metrics()
 
@@ -132,11 +133,11 @@ def theirs(device: str, iterations: int) -> list[float]:
         callbacks=[Clock()],
         send_metrics_to_platform=False,
     )
-    return took
+    return seconds
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures both libraries and prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -145,39 +146,41 @@ def main() -> None:
     parser.add_argument(
         "--precision", action="append", help="float32, tf32 or bf16; may be repeated"
     )
-    parser.add_argument("--out", type=Path, help="write the table as JSON, too")
-    chosen = parser.parse_args()
-    cuda = chosen.device.startswith("cuda")
-    count = 1 + (chosen.iterations or (20 if cuda else 3))  # the first warms up
+    parser.add_argument("--out", type=Path, help="also write the table as JSON")
+    options = parser.parse_args()
+    cuda = options.device.startswith("cuda")
+    count = 1 + (options.iterations or (20 if cuda else 3))  # the first warms up
     try:
         peer = f"pfl {version('pfl')}"
     except PackageNotFoundError:
         peer = "pfl is not installed"
     header = ("way", "s an iteration", "fastest", "first", "ratio to the first line")
-    table = LiveTable(f"pfl-research's CIFAR10 work. {machine(chosen.device)}; {peer}", header, say)
+    table = LiveTable(
+        f"pfl-research's CIFAR10 benchmark. {machine(options.device)}; {peer}", header, say
+    )
     base: float | None = None
     if find_spec("pfl") is not None:
-        base = row(table, peer, theirs(chosen.device, count), None)
+        base = add_row(table, peer, pfl_iterations(options.device, count), None)
     for modes in (1, 5):
-        for precision in chosen.precision or (("tf32", "bf16") if cuda else ("auto",)):
+        for precision in options.precision or (("tf32", "bf16") if cuda else ("auto",)):
             way = f"fedensemble, {modes} mode{'s' * (modes > 1)}" + (
                 f", {precision}" if cuda else ""
             )
-            took = ours(chosen.device, count, modes, {"precision": precision})
-            median = row(table, way, took, base)
+            seconds = fedensemble_iterations(options.device, count, modes, {"precision": precision})
+            median = add_row(table, way, seconds, base)
             base = base or median
-    write(chosen.out, chosen.device, [table])
+    write(options.out, options.device, [table])
 
 
-def row(table: LiveTable, way: str, took: list[float], base: float | None) -> float:
-    """Adds a line; gives the median of all but the first iteration."""
-    steady = sorted(took[1:])
+def add_row(table: LiveTable, way: str, seconds: list[float], base: float | None) -> float:
+    """Adds a row; returns the median of all iterations but the first."""
+    steady = sorted(seconds[1:])
     median = steady[len(steady) // 2]
     table.add(
         way,
         f"{median:.4f}",
         f"{steady[0]:.4f}",
-        f"{took[0]:.2f}",
+        f"{seconds[0]:.2f}",
         f"{base / median:.1f}" if base else "1",
     )
     return median

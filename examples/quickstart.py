@@ -10,7 +10,7 @@ CLIENTS, TEST = 50, 397
 
 
 class MyNet(nn.Module):
-    """64 pixels in, ten digits out."""
+    """An MLP from 64 pixels to ten digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,17 +21,17 @@ class MyNet(nn.Module):
 
 
 def digits() -> tuple[fe.FederatedData, torch.Tensor, torch.Tensor]:
-    """Clients that hold few digits each, and a test set."""
+    """Federated data of clients with few digits each, and a test set."""
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     x, y = (x / 16).float(), y.long()
-    # sorted by digit and dealt in runs: a client has one digit or two
+    # Sorting by digit and cutting into chunks gives each client one or two digits.
     order = torch.argsort(y[TEST:], stable=True)
     clients = zip(x[TEST:][order].chunk(CLIENTS), y[TEST:][order].chunk(CLIENTS), strict=True)
     return fe.FederatedData.from_clients(list(clients)), x[:TEST], y[:TEST]
 
 
 def main() -> None:
-    """Trains, tests, and shows what the ensemble is unsure of."""
+    """Trains an ensemble, tests it and prints its uncertainty on right and wrong predictions."""
     data, x_test, y_test = digits()
     federation = fe.Federation(
         model=MyNet,
@@ -51,12 +51,11 @@ def main() -> None:
         if report.round % 20 == 0:
             prediction = federation.ensemble.predict(x_test)
             accuracy = fe.evaluate(prediction, y_test)["accuracy"]
-            print(
-                f"round {report.round}, age {report.age}: loss {report.loss:.3f}, test accuracy {accuracy:.3f}"
-            )
+            progress = f"round {report.round}, age {report.age}: loss {report.loss:.3f}"
+            print(f"{progress}, test accuracy {accuracy:.3f}")
     wrong = prediction.mean.argmax(-1) != y_test
-    for name, chosen in (("right", ~wrong), ("wrong", wrong)):
-        print(f"mean entropy where it is {name}: {prediction.entropy[chosen].mean():.2f}")
+    for name, mask in (("right", ~wrong), ("wrong", wrong)):
+        print(f"mean entropy where it is {name}: {prediction.entropy[mask].mean():.2f}")
 
 
 if __name__ == "__main__":

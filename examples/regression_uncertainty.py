@@ -1,5 +1,4 @@
-"""The paper's toy: a sine, two noisy points a client, and a band that opens where no client has
-been.
+"""The paper's toy regression: the uncertainty of an ensemble grows where no client has data.
 
 python examples/regression_uncertainty.py band.png
 """
@@ -17,22 +16,22 @@ from fedensemble.data import sources
 from fedensemble.models import models
 
 mpl.use("agg")
-# of the slower way for this model, which is fast enough
+# The engine warns that this model takes a slower path, which is fast enough here.
 warnings.simplefilter("ignore", fe.EngineWarning)
-GAP = (0.2, 0.6)  # no client has a point here
+GAP = (0.2, 0.6)  # the interval of x in which no client has a point
 
 
-def main(picture: Path) -> None:
-    """Trains ten modes, prints how good and how sure they are, and draws them."""
+def main(file: Path) -> None:
+    """Trains ten modes, prints their error and variance, and draws the ensemble."""
     source = sources["sine"](clients=80, points=2, noise=0.1, seed=0)
     x, y, x_test, y_test = (
         torch.as_tensor(v) for v in (source.x, source.y, source.x_test, source.y_test)
     )
-    # clients whose points lie outside the gap
-    seen = ((x < GAP[0]) | (x > GAP[1])).reshape(-1, 2).all(1)
+    # keep only clients whose points all lie outside the gap
+    outside = ((x < GAP[0]) | (x > GAP[1])).reshape(-1, 2).all(1)
     clients = [
         pair
-        for pair, keep in zip(zip(x.split(2), y.split(2), strict=True), seen, strict=True)
+        for pair, keep in zip(zip(x.split(2), y.split(2), strict=True), outside, strict=True)
         if keep
     ]
     federation = fe.Federation(
@@ -53,8 +52,8 @@ def main(picture: Path) -> None:
     spread = prediction.variance.sqrt()
     inside = (x_test > GAP[0]) & (x_test < GAP[1])
     print(f"mse {(prediction.mean - y_test)[~inside].square().mean():.4f} where there are data")
-    for name, chosen in (("where there are data", ~inside), ("in the gap", inside)):
-        print(f"mean variance {prediction.variance[chosen].mean():.4f} {name}")
+    for name, mask in (("where there are data", ~inside), ("in the gap", inside)):
+        print(f"mean variance {prediction.variance[mask].mean():.4f} {name}")
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -72,10 +71,10 @@ def main(picture: Path) -> None:
     )
     axes.set(xlabel="x", ylabel="y", ylim=(-2.5, 2.5))
     axes.legend(loc="lower left", fontsize="small")
-    figure.savefig(picture)
+    figure.savefig(file)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python examples/regression_uncertainty.py PICTURE.png")
+        sys.exit("usage: python examples/regression_uncertainty.py FIGURE.png")
     main(Path(sys.argv[1]))

@@ -1,6 +1,4 @@
-"""Flower's client and server of `cpu_flower.py`: Flower's own FedAvg, our network and local
-training.
-"""
+"""The Flower client and server of `cpu_flower.py`: Flower's FedAvg, our model and training."""
 
 import json
 import time
@@ -29,7 +27,7 @@ def fit(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Trains, and writes when each round ended to the file that the run's settings name."""
+    """Trains, and writes the end times of the rounds to the file that the run's settings name."""
     rounds, ends = int(context.run_config["rounds"]), []
 
     def note(round: int, arrays: Any) -> None:
@@ -38,9 +36,9 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS
     )
-    got = strategy.start(
+    result = strategy.start(
         grid, ArrayRecord(network().state_dict()), num_rounds=rounds, evaluate_fn=note
     )
-    if sum(bool(metrics) for metrics in got.train_metrics_clientapp.values()) < rounds:
-        raise SystemExit("Flower's clients failed; see what it printed above.")
+    if sum(bool(metrics) for metrics in result.train_metrics_clientapp.values()) < rounds:
+        raise SystemExit("Flower's clients failed; see Flower's output above.")
     Path(str(context.run_config["ends"])).write_text(json.dumps(ends), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more local steps do not pull harder.
+"""FedNova: clients that take more local steps get no larger weight.
 
 d_i = (w - w_i) / tau_i after tau_i local steps;   w <- w - mean(tau_i) mean(d_i).
 
@@ -13,13 +13,11 @@ import fedensemble as fe
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(fe.Algorithm):
-    """FedAvg with normalised changes; the same as FedAvg if all clients take the same number of
-    steps.
-    """
+    """FedAvg with normalised changes; equal to FedAvg if all clients take equally many steps."""
 
     reference = "Wang et al. 2020"
     sends = "change of the model and a count up, model down"
-    plain_sgd = True  # with momentum, a client's steps would have to be counted in another way
+    plain_sgd = True  # with momentum, the local steps would have to be weighted differently
 
     def local_training(self, sent, memory, problem):
         steps = problem.counts.to(sent["theta"])  # [..., 1]

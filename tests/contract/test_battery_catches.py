@@ -341,14 +341,14 @@ SCHEDULES = [
     (AlwaysTheFirstClients, "different seeds|must be treated alike"),
     (
         AsManyFromEveryStratum,
-        r"is asked in .* % of \d+ rounds where the mean is .* must be treated alike",
+        r"is selected in .* % of \d+ rounds where the mean is .* must be treated alike",
     ),
     (EvenClientsLikeModeZero, r"trains mode \d in .* must be treated alike"),
     (IgnoresTheSeed, "different seeds"),
     (DrawsPlansFromTorch, "function of state and round alone"),
     (CountsItsCalls, "wrote into the state"),
     (StateOfNumbers, "dict of tensors"),
-    (RefusesEverything, "refuses every ordinary setting"),
+    (RefusesEverything, "rejects every ordinary setting"),
 ]
 
 

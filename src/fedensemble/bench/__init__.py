@@ -1,3 +1,1 @@
-"""Benchmarks that need no other package: one module a question, each prints one table of numbers
-from one run.
-"""
+"""Benchmarks that need no other package: one module per question, each prints its tables."""

@@ -26,18 +26,18 @@ BENCHMARKS: dict[str, Bench] = {"engines": _engines, "growth": _growth}
 def bench(
     name: str | None, device: str, seconds: float, full: bool, folder: Path | None, say: Say
 ) -> None:
-    """Runs a benchmark, or all of them.
+    """Runs one benchmark by name, or all of them if `name` is None.
 
     Args:
-        seconds: to spend on each way of doing a thing.
-        full: all cases in full size, which is for a GPU.
-        folder: where tables are written as JSON, too.
+        seconds: time to spend on each implementation that is measured.
+        full: run all cases at full size; this needs a GPU.
+        folder: if given, each table is also written to a JSON file in it.
     """
     if name is not None and name not in BENCHMARKS:
         raise InputError(unknown("benchmark", name, BENCHMARKS))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    for chosen in [name] if name is not None else BENCHMARKS:
-        BENCHMARKS[chosen](
-            device, seconds, full, None if folder is None else folder / f"{chosen}.json", say
+    for benchmark in [name] if name is not None else BENCHMARKS:
+        BENCHMARKS[benchmark](
+            device, seconds, full, None if folder is None else folder / f"{benchmark}.json", say
         )

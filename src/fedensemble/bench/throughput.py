@@ -1,7 +1,7 @@
-"""How much faster are batched visits than one client after another? Samples a second, and ratios.
+"""How much faster batched visits are than one client after another, in samples per second.
 
-Everything goes through `Federation.rounds`: gathering, shuffling, aggregation and reporting
-included, evaluation not.
+The engines are measured through `Federation.rounds`, so gathering, shuffling, aggregation and
+reporting are included. Evaluation is not.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .timing import LiveTable, Say, fastest, machine, say, wait, write
 
 
 class Case(NamedTuple):
-    """A model and a round's work."""
+    """A model and the workload of one round."""
 
     model: str
     clients: int
-    examples: int  # a client
+    examples: int  # per client
     batch: int
     input: str
-    norm: str = ""  # the model's own if empty
-    population: int = 0  # clients of which these are drawn, if there are more
+    norm: str = ""  # empty: the model's default
+    population: int = 0  # clients to sample from, if more than `clients`
 
 
 CASES = {
@@ -54,23 +54,21 @@ QUICK = {
     "cuda": ("cnn-100", "resnet18-10-16", "lstm-50", "pfl"),
 }
 INPUTS = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "text": (80,), "digits": (64,)}
-WAYS = ("plain", "loop", "vector")
+METHODS = ("plain", "loop", "vector")
 PLAIN = "plain torch loop"
-_LOOPED = 10  # clients; the speed of a loop does not depend on how many there are
+_LOOPED = 10  # clients that loops train: their speed does not depend on the number of clients
 
 
 def federation(
     case: Case, engine: str, device: str, options: dict[str, Any], clients: int | None = None
 ) -> Federation:
-    """A federation of synthetic data of the case's shape, so many of whose clients train in every
-    round.
-    """
+    """A federation on synthetic data of the case's shape with `clients` clients per round."""
     clients = clients or case.clients
     data = _data(case.input, case.examples, max(clients, case.population))
-    given: dict[str, Any] = {"outputs": data.classes} | ({"norm": case.norm} if case.norm else {})
-    given |= {} if case.input == "text" else {"shape": INPUTS[case.input]}
+    kwargs: dict[str, Any] = {"outputs": data.classes} | ({"norm": case.norm} if case.norm else {})
+    kwargs |= {} if case.input == "text" else {"shape": INPUTS[case.input]}
     return Federation(
-        lambda: models[case.model](**given),
+        lambda: models[case.model](**kwargs),
         data,
         FedAvg(lr=0.01),
         modes=5,
@@ -82,9 +80,9 @@ def federation(
     )
 
 
-@lru_cache(maxsize=1)  # the ways of a case have the same
+@lru_cache(maxsize=1)  # all methods of a case share one data set
 def _data(kind: str, examples: int, clients: int) -> FederatedData:
-    """Clients of one size with numbers, or tokens, by chance."""
+    """Clients of equal size with random inputs, or random tokens."""
     shape, count, text = INPUTS[kind], clients * examples, kind == "text"
     generator, classes = torch.Generator().manual_seed(0), 90 if text else 10
     if text:
@@ -96,67 +94,66 @@ def _data(kind: str, examples: int, clients: int) -> FederatedData:
 
 
 def plain_loop(case: Case, device: str) -> Callable[[], None]:
-    """The usual way: one nn.Module, torch.optim.SGD, one client; each call trains the next and adds
-    it to the sum.
-    """
-    made = federation(case, "loop", device, {}, min(case.clients, _LOOPED))
-    data = made.data.to(device)
-    model = made.learner.build(0).to(device).train()
+    """A function that trains the next client with a plain nn.Module and torch.optim.SGD."""
+    reference = federation(case, "loop", device, {}, min(case.clients, _LOOPED))
+    data = reference.data.to(device)
+    model = reference.learner.build(0).to(device).train()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sums = {
         name: torch.zeros_like(tensor)
         for name, tensor in start.items()
         if tensor.is_floating_point()
     }
-    done = 0
+    visits = 0
 
-    def call() -> None:
-        nonlocal done
+    def train_client() -> None:
+        nonlocal visits
         model.load_state_dict(start)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        x, y = data.client(done % len(data))
-        done += 1
-        before = torch.get_float32_matmul_precision()
+        x, y = data.client(visits % len(data))
+        visits += 1
+        precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         for rows in torch.split(torch.randperm(len(x), device=device), case.batch):
             loss = torch.nn.functional.cross_entropy(model(x[rows]).movedim(-1, 1), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision)
         for name, tensor in model.state_dict().items():
             if name in sums:
                 sums[name] += tensor
 
-    return call
+    return train_client
 
 
-class _Way(NamedTuple):
-    """Something to call, ready and warm."""
+class _Method(NamedTuple):
+    """A way to train that is built and has run once."""
 
     name: str
     call: Callable[[], Any]
-    examples: int  # a call
-    start: float  # seconds until the first call was done
+    examples: int  # per call
+    start: float  # seconds to build it and finish the first call
 
 
-def _prepare(case: Case, device: str, engine: str, precision: str) -> _Way:
+def _prepare(case: Case, device: str, engine: str, precision: str) -> _Method:
+    """A plain loop or an engine, built and called once."""
     started = time.perf_counter()
     clients = case.clients if engine == "vector" else min(case.clients, _LOOPED)
     if engine == "plain":
         name, call, examples = PLAIN, plain_loop(case, device), case.examples
     else:
         options: dict[str, Any] = {"precision": precision} if precision else {}
-        made = federation(case, engine, device, options, clients)
+        trained = federation(case, engine, device, options, clients)
         name = f"engine {engine}" + (f", {precision}" if precision not in ("", "auto") else "")
-        call, examples = (lambda: _round(made)), clients * case.examples
+        call, examples = (lambda: _run_round(trained)), clients * case.examples
     call()
     wait(device)
-    return _Way(name, call, examples, time.perf_counter() - started)
+    return _Method(name, call, examples, time.perf_counter() - started)
 
 
-def _round(made: Federation) -> None:
-    for _ in made.rounds(1):
+def _run_round(trained: Federation) -> None:
+    for _ in trained.rounds(1):
         pass
 
 
@@ -165,11 +162,11 @@ def run(
     device: str = "cpu",
     seconds: float = 3.0,
     precisions: Sequence[str] = (),
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] = METHODS,
     out: Path | None = None,
     say: Say = say,
 ) -> LiveTable:
-    """Measures cases by name and prints the table."""
+    """Measures the cases named, or the quick ones, and prints the table."""
     for name in cases:
         if name not in CASES:
             raise InputError(unknown("case", name, CASES))
@@ -180,21 +177,22 @@ def run(
     for name in cases or QUICK["cuda" if cuda else "cpu"]:
         case = CASES[name]
         base: float | None = None
-        chosen = [
+        methods = [
             (way, precision)
             for way in ways
             for precision in (precisions if way == "vector" else [""])
         ]
-        # Ways take turns, so that all meet the same load; but a card is given to one at a time.
-        for together in [[way] for way in chosen] if cuda else [chosen]:
-            prepared = [_prepare(case, device, *way) for way in together]
-            best = fastest({each.name: each.call for each in prepared}, device, seconds)
-            for each in prepared:
-                speed = each.examples / best[each.name]
-                base = speed if each.name == PLAIN else base
+        # On a CPU the methods take turns, so that all meet the same load. On a GPU they run one
+        # after another, because together they might not fit into its memory.
+        for group in [[method] for method in methods] if cuda else [methods]:
+            prepared = [_prepare(case, device, *method) for method in group]
+            best = fastest({method.name: method.call for method in prepared}, device, seconds)
+            for measured in prepared:
+                speed = measured.examples / best[measured.name]
+                base = speed if measured.name == PLAIN else base
                 ratio = f"{speed / base:.1f}" if base else ""
-                table.add(name, each.name, f"{speed:,.0f}", ratio, f"{each.start:.1f}")
-            del prepared, each
+                table.add(name, measured.name, f"{speed:,.0f}", ratio, f"{measured.start:.1f}")
+            del prepared, measured  # empty_cache frees only what nothing refers to
             if cuda:
                 torch.cuda.empty_cache()
     write(out, device, [table])
@@ -202,23 +200,28 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The benchmark's own command line."""
+    """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; or 'all'")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=3.0, help="to spend on each way of a case")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per method and case")
     parser.add_argument(
         "--precision", action="append", help="float32, tf32 or bf16; may be repeated"
     )
     parser.add_argument(
         "--way",
         action="append",
-        choices=WAYS,
+        choices=METHODS,
         help="a plain torch loop, or an engine; may be repeated",
     )
-    parser.add_argument("--out", type=Path, help="write the table as JSON, too")
-    chosen = parser.parse_args(arguments)
-    cases = list(CASES) if chosen.cases == ["all"] else chosen.cases
+    parser.add_argument("--out", type=Path, help="also write the table as JSON")
+    options = parser.parse_args(arguments)
+    cases = list(CASES) if options.cases == ["all"] else options.cases
     run(
-        cases, chosen.device, chosen.seconds, chosen.precision or (), chosen.way or WAYS, chosen.out
+        cases,
+        options.device,
+        options.seconds,
+        options.precision or (),
+        options.way or METHODS,
+        options.out,
     )

@@ -1,6 +1,4 @@
-"""What benchmarks share: the machine in words, time, memory, and a table that grows line by
-line.
-"""
+"""Shared by the benchmarks: machine description, timing, peak memory and a growing table."""
 
 from __future__ import annotations
 
@@ -24,26 +22,28 @@ Say = Callable[[str], None]
 
 
 def machine(device: str) -> str:
-    """Machine and versions on one line."""
+    """The machine and the versions in use, on one line."""
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     where = f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}"
     if device.startswith("cuda"):
         where = f"{torch.cuda.get_device_name()} ({where})"
-    return f"{where}; Python {platform.python_version()}, torch {torch.__version__}, fedensemble {VERSION}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{where}; {versions}, fedensemble {VERSION}"
 
 
 def wait(device: str) -> None:
-    """Until the card is done."""
+    """Waits until the GPU has finished; does nothing on a CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, float]:
-    """Seconds of the fastest call of each way, after one to warm up; ways take turns, so that all
-    meet the same load.
+    """Seconds of the fastest call of each function, after one call of warm-up.
+
+    The functions take turns, so that all meet the same load.
 
     Args:
-        seconds: to spend on each way; each is called twice at least.
+        seconds: time to spend on each function; each is called at least twice.
     """
     for call in ways.values():
         call()
@@ -63,9 +63,7 @@ def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) 
 
 
 class PeakMemory:
-    """Bytes taken at most since it was made, beyond those taken then: of the card, or of the
-    process.
-    """
+    """Peak memory of the GPU or the process beyond what was in use when the object was built."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
@@ -74,16 +72,16 @@ class PeakMemory:
             self.before = torch.cuda.memory_allocated()
         else:
             gc.collect()
-            # what is free goes back: used again, it would not be seen
+            # Return freed memory to the system: reusing it later would not raise the peak.
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
-            # the peak starts anew; elsewhere it is that of the whole process
+            # Reset the peak. Where this is not possible, the peak is that of the whole process.
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             self.before = resident()
 
     def __call__(self) -> int:
-        """Bytes."""
+        """The peak so far, in bytes."""
         return max(
             0,
             (torch.cuda.max_memory_allocated() if self.cuda else resident(peak=True)) - self.before,
@@ -91,11 +89,11 @@ class PeakMemory:
 
 
 def resident(peak: bool = False) -> int:
-    """Bytes of the process that are in memory, now or at most."""
+    """Resident memory of the process in bytes, now or at its peak."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        known = dict(line.split(":", 1) for line in lines)
-        return int(known["VmHWM" if peak else "VmRSS"].split()[0]) * 1024
+        fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         import resource
 
@@ -103,10 +101,10 @@ def resident(peak: bool = False) -> int:
 
 
 class LiveTable:
-    """A Markdown table that is printed line by line, and kept.
+    """A Markdown table that is printed row by row and stored.
 
     Args:
-        title, header: of the table.
+        title, header: title and column names.
         say: prints a line.
     """
 
@@ -118,7 +116,7 @@ class LiveTable:
             say(line)
 
     def add(self, *cells: Any) -> None:
-        """Prints and keeps a row."""
+        """Prints a row and stores it."""
         self.rows.append(tuple(str(cell) for cell in cells))
         self._say(self._line(self.rows[-1]))
 
@@ -128,17 +126,17 @@ class LiveTable:
 
 
 def write(path: Path | None, device: str, tables: Sequence[LiveTable]) -> None:
-    """Writes tables as JSON, if there is a path."""
+    """Writes the tables as JSON unless `path` is None."""
     if path is not None:
-        told = [
+        content = [
             {"title": table.title, "header": table.header, "rows": table.rows} for table in tables
         ]
         path.write_text(
-            json.dumps({"machine": machine(device), "tables": told}, indent=1) + "\n",
+            json.dumps({"machine": machine(device), "tables": content}, indent=1) + "\n",
             encoding="utf-8",
         )
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
+    """Prints a line and flushes it."""
     print(text, flush=True)

@@ -1,4 +1,4 @@
-"""The settings of a run in words, for those who read its numbers."""
+"""The settings of a run in words, for readers of its results."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from ..config.schema import Config
 
 
 def facts(config: Config) -> Mapping[str, str]:
-    """What a reader must know of a run, in words."""
-    data, method, work = config.data, config.algorithm, config.training
-    inner = {name: value for name, value in method["optimizer"].items() if value and name != "name"}
-    count, what = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
-    local = f"{count} local {what}{'s' * (count > 1)}"
+    """Data, clients, model, local work and optimizer of a run, each as one phrase."""
+    data, algorithm, work = config.data, config.algorithm, config.training
+    optimizer = algorithm["optimizer"]
+    options = {name: value for name, value in optimizer.items() if value and name != "name"}
+    count, unit = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
+    local = f"{count} local {unit}{'s' * (count > 1)}"
     decay = (
-        f", ×{method['lr_decay']:g} every {method['lr_decay_every']} rounds"
-        if method["lr_decay"] < 1
+        f", ×{algorithm['lr_decay']:g} every {algorithm['lr_decay_every']} rounds"
+        if algorithm["lr_decay"] < 1
         else ""
     )
+    per_round = config.ensemble.clients_per_round
     return {
         "data": str(data["source"]),
-        "clients": f"{data['clients'] or 'natural'} clients, {config.ensemble.clients_per_round} a round",
+        "clients": f"{data['clients'] or 'natural'} clients, {per_round} per round",
         "model": " ".join(
             [config.model["name"], *(f"{n}={v}" for n, v in config.model.items() if n != "name")]
         ),
         "work": f"{config.rounds} rounds, {local}, batches of {work.batch_size}",
-        "optimiser": f"{method['optimizer']['name']} {method['lr']:g}{decay}"
+        "optimiser": f"{algorithm['optimizer']['name']} {algorithm['lr']:g}{decay}"
         + "".join(
-            f", {name} {value:g}" for name, value in inner.items() if isinstance(value, float)
+            f", {name} {value:g}" for name, value in options.items() if isinstance(value, float)
         ),
     }

@@ -1,4 +1,4 @@
-"""Long curves made readable: a point for some tests at a time."""
+"""Long curves made readable: each point is the mean of several neighbouring tests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
-MOST = 60  # points of a curve; more of noisy tests hide one another
-MOST_ROUNDS = 250  # points of the training loss, which is one line
+MOST = 60  # points of a curve; more points of noisy tests would hide one another
+MOST_ROUNDS = 250  # points of the training loss, which is a single line
 
 
 def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
-    """Neighbours together, so that there are at most `most` groups; all but the first are of one
-    size.
+    """At most `most` groups of neighbours; all groups but the first have the same size.
 
     >>> grouped([1, 2, 3, 4, 5], 3)
     [[1], [2, 3], [4, 5]]
@@ -23,7 +22,7 @@ def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
 
 
 def group_size(count: int, most: int = MOST) -> int:
-    """How many neighbours make a point."""
+    """The number of neighbours that make one point."""
     return max(1, -(-count // most))
 
 
@@ -33,7 +32,7 @@ def averaged(values: Sequence[float], most: int = MOST) -> list[float]:
 
 
 def caption(count: int, most: int = MOST, what: str = "tests") -> str:
-    """What a reader must know of averaged points; empty where a point is one test.
+    """A sentence on how points were averaged; empty if each point is one test.
 
     >>> caption(400), caption(60)
     ('Each point is the mean of the 7 tests up to it.', '')

@@ -1,4 +1,4 @@
-"""Writes a reproduced table or figure."""
+"""Writes the report of a reproduced table or figure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..version import VERSION
 from .config_text import facts
 from .figures.learning_curves import curves
 from .figures.loss_surface import loss_surface
-from .figures.paper_grid import Shown, grid, headline
+from .figures.paper_grid import PaperReport, grid, headline
 from .figures.plots import save
 from .figures.toy_regression import bias_variance, toy_fit
 from .tables import TextTable
 
-Report = Callable[[Reproduction, Sequence[CellResult]], Shown]
+Report = Callable[[Reproduction, Sequence[CellResult]], PaperReport]
 REPORTS: dict[str, Report] = {
     "grid": grid,
     "bias-variance": bias_variance,
@@ -47,12 +47,12 @@ def write_reproduction(
 ) -> TextTable:
     """Writes table.md, table.csv, the figures, runs.json and results.json; returns the table.
 
-    All but results.json are the same bytes for the same file, seeds and machine.
+    All files but results.json have the same bytes for the same input file, seeds and machine.
 
     Args:
-        root: where the runs are; their folders are listed relative to it.
-        seconds: how long training has taken this time.
-        trained: run folders that were trained this time.
+        root: the folder of the runs; runs.json lists their folders relative to it.
+        seconds: training time of this session.
+        trained: folders of the runs that were trained in this session.
     """
     kind = reproduction.table.report
     if kind not in REPORTS:
@@ -78,16 +78,17 @@ def _relative(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Shown) -> str:
-    """The table with its pictures and everything a reader must know; no times and no paths, so that
-    it regenerates.
+def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: PaperReport) -> str:
+    """The Markdown page of a table: its figures, notes and settings.
+
+    It holds neither times nor paths, so that the same runs give the same bytes.
     """
     table = reproduction.table
     changed = f", with {reproduction.changes}" if reproduction.changes else ""
     text = [f"## {headline(reproduction)}{changed}", shown.table.markdown()]
     text += [f"![{Path(name).stem}]({name})" for name in shown.figures]
     text += [" ".join(part.split()) for part in (reproduction.note, table.note) if part.strip()]
-    text += list(shown.remarks)
+    text += list(shown.notes)
     text.append(_settings(results))
     missing = _missing(results)
     text += [missing] if missing else []
@@ -96,14 +97,14 @@ def _page(reproduction: Reproduction, results: Sequence[CellResult], shown: Show
 
 
 def _settings(results: Sequence[CellResult]) -> str:
-    """What the runs had, in a sentence for each setting that differs between rows."""
-    said: dict[str, list[str]] = {}
+    """The settings of the runs, one line per group of rows with equal settings."""
+    rows_by_settings: dict[str, list[str]] = {}
     for result in results:
         if result.cell.configs:
             words = "; ".join(facts(result.cell.configs[0]).values())
-            rows = said.setdefault(words, [])
+            rows = rows_by_settings.setdefault(words, [])
             rows += [result.cell.row] if result.cell.row not in rows else []
-    lines = [f"{' and '.join(rows)}: {words}." for words, rows in said.items()]
+    lines = [f"{' and '.join(rows)}: {words}." for words, rows in rows_by_settings.items()]
     counts = sorted({len(result.cell.configs) for result in results if result.cell.configs})
     seeds = " or ".join(map(str, counts))
     over = "One seed." if counts == [1] else f"Mean ± standard deviation over {seeds} seeds."
@@ -111,14 +112,14 @@ def _settings(results: Sequence[CellResult]) -> str:
 
 
 def _missing(results: Sequence[CellResult]) -> str:
-    """Which cells have no numbers, and why, in words that do not depend on this machine."""
+    """The cells without results and the reasons, in words that do not depend on this machine."""
     reasons: dict[str, list[str]] = {}
     for result in results:
         if result.runs is None:
             why = "not run yet"
             if result.failed:
-                seed, said = next(iter(result.failed.items()))
-                why = f"diverged: seed {seed}: {said.partition('. ')[0]}"
+                seed, message = next(iter(result.failed.items()))
+                why = f"diverged: seed {seed}: {message.partition('. ')[0]}"
             elif result.cell.skipped:
                 why = (
                     "no such algorithm yet"
@@ -138,11 +139,10 @@ def _results(
     seconds: float,
     trained: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything that may differ from one time to the next: times, speed, versions, where the runs
-    are.
-    """
+    """The facts that may differ between sessions: times, speed, versions and folders of runs."""
     before = read_table(folder / "results.json") if (folder / "results.json").is_file() else {}
-    sittings = before.get("sittings", [])
+    # The file calls training sessions "sittings"; the key stays, so that old files can be read.
+    sessions = before.get("sittings", [])
     cells = []
     new_samples = 0
     for result in results:
@@ -152,7 +152,7 @@ def _results(
             "skipped": result.cell.skipped,
         }
         if result.failed:
-            cell["diverged"] = {str(seed): said for seed, said in result.failed.items()}
+            cell["diverged"] = {str(seed): message for seed, message in result.failed.items()}
         if result.runs is not None:
             config = result.cell.configs[0]
             samples = [_samples(config, path) for path in result.runs.folders]
@@ -170,8 +170,8 @@ def _results(
         cells.append(cell)
     if trained:
         speed = round(new_samples / seconds) if seconds > 0 else 0
-        sittings = [
-            *sittings,
+        sessions = [
+            *sessions,
             {
                 "runs": len(trained),
                 "seconds": round(seconds, 1),
@@ -180,18 +180,18 @@ def _results(
                 **_versions(reproduction),
             },
         ]
-    minutes = round(sum(sitting["seconds"] for sitting in sittings) / 60, 2)
+    minutes = round(sum(session["seconds"] for session in sessions) / 60, 2)
     return {
         "name": reproduction.name,
         "scale": reproduction.scale,
         "minutes": minutes,
-        "sittings": sittings,
+        "sittings": sessions,
         "cells": cells,
     }
 
 
 def _samples(config: Config, folder: Path) -> int:
-    """Examples a run has trained on, counting every pass; by the mean size of a client."""
+    """The number of examples that a run trained on in all passes, by the mean client size."""
     visits = sum(record["visits"] for record in RunFolder(folder).metrics())
     work = config.training
     if work.steps is not None:

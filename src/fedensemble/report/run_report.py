@@ -23,7 +23,8 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
     times = time_table(records)
     spent = f"\n## {times.title}\n\n{times.markdown()}" if times else ""
-    text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\nSettings: `config.toml`.\n"
+    text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\n"
+    text += "Settings: `config.toml`.\n"
     write_bytes(folder / "report.md", text.encode())
     return table
 
@@ -31,7 +32,7 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
 def read_report(
     folder: Path, summary: Mapping[str, Any] | None = None
 ) -> tuple[TextTable, dict[str, Any], list[dict[str, Any]]]:
-    """The table of a run, its settings and its records."""
+    """The table, the settings and the records of a run."""
     store = RunFolder(folder)
     values, records = store.read_config(), read_records(store)
     if summary is None:
@@ -40,9 +41,7 @@ def read_report(
 
 
 def read_records(store: RunFolder) -> list[dict[str, Any]]:
-    """The records of a run's rounds, with everything that a report needs; raises if there is none
-    yet.
-    """
+    """The records of a run's rounds; raises if there is none, or if one lacks a needed value."""
     records = store.metrics()
     if not records:
         raise InputError(f"The run in {store.path} has no finished round yet.")
@@ -54,7 +53,7 @@ def read_records(store: RunFolder) -> list[dict[str, Any]]:
 
 
 def unfinished(values: Mapping[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What can be said of a run that is still going."""
+    """The summary of a run that is not finished, from its records so far."""
     tested = [record for record in records if "test" in record]
     return {
         "name": f"{values['name']} (not finished)",

@@ -1,4 +1,4 @@
-"""A run in one line: what tells it from others, and its last result."""
+"""A run on one line: the settings that distinguish it from others, and its last result."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ..models import models
 from ..registry import Registry
 from .tables import show
 
-SAID = ("source", "clients")  # in words of their own
+SHOWN_SEPARATELY = ("source", "clients")  # options that `_data` shows itself
 
 
 def run_record(store: RunFolder) -> dict[str, Any]:
-    """Where a run is, its data, model, algorithm and rate, and the result of its latest test."""
+    """Folder, data, model, algorithm and rate of a run, and the result of its latest test."""
     try:
         values, records = store.read_config(), store.metrics()
         summary = store.summary() if store.done else {}
         return _record(store, values, records, summary)
     except (FedEnsembleError, LookupError, TypeError, ValueError, AttributeError) as error:
-        # One damaged run must not hide the others. What it lacks is known only where it is used.
-        said = f"a file lacks {error}" if isinstance(error, KeyError) else str(error)
-        return {"path": str(store.path), "state": "damaged", "result": said}
+        # A listing shows many runs, and one damaged run must not hide the others. Missing values
+        # show up only where they are used, hence the many exceptions caught here.
+        reason = f"a file lacks {error}" if isinstance(error, KeyError) else str(error)
+        return {"path": str(store.path), "state": "damaged", "result": reason}
 
 
 def _record(
@@ -40,7 +41,7 @@ def _record(
     return {
         "path": str(store.path),
         "data": _data(values["data"]),
-        "model": _named(models, values["model"]["name"], values["model"]),
+        "model": _with_options(models, values["model"]["name"], values["model"]),
         "algorithm": values["algorithm"]["name"],
         "lr": values["algorithm"].get("lr", ""),
         "modes": values["ensemble"]["modes"],
@@ -53,14 +54,15 @@ def _record(
 
 
 def _data(values: Mapping[str, Any]) -> str:
-    """Where the data are from, how they are divided, and among how many."""
-    divided = _named(partitions, values["partition"], values)
-    return f"{_named(sources, values['source'], values)}, {divided}, {values.get('clients') or 'natural'} clients"
+    """The source of the data, the partition and the number of clients, as one phrase."""
+    source = _with_options(sources, values["source"], values)
+    partition = _with_options(partitions, values["partition"], values)
+    return f"{source}, {partition}, {values.get('clients') or 'natural'} clients"
 
 
-def _named(registry: Registry[Any], name: str, values: Mapping[str, Any]) -> str:
-    """A plug-in's name, with those of its options that are not as it has them by itself."""
+def _with_options(registry: Registry[Any], name: str, values: Mapping[str, Any]) -> str:
+    """The name of a plug-in with those of its options that differ from their defaults."""
     known = inspect.signature(registry[name]).parameters if name in registry else {}
-    named = [key for key in known if key in values and key not in SAID]
-    given = (f"{key}={values[key]}" for key in named if values[key] != known[key].default)
-    return " ".join([name, *given])
+    present = [key for key in known if key in values and key not in SHOWN_SEPARATELY]
+    changed = (f"{key}={values[key]}" for key in present if values[key] != known[key].default)
+    return " ".join([name, *changed])

@@ -1,4 +1,4 @@
-"""Tables of results, as Markdown, CSV and for the terminal."""
+"""Tables of results: as Markdown, as CSV and for the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TITLES = {
     "variance": "variance",
 }
 PREDICTED = "models to predict with, MB"
-# accuracies whose time is told
+# accuracies for which the table of times has a row
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 COMPARED = (
     "accuracy",
@@ -63,7 +63,7 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown, numbers to the right."""
+        """The table in Markdown, with numeric columns aligned to the right."""
         rules = [
             " ---: " if self.numeric(column) else " --- " for column in range(len(self.header))
         ]
@@ -72,7 +72,7 @@ class TextTable:
         return "\n".join(lines) + "\n"
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers, which go to the right."""
+        """Whether all cells of a column are numbers; such columns are aligned to the right."""
         return column > 0 and all(row[column][:1] in "-–*0123456789" for row in self.rows)
 
     def csv(self) -> str:
@@ -84,19 +84,17 @@ class TextTable:
 
 
 def _cell(text: str) -> str:
-    """A cell of a Markdown table: a bar or a newline in it would begin another."""
+    """The text of a Markdown cell: an unescaped bar or a newline would start another cell."""
     return printable(text).replace("|", "\\|")
 
 
 def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
-    """One line a row: mean and standard deviation over seeds, and what was sent; dashes where a run
-    has diverged.
-    """
+    """One row per method: metrics over seeds, traffic and time; dashes if a run has diverged."""
     first = next(result for result in results if not result.failed)
-    known = first.summaries[0].get("test", {})
-    shown = [metric] + [name for name in COMPARED if name in known and name != metric]
-    # Only where some mode predicts with several models: otherwise a row's modes say how large its
-    # ensemble is.
+    available = first.summaries[0].get("test", {})
+    shown = [metric] + [name for name in COMPARED if name in available and name != metric]
+    # The size of the models is shown only if some mode predicts with several models. Otherwise the
+    # number of modes already says how large an ensemble is.
     several = any(
         s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries
     )
@@ -116,13 +114,13 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
             rows.append((result.label, *[NONE] * (len(header) - 1)))
             continue
         cells = [_over_seeds(name, result.values(name)) for name in shown]
-        sent, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
+        uploaded, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
         times += [seconds_to(result.curves, target)] if target else []
         simulated = [hours(summarise(values)[0]) for values in times]
-        held = [_prediction(result.summaries[0])] * several
-        rows.append((result.label, *cells, f"{sent:.1f}", *held, f"{seconds:.1f}", *simulated))
+        size = [_prediction(result.summaries[0])] * several
+        rows.append((result.label, *cells, f"{uploaded:.1f}", *size, f"{seconds:.1f}", *simulated))
     seeds = len(first.summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
@@ -130,21 +128,21 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
 
 
 def _prediction(summary: Mapping[str, Any]) -> str:
-    """Megabytes of the models that a prediction takes; runs of older versions do not tell."""
+    """Megabytes of the models needed to predict; a dash for runs of versions without this value."""
     return f"{summary['prediction_bytes'] / 1e6:.2f}" if "prediction_bytes" in summary else NONE
 
 
 def _over_seeds(metric: str, values: Sequence[float]) -> str:
-    """Mean and spread; one seed has no spread."""
+    """Mean and standard deviation over seeds; with one seed, its value."""
     return show(metric, *summarise(values)) if len(values) > 1 else show(metric, values[0])
 
 
 def run_table(summary: Mapping[str, Any]) -> TextTable:
-    """All metrics of one run, one line each, by the way of testing."""
-    ways = {"test": "standard evaluation", "test_dropout": "dropout active"}
-    present = [way for way in ways if way in summary]
+    """All metrics of one run, one row each, with one column per kind of evaluation."""
+    evaluations = {"test": "standard evaluation", "test_dropout": "dropout active"}
+    present = [key for key in evaluations if key in summary]
     names = list(summary[present[0]]) if present else []
-    rows = [(TITLES.get(n, n), *(show(n, summary[way][n]) for way in present)) for n in names]
+    rows = [(TITLES.get(n, n), *(show(n, summary[key][n]) for key in present)) for n in names]
     columns = present or ["value"]
     rows += [
         ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in columns)),
@@ -159,17 +157,19 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
         rows.append(("simulated time, h", *(hours(summary["clock"]) for _ in columns)))
     if summary.get("unanswered"):
         rows.append(("rounds nobody answered", *(str(summary["unanswered"]) for _ in columns)))
-    title = f"{summary['name']}: {summary['modes']} mode{'s' * (summary['modes'] > 1)}, {summary['rounds']} rounds"
-    return TextTable(title, ("metric", *(ways.get(way, way) for way in columns)), tuple(rows))
+    modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
+    title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
+    header = ("metric", *(evaluations.get(key, key) for key in columns))
+    return TextTable(title, header, tuple(rows))
 
 
 def time_table(records: Records) -> TextTable | None:
-    """Rounds and simulated hours to every accuracy a run reached; None without a clock, or if it
-    reached none.
-    """
-    found = [(target, reached(records, target)) for target in TARGETS] if has_clock(records) else []
-    # of a test
-    highest = {record["round"]: (target, record) for target, record in found if record is not None}
+    """Rounds and simulated hours to each accuracy; None without a clock or an accuracy reached."""
+    firsts = (
+        [(target, reached(records, target)) for target in TARGETS] if has_clock(records) else []
+    )
+    # If one test reaches several targets at once, only the highest of them is shown.
+    highest = {record["round"]: (target, record) for target, record in firsts if record is not None}
     rows = tuple(
         (f"{100 * target:.0f} %", str(record["round"]), hours(record["clock"]))
         for target, record in highest.values()
@@ -182,7 +182,7 @@ def time_table(records: Records) -> TextTable | None:
 
 
 def show(metric: str, mean: float, spread: float | None = None) -> str:
-    """A number as people read it: accuracies in percent.
+    """A metric as text, with its spread if given; accuracies are in percent.
 
     >>> show("accuracy", 0.9512, 0.0041), show("nll", 0.1234)
     ('95.12 ± 0.41', '0.123')

@@ -1,4 +1,4 @@
-"""Time on the simulated clock: when a run reached an accuracy."""
+"""Simulated time until a run reached an accuracy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def hours(seconds: float) -> str:
-    """Seconds as hours, as people read them.
+    """Seconds as a text in hours.
 
     >>> hours(7200), hours(5.6436)
     ('2.00', '0.00157')
@@ -20,22 +20,24 @@ def hours(seconds: float) -> str:
 
 
 def has_clock(records: Records) -> bool:
-    """Whether the run had a simulated clock."""
+    """Whether the records of a run have a simulated clock."""
     return bool(records) and "clock" in records[-1]
 
 
 def reached(records: Records, accuracy: float) -> Mapping[str, Any] | None:
-    """The record of the first test with this accuracy, or None.
+    """The record of the first test with at least this accuracy, or None.
 
-    >>> reached([{"round": 5, "test": {"accuracy": 0.4}}, {"round": 10, "test": {"accuracy": 0.6}}], 0.5)["round"]
-    10
+    >>> records = [{"round": at, "test": {"accuracy": at / 10}} for at in (4, 6)]
+    >>> reached(records, 0.5)["round"]
+    6
     """
     return next((r for r in records if r.get("test", {}).get("accuracy", 0.0) >= accuracy), None)
 
 
 def common_target(curves: Sequence[Records]) -> float | None:
-    """The highest whole percentage that all runs reached; None if a run has no clock or no accuracy
-    above 0.
+    """The highest accuracy in integer percent that all runs reached, as a fraction, or None.
+
+    It is None if a run has no clock or no accuracy of at least one percent.
     """
     if not all(has_clock(records) for records in curves):
         return None
@@ -49,6 +51,6 @@ def common_target(curves: Sequence[Records]) -> float | None:
 
 
 def seconds_to(curves: Sequence[Records], accuracy: float) -> list[float]:
-    """Simulated seconds until each run had this accuracy; runs that never had it are left out."""
-    found = [reached(records, accuracy) for records in curves]
-    return [record["clock"] for record in found if record is not None]
+    """Simulated seconds until each run reached the accuracy; runs that never did are left out."""
+    firsts = [reached(records, accuracy) for records in curves]
+    return [record["clock"] for record in firsts if record is not None]

@@ -1,9 +1,8 @@
-"""The contracts that algorithms, schedules and engines keep, as functions anyone can run on their
-own plug-in.
+"""Contracts of algorithms, schedules and engines, as checks that you can run on a plug-in.
 
 >>> from fedensemble import FedAvg, Stratified
->>> held = check_algorithm(FedAvg(lr=0.2), engine="loop")  # raises where something does not
->>> held[:2]
+>>> passed = check_algorithm(FedAvg(lr=0.2), engine="loop")  # raises if a check fails
+>>> passed[:2]
 ['arithmetic', "bytes, engine 'loop'"]
 >>> check_schedule(Stratified)
 """

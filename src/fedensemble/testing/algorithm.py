@@ -1,4 +1,4 @@
-"""The contract of an algorithm: its arithmetic, and what holds when it is trained on an engine."""
+"""The contract of an algorithm: its arithmetic, and its behaviour when an engine trains it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from .assertions import remembered, require, require_close, require_equal, snaps
 from .reference import without_ensemble
 from .toy_problems import small_federation, train
 
-# more than an age of four modes, so that every mode is trained and most client memories are read
-# again
+# More rounds than an age of four modes has, so that every mode is trained and the state of most
+# clients is read again.
 _ROUNDS = 5
-# on each engine
+# the contracts checked on each engine
 _CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")
-# modes, strata; with fewer strata than modes some mode is idle in every round
+# Pairs of modes and strata. With fewer strata than modes, some mode is idle in every round.
 _ENSEMBLES = ((1, 1), (4, 2))
 
 
 def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None = None) -> list[str]:
-    """What was checked and holds, or an AssertionError that says which contract the algorithm
-    broke.
+    """The names of the checks passed; raises AssertionError for a contract that is broken.
 
     Args:
         algorithm: an algorithm, or a class that needs no arguments.
-        engine: a registered engine; None checks all that simulate on this machine.
+        engine: a registered engine; None checks all engines that simulate on this machine.
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
     check_arithmetic(method)
-    held = ["arithmetic"]
+    passed = ["arithmetic"]
     for name in [engine] if engine is not None else simulation_engines():
         check_bytes(method, name)
         runs = {
@@ -53,8 +52,8 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
         check_base_method(method, name, runs[1])
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
-        held += [f"{what}, engine '{name}'" for what in _CONTRACTS]
-    return held
+        passed += [f"{what}, engine '{name}'" for what in _CONTRACTS]
+    return passed
 
 
 def simulation_engines() -> list[str]:
@@ -63,7 +62,7 @@ def simulation_engines() -> list[str]:
 
 
 def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
-    """The engine gives what 'loop' gives, and the same seed gives the same bytes."""
+    """Checks that the engine agrees with 'loop' and that a seed determines every bit of a run."""
     modes = run.schedule.modes
     again = train(small_federation(algorithm, engine, modes, strata), _ROUNDS)
     require_equal(
@@ -74,13 +73,16 @@ def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: 
     if engine == "loop":
         return
     reference = train(small_federation(algorithm, "loop", modes, strata), _ROUNDS)
-    what = f"{_name(algorithm)}, {modes} modes: engine '{engine}' disagrees with 'loop' after {_ROUNDS} rounds"
+    what = (
+        f"{_name(algorithm)}, {modes} modes: engine '{engine}' disagrees with 'loop' after "
+        f"{_ROUNDS} rounds"
+    )
     require_close(run.state.modes, reference.state.modes, what)
     require_close(remembered(run.engine), remembered(reference.engine), f"{what} in client memory")
 
 
 def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
-    """Save, load and go on is the same, bit for bit, as never to stop."""
+    """Checks that a saved, loaded and continued run equals an uninterrupted one bit for bit."""
     modes = run.schedule.modes
     first = train(small_federation(algorithm, engine, modes, strata), _ROUNDS // 2)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +103,7 @@ def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int
 
 
 def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> None:
-    """With one mode and one stratum, the ensemble is the method itself."""
+    """Checks that an ensemble of one mode and one stratum is the base method itself."""
     expected, memory = without_ensemble(
         algorithm, small_federation(algorithm, engine, modes=1, strata=1), _ROUNDS
     )
@@ -111,9 +113,10 @@ def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> Non
 
 
 def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None:
-    """A mode's start never reaches another mode, its server state or what clients keep for it."""
+    """Checks that the start of a mode affects no other mode, its server state or client state."""
     modes, strata = _ENSEMBLES[-1]
     other = small_federation(algorithm, engine, modes, strata)
+    # Change the start of the last mode, train again, and compare all the other modes.
     changed = modes - 1
     theta = other.state.modes["theta"].clone()
     theta[changed] = -theta[changed] + 0.1
@@ -121,23 +124,21 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
     train(other, _ROUNDS)
     what = f"{_name(algorithm)}, engine '{engine}': mode {changed} leaks into other modes"
     require_equal(
-        _of_others(other.state.modes, changed), _of_others(run.state.modes, changed), what
+        _without_mode(other.state.modes, changed), _without_mode(run.state.modes, changed), what
     )
-    mine, theirs = (
+    changed_run, original_run = (
         {n: t for n, t in remembered(f.engine).items() if not n.endswith(f"mode {changed}")}
         for f in (other, run)
     )
-    require_equal(mine, theirs, f"{what}' client memory")
+    require_equal(changed_run, original_run, f"{what}' client memory")
 
 
 def check_idle(algorithm: Algorithm, engine: str) -> None:
-    """A mode nobody trained keeps its weights, its server state and its clients' memory, and old
-    states stay whole.
-    """
+    """Checks that a mode without visits does not change and that old states are not written to."""
     modes, strata = _ENSEMBLES[-1]
     federation = small_federation(algorithm, engine, modes, strata)
     for _ in range(_ROUNDS):
-        old, before, kept = (
+        old, before, stored = (
             federation.state,
             snapshot(federation.state.modes),
             remembered(federation.engine),
@@ -148,24 +149,27 @@ def check_idle(algorithm: Algorithm, engine: str) -> None:
             before,
             f"{_name(algorithm)}: a round wrote into the state before it",
         )
-        what = f"{_name(algorithm)}, engine '{engine}', round {report.round}: a mode nobody trained changed"
+        what = (
+            f"{_name(algorithm)}, engine '{engine}', round {report.round}: a mode that no client "
+            "trained changed"
+        )
         now = remembered(federation.engine)
         for mode in set(range(modes)) - set(report.trained):
             require_equal(
                 rows(federation.state.modes, mode), rows(old.modes, mode), f"{what} (mode {mode})"
             )
-            idle = {name: row for name, row in kept.items() if name.endswith(f"mode {mode}")}
+            idle = {name: row for name, row in stored.items() if name.endswith(f"mode {mode}")}
             require_equal(
                 {name: now[name] for name in idle}, idle, f"{what} (client memory of mode {mode})"
             )
 
 
 def check_bytes(algorithm: Algorithm, engine: str) -> None:
-    """What a visit sends and receives does not depend on the number of modes; mode 0 has the same
-    coin in both.
+    """Checks that the bytes of a visit do not depend on the number of modes.
 
-    All clients but one train mode 0, then all of them: bytes may depend on the visit, on what a
-    client remembers and on how often it was absent.
+    Bytes may depend on the visit, on the state of the client and on how often it was absent. So all
+    clients but one train mode 0, then all of them do, with one mode and with several. The shared
+    random draw of mode 0 is the same in both cases.
     """
     costs: dict[int, list[list[list[int]]]] = {}
     for modes, strata in _ENSEMBLES:
@@ -185,12 +189,12 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
     one, several = (costs[modes] for modes, _ in _ENSEMBLES)
     require(
         one == several,
-        f"{_name(algorithm)}, engine '{engine}': bytes of visits (up, down) depend on the number of modes: with one "
-        f"{one}, with several {several}.",
+        f"{_name(algorithm)}, engine '{engine}': bytes of visits (up, down) depend on the number "
+        f"of modes: with one {one}, with several {several}.",
     )
 
 
-def _of_others(tree: Tree, mode: int) -> Tree:
+def _without_mode(tree: Tree, mode: int) -> Tree:
     def others(value: Tensor) -> Tensor:
         return torch.cat([value[:mode], value[mode + 1 :]])
 

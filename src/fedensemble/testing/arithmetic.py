@@ -17,15 +17,11 @@ from .toy_problems import numbers, quadratic_problem, small_federation
 
 
 def check_arithmetic(algorithm: Algorithm) -> None:
-    """Shapes are kept, inputs are not written to, and a row's result is the same alone and among
-    others.
-    """
-    owner, visits, bound = (
-        type(algorithm).__name__,
-        5,
-        small_federation(algorithm, "loop", modes=1, strata=1),
-    )
-    algorithm, size = bound.algorithm, bound.learner.theta_layout.total
+    """Checks that shapes are kept, inputs are not written to, and rows are independent."""
+    owner, visits = type(algorithm).__name__, 5
+    # A federation binds the algorithm to a model, which some algorithms need.
+    federation = small_federation(algorithm, "loop", modes=1, strata=1)
+    algorithm, size = federation.algorithm, federation.learner.theta_layout.total
     modes = algorithm.init_mode(numbers(visits, size))
     require(
         "theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}."
@@ -37,20 +33,20 @@ def check_arithmetic(algorithm: Algorithm) -> None:
 
     before = snapshot(sent, memory)
     returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
-    uploads, kept = check_local_training_result(algorithm, returned)
+    uploads, new_memory = check_local_training_result(algorithm, returned)
     require_equal(
         snapshot(sent, memory), before, f"{owner}.local_training wrote into what it was given"
     )
     _require_rows(uploads, visits, f"{owner}.local_training's upload")
-    _require_rows(kept, visits, f"{owner}.local_training's memory")
+    _require_rows(new_memory, visits, f"{owner}.local_training's memory")
     require(
-        _forms(kept) == _forms(memory),
-        f"{owner}.local_training changed the form of its memory: {_forms(kept)}.",
+        _forms(new_memory) == _forms(memory),
+        f"{owner}.local_training changed the form of its memory: {_forms(new_memory)}.",
     )
 
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
     weight, coin = 2.0 + order, torch.full_like(order, 0.3)
-    members = two_a_mode(uploads, weight) if algorithm.gathers else None
+    members = two_members_per_mode(uploads, weight) if algorithm.gathers else None
     round, lr = 3, algorithm.rate(3)
     cohort = Cohort(
         1.0 + order,
@@ -62,15 +58,15 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         round=round,
         lr=lr,
     )
-    given = (
+    inputs = (
         modes,
         uploads,
         {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
         members.uploads if members is not None else {},
     )
-    before = snapshot(*given)
+    before = snapshot(*inputs)
     updated = algorithm.server_update(modes, uploads, cohort)
-    require_equal(snapshot(*given), before, f"{owner}.server_update wrote into what it was given")
+    require_equal(snapshot(*inputs), before, f"{owner}.server_update wrote into what it was given")
     require(
         _forms(updated) == _forms(modes),
         f"{owner}.server_update must keep the form {_forms(modes)}; it gave {_forms(updated)}.",
@@ -81,20 +77,23 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         "download_bytes": bytes_down(algorithm, sent, memory, coin),
     }
     for name, cost in costs.items():
-        whole = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
+        valid = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
         require(
-            whole,
+            valid,
             f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.",
         )
 
     for j in range(visits):
-        what = f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] (row {j})"
+        what = (
+            f"{owner} must give a {{}} the same result alone, [P], and among others, [J, P] "
+            f"(row {j})"
+        )
         alone, own = algorithm.local_training(
             rows(sent, j), rows(memory, j), quadratic_problem(algorithm, visits, size, only=j)
         )
         require_close(alone, rows(uploads, j), what.format("client"))
-        require_close(own, rows(kept, j), what.format("client's memory"))
-        # who gathers has a leading dimension of modes, always
+        require_close(own, rows(new_memory, j), what.format("client's memory"))
+        # Algorithms that gather uploads always get a leading dimension of modes.
         place = torch.tensor([j]) if algorithm.gathers else j
         part = Cohort(
             cohort.count[place],
@@ -106,15 +105,13 @@ def check_arithmetic(algorithm: Algorithm) -> None:
             lr=lr,
         )
         if members is not None:
-            part = replace(part, members=two_a_mode(rows(uploads, place), weight[place]))
+            part = replace(part, members=two_members_per_mode(rows(uploads, place), weight[place]))
         single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)
         require_close(single, rows(updated, place), what.format("mode"))
 
 
-def two_a_mode(uploads: Tree, weight: Tensor) -> Members:
-    """Two clients for each mode whose weighted mean is the upload, [K, P]; one a little to either
-    side of it.
-    """
+def two_members_per_mode(uploads: Tree, weight: Tensor) -> Members:
+    """Two clients per mode whose weighted mean is the upload, [K, P]; each differs a little."""
     modes, shift = len(weight), {name: 0.1 * value.roll(1, -1) for name, value in uploads.items()}
     both = {
         name: torch.cat([value + shift[name], value - shift[name]])
@@ -129,7 +126,8 @@ def _require_rows(tree: Tree, visits: int, what: str) -> None:
     for name, value in tree.items():
         require(
             value.dim() == 2 and len(value) == visits and value.dtype == torch.float64,
-            f"{what} '{name}' must be [..., P] like the input, float64; got {tuple(value.shape)} {value.dtype}.",
+            f"{what} '{name}' must be [..., P] like the input, float64; "
+            f"got {tuple(value.shape)} {value.dtype}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Comparisons that say which contract was broken."""
+"""Comparisons whose errors say which contract was broken."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from torch import Tensor
 from ..core.engine import Engine
 from ..flat_params import Tree
 
-# Engines do the same float64 arithmetic in another order. That costs two or three of sixteen digits
-# in a sum, and some
-# tens of local steps on these problems multiply it by less than a thousand. A wrong formula is off
-# by 1e-3 or more.
+# Engines do the same float64 arithmetic in a different order. This costs two or three of sixteen
+# digits in a sum, and some tens of local steps on these problems multiply the error by less than a
+# thousand. A wrong formula is off by 1e-3 or more.
 AGREEMENT = 1e-10
 
 
-def require(kept: bool, broken: str) -> None:
-    """Raises AssertionError with the broken contract unless it was kept; unlike `assert`, also
-    under `python -O`.
-    """
-    if not kept:
+def require(condition: bool, broken: str) -> None:
+    """Raises AssertionError with the message `broken` unless the condition holds; even under -O."""
+    if not condition:
         raise AssertionError(broken)
 
 
 def require_equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str) -> None:
-    """Raises unless two trees are the same bit for bit."""
+    """Raises unless two trees are equal bit for bit."""
     require(
         set(got) == set(expected),
         f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.",
@@ -36,10 +33,11 @@ def require_equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], bro
             _form(got[name]) == _form(value),
             f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.",
         )
-        same = torch.equal(got[name].nan_to_num(nan=-1.0), value.nan_to_num(nan=-1.0))
+        equal = torch.equal(got[name].nan_to_num(nan=-1.0), value.nan_to_num(nan=-1.0))
         require(
-            same,
-            f"{broken}: '{name}' differs by up to {_distance(got[name], value):.3g}; it must not at all.",
+            equal,
+            f"{broken}: '{name}' differs by up to {_distance(got[name], value):.3g}; "
+            "it must be equal bit for bit.",
         )
 
 
@@ -62,7 +60,7 @@ def require_close(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], bro
 
 
 def snapshot(*trees: Mapping[str, Tensor]) -> Tree:
-    """Copies of all tensors, to tell later whether somebody wrote into them."""
+    """Copies of all tensors, to find out later whether they were written to."""
     return {
         f"{place}.{name}": tensor.clone()
         for place, tree in enumerate(trees)
@@ -71,18 +69,18 @@ def snapshot(*trees: Mapping[str, Tensor]) -> Tree:
 
 
 def remembered(engine: Engine) -> Tree:
-    """Client memory by "name of client c, mode m", so that engines can store rows in any order."""
+    """Client state by "name of client c, mode m", so that engines can store rows in any order."""
     tensors = engine.memory_tensors()
     visits = tensors.get("visits")
     if visits is None:
         return {}
-    named = {
+    tables = {
         name.removeprefix("row."): table for name, table in tensors.items() if name != "visits"
     }
     return {
         f"{name} of client {client}, mode {mode}": table[row]
         for row, (client, mode) in enumerate(visits.tolist())
-        for name, table in named.items()
+        for name, table in tables.items()
     }
 
 

@@ -30,22 +30,20 @@ from .toy_problems import (
 _TOKENS, _LENGTH, _SIDE = 6, 4, 6
 
 
-def _nothing_more(federation: Federation, start: EnsembleState) -> None:
+def _no_check(federation: Federation, start: EnsembleState) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compare: a model, data, settings of the federation, and what must hold besides
-    agreement.
-    """
+    """A model, data and settings on which engines must agree, and an additional check."""
 
     name: str
     model: ModelFactory
     data: Callable[[], FederatedData] = classification
     optimizer: Optimizer = SGD()  # noqa: RUF009 (frozen)
     settings: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[Federation, EnsembleState], None] = _nothing_more
+    check: Callable[[Federation, EnsembleState], None] = _no_check
 
 
 def _images() -> FederatedData:
@@ -134,9 +132,7 @@ def _padded() -> nn.Module:
 
 
 class _Recurrent(nn.Module):
-    """Tokens in, tokens out, by a recurrent layer of the given kind; with `tied`, one matrix serves
-    both ends.
-    """
+    """Tokens to tokens by a recurrent layer; `tied` shares the embedding and output matrix."""
 
     def __init__(self, kind: Callable[..., nn.Module], tied: bool = False, **options: Any) -> None:
         super().__init__()
@@ -151,7 +147,7 @@ class _Recurrent(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Tokens in, tokens out, by one transformer layer."""
+    """Tokens to tokens by one transformer layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,15 +171,15 @@ def _huber(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.smooth_l1_loss(outputs, targets)
 
 
-def _statistics_moved(federation: Federation, start: EnsembleState) -> None:
-    moved = (federation.state.buffers != start.buffers).any(1)
+def _check_statistics_changed(federation: Federation, start: EnsembleState) -> None:
+    changed = (federation.state.buffers != start.buffers).any(1)
     require(
-        bool(moved.all()),
-        f"BatchNorm's running statistics did not change in modes {moved.logical_not().tolist()}.",
+        bool(changed.all()),
+        f"BatchNorm's running statistics did not change in modes {changed.logical_not().tolist()}.",
     )
 
 
-def _padding_kept(federation: Federation, start: EnsembleState) -> None:
+def _check_padding_unchanged(federation: Federation, start: EnsembleState) -> None:
     rows = [
         state.modes["theta"][:, : _TOKENS * 5].reshape(-1, _TOKENS, 5)
         for state in (start, federation.state)
@@ -191,27 +187,28 @@ def _padding_kept(federation: Federation, start: EnsembleState) -> None:
     same = (rows[0] == rows[1]).all(2).all(0)
     require(
         bool(same[1]) and not bool(same[0]),
-        "Of an embedding's rows, padding_idx moved, or nothing else did.",
+        "The embedding row of padding_idx changed in training, or no other row did.",
     )
 
 
-def _frozen_kept(federation: Federation, start: EnsembleState) -> None:
-    kept = torch.equal(federation.state.buffers, start.buffers)
+def _check_frozen_unchanged(federation: Federation, start: EnsembleState) -> None:
+    unchanged = torch.equal(federation.state.buffers, start.buffers)
     require(
-        kept, "A parameter with requires_grad=False changed in training; it must stay bit for bit."
+        unchanged,
+        "A parameter with requires_grad=False changed in training; it must stay equal bit for bit.",
     )
 
 
 CASES = (
     Case("MLP", _mlp),
     Case("CNN with Dropout and Dropout2d", _cnn, _images),
-    Case("BatchNorm", _batch_norm, _images, check=_statistics_moved),
+    Case("BatchNorm", _batch_norm, _images, check=_check_statistics_changed),
     Case(
         "BatchNorm, last_batch='drop'",
         _batch_norm,
         _images,
         settings={"last_batch": "drop"},
-        check=_statistics_moved,
+        check=_check_statistics_changed,
     ),
     Case("GroupNorm", _group_norm, _images),
     Case("LayerNorm", _layer_norm),
@@ -223,7 +220,7 @@ CASES = (
     Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
     Case("attention", _Attention, _texts),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
-    Case("frozen parameters", _frozen, check=_frozen_kept),
+    Case("frozen parameters", _frozen, check=_check_frozen_unchanged),
     Case(
         "regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}
     ),
@@ -248,5 +245,5 @@ CASES = (
     Case("RMSNorm and PReLU", _rms_norm),
     Case("InstanceNorm, convolutions with padding by name", _instance_norm, _images),
     Case("convolutions in one dimension", _conv1d, _signals),
-    Case("Embedding with padding", _padded, _texts, check=_padding_kept),
+    Case("Embedding with padding", _padded, _texts, check=_check_padding_unchanged),
 )

@@ -1,4 +1,4 @@
-"""The contract of an engine: it gives what 'loop' gives, for models and settings of every kind."""
+"""The contract of an engine: it agrees with 'loop' on models and settings of every kind."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Remembering(Algorithm):
-    """A made-up method with server state and client memory, so that both are exercised."""
+class _Stateful(Algorithm):
+    """A method for checks only: it has server state and client state, so that both are used."""
 
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "pace": torch.zeros_like(theta)}
@@ -44,7 +44,7 @@ class _Remembering(Algorithm):
 
 
 def check_engine(name: str, **options: Any) -> None:
-    """Nothing, or an AssertionError that says which contract the engine broke, and on which model.
+    """Raises AssertionError if the engine breaks a contract; it names the contract and the model.
 
     Args:
         name: a registered engine.
@@ -52,22 +52,22 @@ def check_engine(name: str, **options: Any) -> None:
     """
     check_inputs(name, options)
     check_cohort(name, options)
-    check_nobody(name, options)
+    check_empty_round(name, options)
     check_memory(name, options)
     for case in CASES:
         check_case(name, case, options)
 
 
 def check_case(name: str, case: Case, options: dict[str, Any]) -> None:
-    """The engine agrees with 'loop' on one case: weights, running statistics, losses and bytes."""
+    """Checks weights, running statistics, losses and bytes of one case against 'loop'."""
     got, reference = _federation(name, case, options), _federation("loop", case, {})
     start = reference.state
     what = f"Engine '{name}' disagrees with 'loop' on {case.name}"
-    for mine, theirs in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
+    for report, expected in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
         require_close(
-            {"losses": mine.losses}, {"losses": theirs.losses}, f"{what}, round {mine.round}"
+            {"losses": report.losses}, {"losses": expected.losses}, f"{what}, round {report.round}"
         )
-        costs = [(report.bytes_up, report.bytes_down) for report in (mine, theirs)]
+        costs = [(each.bytes_up, each.bytes_down) for each in (report, expected)]
         require(costs[0] == costs[1], f"{what}: bytes up and down are {costs[0]}, not {costs[1]}.")
     require_close(got.state.modes, reference.state.modes, what)
     require_close({"buffers": got.state.buffers}, {"buffers": reference.state.buffers}, what)
@@ -76,9 +76,9 @@ def check_case(name: str, case: Case, options: dict[str, Any]) -> None:
 
 
 def check_memory(name: str, options: dict[str, Any]) -> None:
-    """Client memory agrees with that of 'loop', and survives being taken out and put back."""
+    """Checks client state against that of 'loop', also after it was saved and loaded."""
     case = CASES[0]
-    algorithm = _Remembering(lr=0.1)
+    algorithm = _Stateful(lr=0.1)
     got, reference = (
         _federation(n, case, o, algorithm) for n, o in ((name, options), ("loop", {}))
     )
@@ -88,22 +88,22 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     what = f"Engine '{name}' disagrees with 'loop' on a method with client memory"
     require_close(got.state.modes, reference.state.modes, what)
     require_close(remembered(got.engine), remembered(reference.engine), what)
-    revived = _federation(name, case, options, algorithm)
-    revived.restore(snapshot_of(got), got.round)
+    restored = _federation(name, case, options, algorithm)
+    restored.restore(snapshot_of(got), got.round)
     require_equal(
-        revived.tensors(), got.tensors(), f"Engine '{name}' loses client memory when it is loaded"
+        restored.tensors(), got.tensors(), f"Engine '{name}' loses client memory when it is loaded"
     )
-    for federation in (got, revived):
+    for federation in (got, restored):
         next(federation.rounds(1))
     require_equal(
-        revived.tensors(),
+        restored.tensors(),
         got.tensors(),
         f"Engine '{name}' goes on differently after client memory is loaded",
     )
 
 
 def check_cohort(name: str, options: dict[str, Any]) -> None:
-    """The server learns the round and its learning rate."""
+    """Checks that the cohort has the round and its learning rate."""
     federation = _federation(
         name, CASES[0], options, FedAvg(lr=0.1, lr_decay=0.5, lr_decay_every=2)
     )
@@ -115,23 +115,21 @@ def check_cohort(name: str, options: dict[str, Any]) -> None:
         ).cohort
         require(
             (cohort.round, cohort.lr) == (round, algorithm.rate(round)),
-            f"Engine '{name}' must fill in the cohort's round and lr, {round} and {algorithm.rate(round)}; "
-            f"got {cohort.round} and {cohort.lr}.",
+            f"Engine '{name}' must fill in the cohort's round and lr, {round} and "
+            f"{algorithm.rate(round)}; got {cohort.round} and {cohort.lr}.",
         )
 
 
-def check_nobody(name: str, options: dict[str, Any]) -> None:
-    """A round in which nobody trains gives no losses, no bytes, and leaves running statistics and
-    memory alone.
-    """
-    nobody = Plan(*(torch.empty(0, dtype=torch.int64) for _ in Plan._fields))
+def check_empty_round(name: str, options: dict[str, Any]) -> None:
+    """Checks a round without visits: no losses, no bytes, the same statistics and client state."""
+    empty_plan = Plan(*(torch.empty(0, dtype=torch.int64) for _ in Plan._fields))
     for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
-        federation = _federation(name, case, options, _Remembering(lr=0.1))
+        federation = _federation(name, case, options, _Stateful(lr=0.1))
         next(federation.rounds(1))
         state, memory = federation.state, snapshot(federation.engine.memory_tensors())
         sent = federation.algorithm.broadcast(state.modes)
-        returned = federation.engine.visit(federation.algorithm, sent, state.buffers, nobody, 1)
-        what = f"Engine '{name}' does not take a round without visits for what it is ({case.name})"
+        returned = federation.engine.visit(federation.algorithm, sent, state.buffers, empty_plan, 1)
+        what = f"Engine '{name}' handles a round without visits wrongly ({case.name})"
         require(len(returned.loss) == len(returned.bytes_up) == len(returned.bytes_down) == 0, what)
         require(not bool(returned.cohort.count.any()), what)
         require_equal({"buffers": returned.buffers}, {"buffers": state.buffers}, what)
@@ -139,13 +137,13 @@ def check_nobody(name: str, options: dict[str, Any]) -> None:
 
 
 def check_inputs(name: str, options: dict[str, Any]) -> None:
-    """What the server sends is not written to."""
+    """Checks that the engine does not write into its inputs."""
     for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
         federation = _federation(name, case, options)
         state = federation.state
         sent = federation.algorithm.broadcast(state.modes)
-        given = {**sent, "buffers": state.buffers, "x": federation.data.x, "y": federation.data.y}
-        before = snapshot(given)
+        inputs = {**sent, "buffers": state.buffers, "x": federation.data.x, "y": federation.data.y}
+        before = snapshot(inputs)
         federation.engine.visit(
             federation.algorithm,
             sent,
@@ -154,7 +152,7 @@ def check_inputs(name: str, options: dict[str, Any]) -> None:
             0,
         )
         require_equal(
-            snapshot(given), before, f"Engine '{name}' wrote into what it was given ({case.name})"
+            snapshot(inputs), before, f"Engine '{name}' wrote into what it was given ({case.name})"
         )
 
 
@@ -171,7 +169,7 @@ def _federation(
     method = algorithm or FedAvg(lr=0.1, optimizer=case.optimizer)
     schedule = Stratified(modes=2, strata=2, clients_per_round=len(data) - 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EngineWarning)  # slower ways are to be right, too
+        warnings.simplefilter("ignore", EngineWarning)  # slow fallbacks must be correct as well
         return Federation(
             case.model,
             data,

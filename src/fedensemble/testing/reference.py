@@ -1,6 +1,4 @@
-"""A federated method without any ensemble: a loop over clients, one nn.Module, torch's own
-autograd.
-"""
+"""A federated method without an ensemble: a loop over clients, one nn.Module and autograd."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ class AutogradSteps:
 
     Args:
         x, y: the client's examples.
-        place, weight: rows and weights of every step, [S, B].
+        place, weight: row indices of the examples of every step and their weights, [S, B].
     """
 
-    active: Tensor | None = None  # one client is never done before itself
+    active: Tensor | None = None  # all steps count: no other client takes more of them
 
     def __init__(
         self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor
@@ -37,10 +35,10 @@ class AutogradSteps:
     def gradient(
         self, step: int, at: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Gradient of the mean loss over the rows that count."""
-        chosen = self.place[step][self.weight[step].bool()]
+        """The gradient of the mean loss over the rows whose weight is not zero."""
+        rows = self.place[step][self.weight[step].bool()]
         vector_to_parameters(at, self.model.parameters())
-        loss = F.cross_entropy(self.model(self.x[chosen]), self.y[chosen])
+        loss = F.cross_entropy(self.model(self.x[rows]), self.y[rows])
         gradient = torch.autograd.grad(loss, list(self.model.parameters()))
         return parameters_to_vector(gradient), (loss.detach(), buffers)
 
@@ -48,9 +46,7 @@ class AutogradSteps:
 def without_ensemble(
     algorithm: Algorithm, federation: Federation, rounds: int
 ) -> tuple[Tree, Tree]:
-    """Server state [P] and client memory after some rounds from the federation's state, which stays
-    as it is.
-    """
+    """Server state [P] and client state after some rounds; the federation itself is not changed."""
     algorithm = federation.algorithm
     data, work, seed = federation.data, federation.work, federation.seed
     model = federation.learner.build(0)
@@ -61,7 +57,7 @@ def without_ensemble(
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
         sent, coin = algorithm.broadcast(mode), shared_uniform(seed, round, torch.tensor(0))
         sums: Tree = {}
-        total, sent_up = 0.0, []
+        total, all_uploads = 0.0, []
         for client in clients:
             x, y = data.client(client)
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
@@ -83,12 +79,14 @@ def without_ensemble(
                 visit_key("algorithm", *visit)[0],
                 coin,
             )
-            kept = memory.get(client, algorithm.init_memory(sent["theta"]))
-            uploads, memory[client] = algorithm.local_training(sent, kept, problem)
-            own = float(shares[client])
-            sent_up.append(uploads)
-            sums = {name: sums.get(name, 0) + own * value for name, value in uploads.items()}
-            total += own
+            previous = memory.get(client, algorithm.init_memory(sent["theta"]))
+            uploads, memory[client] = algorithm.local_training(sent, previous, problem)
+            share_of_client = float(shares[client])
+            all_uploads.append(uploads)
+            sums = {
+                name: sums.get(name, 0) + share_of_client * value for name, value in uploads.items()
+            }
+            total += share_of_client
         sizes = (len(clients), total, total / float(shares.sum()))
         count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in sizes)
         means = {name: value / total for name, value in sums.items()}
@@ -97,12 +95,17 @@ def without_ensemble(
         if not algorithm.gathers:
             mode = algorithm.server_update(mode, means, cohort)
             continue
-        everyone, none = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
-        each = {name: torch.stack([tree[name] for tree in sent_up]) for name in means}
+        # Algorithms that gather uploads get them stacked, and a leading dimension of one mode.
+        client, mode_index = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
+        stacked = {name: torch.stack([tree[name] for tree in all_uploads]) for name in means}
         members = Members(
-            everyone, none, shares[everyone].double(), each, torch.empty(len(clients), 0).double()
+            client,
+            mode_index,
+            shares[client].double(),
+            stacked,
+            torch.empty(len(clients), 0).double(),
         )
-        alone = Cohort(
+        mode_cohort = Cohort(
             count[None],
             weights[None],
             share[None],
@@ -112,12 +115,12 @@ def without_ensemble(
             round=round,
             lr=lr,
         )
-        state, sent_mean = (
+        state, mean_uploads = (
             {name: value[None] for name, value in tree.items()} for tree in (mode, means)
         )
         mode = {
             name: value[0]
-            for name, value in algorithm.server_update(state, sent_mean, alone).items()
+            for name, value in algorithm.server_update(state, mean_uploads, mode_cohort).items()
         }
     named = {
         f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()

@@ -12,8 +12,8 @@ from ..core.types import Plan
 from ..errors import InputError
 from .assertions import require, require_equal, snapshot
 
-# Clients, modes, strata, clients per round; also where strata divide neither of the others, and
-# with everybody.
+# Clients, modes, strata, clients per round. The settings include strata that divide neither clients
+# nor clients per round, and rounds with all clients.
 _SETTINGS = (
     (12, 3, 4, 8),
     (13, 4, 5, 7),
@@ -24,43 +24,43 @@ _SETTINGS = (
     (15, 2, 10, 10),
 )
 _AGES = 150
-# Over 150 ages a mode has 450 visits or more. Were they independent, a share would scatter by 5 %;
-# strata move together
-# and double that at most. Five times the first is no bad luck.
+# Over 150 ages a mode has 450 visits or more. If visits were independent, its share would have a
+# standard deviation of 5 %; because clients of a stratum move together, it is at most twice that. A
+# deviation of 25 % is therefore not chance.
 _FAIR_TO_MODES = 1.25
-# Standard errors that a client's rate may be away from the mean. Some 300 rates are looked at, so
-# that a fair schedule
-# fails once in 10^5 seeds, and the seeds are fixed.
+# Standard errors by which a client's rate may differ from the mean. About 300 rates are checked, so
+# a fair schedule fails for one in 10^5 seeds, and the seeds are fixed.
 _ERRORS = 5.5
 
 
 def check_schedule(schedule: type[Schedule]) -> None:
-    """Nothing, or an AssertionError that says which contract the schedule broke.
+    """Raises AssertionError if the schedule breaks a contract; the message names the contract.
 
-    A round has `clients_per_round` visits; where a client may train several modes
-    (`one_mode_a_client` is False), each mode has as many.
+    A round has `clients_per_round` visits. If a client may train several modes in a round
+    (`one_mode_a_client` is False), every mode has that many visits.
 
     Args:
         schedule: a class that is built with `modes`, `strata` and `clients_per_round`.
     """
-    served = 0
+    accepted = 0
     for population, modes, strata, per_round in _SETTINGS:
-        made = schedule(modes=modes, strata=strata, clients_per_round=per_round)
+        candidate = schedule(modes=modes, strata=strata, clients_per_round=per_round)
         try:
-            made.init(population, seed=0)
+            candidate.init(population, seed=0)
         except InputError:
-            continue  # a schedule may need more, and say so
-        served += 1
-        check_plans(made, population)
-        check_purity(made, population)
-        check_fairness(made, population)
+            continue  # a schedule may need other settings and raise
+        accepted += 1
+        check_plans(candidate, population)
+        check_purity(candidate, population)
+        check_fairness(candidate, population)
     require(
-        served > 0, f"{schedule.__name__} refuses every ordinary setting: {_SETTINGS} (N, K, Q, M)."
+        accepted > 0,
+        f"{schedule.__name__} rejects every ordinary setting: {_SETTINGS} (N, K, Q, M).",
     )
 
 
 def check_plans(schedule: Schedule, population: int) -> None:
-    """Every plan is well formed."""
+    """Checks that every plan is well formed."""
     name = _name(schedule, population)
     visits = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
     for seed, round in product(range(3), range(3 * schedule.modes)):
@@ -94,7 +94,7 @@ def check_plans(schedule: Schedule, population: int) -> None:
 
 
 def check_purity(schedule: Schedule, population: int) -> None:
-    """A plan is a function of state and round alone, and the seed matters."""
+    """Checks that a plan depends on state and round alone, and that the seed matters."""
     name, rounds = _name(schedule, population), range(3 * schedule.modes)
     state = schedule.init(population, seed=1)
     tensors = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
@@ -104,16 +104,17 @@ def check_purity(schedule: Schedule, population: int) -> None:
     before = snapshot(state)
     forwards = [schedule.plan(state, round) for round in rounds]
     backwards = [schedule.plan(state, round) for round in reversed(rounds)][::-1]
-    revived = [schedule.plan({n: t.clone() for n, t in state.items()}, round) for round in rounds]
+    copied = [schedule.plan({n: t.clone() for n, t in state.items()}, round) for round in rounds]
     require_equal(snapshot(state), before, f"{name}: plan wrote into the state")
     again = schedule.init(population, seed=1)
     require_equal(again, state, f"{name}: the same seed gave another state")
     fresh = [schedule.plan(again, round) for round in rounds]
-    for first, *others in zip(forwards, backwards, revived, fresh, strict=True):
+    for first, *others in zip(forwards, backwards, copied, fresh, strict=True):
         same = all(torch.equal(torch.stack(first), torch.stack(other)) for other in others)
         require(
             same,
-            f"{name}: plan is not a function of state and round alone; it gave two plans for one round.",
+            f"{name}: plan is not a function of state and round alone; "
+            "it gave two plans for one round.",
         )
     observed = schedule.observe(state, forwards[0], torch.ones(len(forwards[0].client)))
     require_equal(snapshot(state), before, f"{name}: observe wrote into the state")
@@ -122,37 +123,39 @@ def check_purity(schedule: Schedule, population: int) -> None:
         forms[0] == forms[1],
         f"{name}: observe changed the form of the state from {forms[0]} to {forms[1]}.",
     )
-    # with everybody in every round there may be nothing to draw
+    # If all clients train in every round, there may be nothing to draw.
     if schedule.clients_per_round < population:
         different = _plans(schedule, population, seed=1) != _plans(schedule, population, seed=2)
         require(different, f"{name}: different seeds give the same plans.")
 
 
 def check_fairness(schedule: Schedule, population: int) -> None:
-    """Over many ages every client is asked equally often, and trains every mode equally often.
+    """Checks that over many ages all clients, and all modes of a client, have equal shares.
 
-    Where the schedule says that it prefers some clients, they only have to meet every mode.
+    If the schedule declares that it prefers some clients, every client must only train every mode.
     """
     name, modes = _name(schedule, population), schedule.modes
     state = schedule.init(population, seed=2)
-    met = torch.zeros(_AGES, population, modes, dtype=torch.float64)
+    visits = torch.zeros(_AGES, population, modes, dtype=torch.float64)
     for round in range(_AGES * modes):
         plan: Plan = schedule.plan(state, round)
-        met[round // modes].index_put_(
-            (plan.client, plan.mode), torch.ones(len(plan.client), dtype=met.dtype), accumulate=True
+        visits[round // modes].index_put_(
+            (plan.client, plan.mode),
+            torch.ones(len(plan.client), dtype=visits.dtype),
+            accumulate=True,
         )
-    totals = met.sum((0, 1))
+    totals = visits.sum((0, 1))
     share = totals / totals.mean()
     for worst in (int(share.argmin()), int(share.argmax())):
         require(
             1 / _FAIR_TO_MODES < float(share[worst]) < _FAIR_TO_MODES,
-            f"{name}: over {_AGES} ages mode {worst} has {int(totals[worst])} visits where the mean is "
-            f"{float(totals.mean()):.0f}; modes must be treated alike.",
+            f"{name}: over {_AGES} ages mode {worst} has {int(totals[worst])} visits where the "
+            f"mean is {float(totals.mean()):.0f}; modes must be treated alike.",
         )
     if schedule.uniform:
-        _check_rates(met.sum(2), modes, f"{name}: client {{0}} is asked")
-        _check_rates(met.flatten(1), modes, f"{name}: client {{0}} trains mode {{1}}", modes)
-    missed = torch.nonzero(met.sum(0) == 0).tolist()
+        _check_rates(visits.sum(2), modes, f"{name}: client {{0}} is selected")
+        _check_rates(visits.flatten(1), modes, f"{name}: client {{0}} trains mode {{1}}", modes)
+    missed = torch.nonzero(visits.sum(0) == 0).tolist()
     require(
         not missed,
         f"{name}: over {_AGES} ages client {missed and missed[0][0]} never trained some mode.",
@@ -160,12 +163,11 @@ def check_fairness(schedule: Schedule, population: int) -> None:
 
 
 def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> None:
-    """Raises unless all columns of visits per age, [ages, C], have one mean, within what chance
-    explains.
+    """Raises unless all columns of visits per age, [ages, C], have the same mean up to chance.
 
-    The standard error is that of the ages, which rounds of an age may depend on, or of independent
-    rounds if that is
-    larger: a client that is asked in every round does not scatter at all.
+    The standard error is that over ages, because rounds of an age may depend on each other, or that
+    of independent rounds if it is larger: a client that is selected equally often in every age has
+    no variance over ages at all.
     """
     rate, ages = visits / rounds, len(visits)
     mean = float(rate.mean())
@@ -173,15 +175,15 @@ def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> No
         torch.maximum(rate.std(0), torch.tensor(max(mean * (1 - mean), 0.0) / rounds).sqrt())
         / ages**0.5
     )
-    each = rate.mean(0)
-    away = (each - mean).abs()
-    worst = int((away - _ERRORS * error).argmax())
+    by_column = rate.mean(0)
+    deviation = (by_column - mean).abs()
+    worst = int((deviation - _ERRORS * error).argmax())
     who = what.format(worst // columns, worst % columns)
     require(
-        bool(away[worst] <= _ERRORS * error[worst] + 1e-9),
-        f"{who} in {100 * float(each[worst]):.1f} % of {ages * rounds} rounds where the mean is {100 * mean:.1f} %. "
-        "Clients must be treated alike, or FedAvg's fixed point moves towards some of them; a schedule that prefers "
-        "clients on purpose sets uniform = False.",
+        bool(deviation[worst] <= _ERRORS * error[worst] + 1e-9),
+        f"{who} in {100 * float(by_column[worst]):.1f} % of {ages * rounds} rounds where the mean "
+        f"is {100 * mean:.1f} %. Clients must be treated alike, or FedAvg's fixed point moves "
+        "towards some of them; a schedule that prefers clients on purpose sets uniform = False.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Tiny problems on which contracts are checked: float64, clients of different sizes."""
+"""Tiny problems for the contract checks: float64, clients of different sizes."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from ..data.federated import FederatedData
 from ..federation.federation import Federation
 from ..schedules import Stratified
 
-# with batches of 3: whole and partial last batches, one client below a batch
+# With batches of 3, some last batches are full, some partial, and one client has less than a batch.
 SIZES = (7, 3, 5, 1, 9, 4)
 FEATURES, CLASSES, BATCH, SEED = 4, 3, 3, 5
 
 
 def numbers(*shape: int, word: int = 0) -> Tensor:
-    """Standard normal numbers, float64, the same everywhere."""
+    """Standard normal values, float64, the same on every machine."""
     return prng.normal(prng.key(SEED, "testing", word), torch.Size(shape).numel()).reshape(shape)
 
 
 def labels(*shape: int, classes: int = CLASSES, word: int = 0) -> Tensor:
-    """Uniform class labels or tokens, the same everywhere."""
+    """Uniform class labels or tokens, the same on every machine."""
     drawn = prng.uniform(prng.key(SEED, "testing labels", word), torch.Size(shape).numel())
     return (drawn * classes).long().reshape(shape)
 
 
 def ragged(x: Tensor, y: Tensor, sizes: Sequence[int] = SIZES) -> FederatedData:
-    """Federated data of clients of the given sizes."""
+    """The federated data of clients with these sizes."""
     return FederatedData.from_arrays(x, y, list(sizes))
 
 
 def classification() -> FederatedData:
-    """Six clients with three classes of four numbers; the server has eight inputs."""
-    own = numbers(8, FEATURES, word=3)
+    """Six clients with four features and three classes; the server has eight inputs."""
+    server = numbers(8, FEATURES, word=3)
     return FederatedData.from_arrays(
-        numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=own
+        numbers(sum(SIZES), FEATURES), labels(sum(SIZES)), list(SIZES), x_server=server
     )
 
 
 def small_model() -> nn.Module:
-    """A network whose loss is smooth, so that rounding is not blown up at a kink."""
+    """A network with a smooth loss: at a kink, rounding errors would be amplified."""
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
 def small_federation(
     algorithm: Algorithm, engine: str, modes: int, strata: int, **options: Any
 ) -> Federation:
-    """A federation of the six clients, four a round, two epochs of ragged batches."""
+    """A federation of the six clients, four per round, with two local epochs."""
     return Federation(
         small_model,
         classification(),
@@ -67,15 +67,14 @@ def small_federation(
 
 
 def train(federation: Federation, rounds: int) -> Federation:
-    """The same federation after some more rounds."""
+    """The same federation, trained for `rounds` more rounds."""
     for _ in federation.rounds(rounds):
         pass
     return federation
 
 
 class Quadratics:
-    """Steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), a visit each; no model, no
-    data.
+    """Local steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), one f per visit.
 
     Args:
         curvature, centre: [..., P].
@@ -99,8 +98,10 @@ class Quadratics:
 def quadratic_problem(
     algorithm: Algorithm, visits: int, size: int, only: int | None = None
 ) -> LocalProblem:
-    """The problem of J visits with 2, 3, 4, 2, ... local steps, or of visit `only` alone, without
-    leading dimension.
+    """The problem of J visits with 2, 3, 4, 2, ... local steps, or of one visit.
+
+    Args:
+        only: the index of a single visit; its problem has no leading dimension.
     """
     curvature, centre = (
         0.5 + numbers(visits, size, word=1).abs().clamp(max=1.0),
@@ -116,7 +117,7 @@ def quadratic_problem(
         sizes, buffers = sizes[only], buffers[only]
     steps = Quadratics(curvature, centre, counts)
     key = visit_key("algorithm", 0, 0, torch.arange(visits), torch.zeros(visits, dtype=torch.int64))
-    coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # the battery's server has the same
+    coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # as in check_arithmetic
     if only is not None:
         key, coin = key[only], coin[only]
     return LocalProblem(

@@ -1,4 +1,4 @@
-"""Pictures stay readable however many rows, tests and clients there are, and say what they show."""
+"""Figures stay readable with many rows, tests and clients, and say what they show."""
 
 import warnings
 from pathlib import Path

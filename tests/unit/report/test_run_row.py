@@ -1,4 +1,4 @@
-"""What `fedensemble ls runs` says tells runs apart."""
+"""The rows of `fedensemble ls runs` distinguish runs from one another."""
 
 import json
 from pathlib import Path

@@ -21,20 +21,20 @@ from ...experiment.reproduce import CellResult
 from ...experiment.run_folder import RunFolder
 from ...predict import Ensemble
 from ..tables import TextTable
-from .paper_grid import Shown, headline
+from .paper_grid import PaperReport, headline
 from .plots import COLOURS, STYLE
 
 BATCH = 10_000
 MARGIN = 0.25  # of the triangle's extent, on every side
-ALONG = 21  # points on the line between two modes
+POINTS = 21  # evaluated on the line between two modes
 
 
 def plane(modes: Tensor) -> tuple[Tensor, Tensor]:
-    """Two orthonormal directions [2, P] of the plane through three points [3, P], and the points'
-    places in it [3, 2].
+    """Orthonormal axes [2, P] of the plane through three points [3, P]; their coordinates [3, 2].
 
-    >>> axes, places = plane(torch.tensor([[0.0, 0, 0], [2, 0, 0], [1, 3, 0]], dtype=torch.double))
-    >>> places.tolist()
+    >>> points = torch.tensor([[0.0, 0, 0], [2, 0, 0], [1, 3, 0]], dtype=torch.double)
+    >>> axes, coordinates = plane(points)
+    >>> coordinates.tolist()
     [[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]
     """
     first = modes[1] - modes[0]
@@ -42,7 +42,7 @@ def plane(modes: Tensor) -> tuple[Tensor, Tensor]:
     second = modes[2] - modes[0]
     second = second - (second @ first) * first
     if not float(second.norm()) > 0:
-        raise InputError("The three modes lie on one line, which spans no plane.")
+        raise InputError("The three modes lie on one line and span no plane.")
     axes = torch.stack([first, second / second.norm()])
     return axes, (modes - modes[0]) @ axes.T
 
@@ -51,22 +51,19 @@ def loss_at(ensemble: Ensemble, theta: Tensor, buffers: Tensor, data: FederatedD
     """Cross-entropy of one model [P] on all of the training examples, in nats, dropout off."""
     total, count = 0.0, 0
     for x, y in zip(torch.split(data.x, BATCH), torch.split(data.y, BATCH), strict=True):
-        seen = data.inputs(x, ensemble.learner.dtype)
-        logits = ensemble.learner.outputs(theta, buffers, seen)
+        inputs = data.inputs(x, ensemble.learner.dtype)
+        logits = ensemble.learner.outputs(theta, buffers, inputs)
         total += float(F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="sum"))
         count += y.numel()
     return total / count
 
 
-def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """The logarithm of the training loss on the plane through the first three modes, and on the
-    lines between them.
-    """
+def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
+    """The log training loss on the plane through the first three modes and on their lines."""
     result = results[0]
     if result.runs is None:
-        raise DataError(
-            f"The run of {reproduction.name} is not there yet: {result.cell.skipped or 'leave out --only'}."
-        )
+        reason = result.cell.skipped or "leave out --only"
+        raise DataError(f"The run of {reproduction.name} has not been trained yet: {reason}.")
     config = result.cell.configs[0]
     device = torch.device(config.engine.device)
     ensemble = read_ensemble(RunFolder(result.runs.folders[0]).modes_file, config, device)
@@ -76,41 +73,43 @@ def loss_surface(reproduction: Reproduction, results: Sequence[CellResult]) -> S
         )
     data = build_data(config).to(device)
     theta, buffers = ensemble.theta[:3], ensemble.buffers[:3]
-    axes, places = plane(theta.double())
-    lowest, highest = places.min(0).values, places.max(0).values
-    room = MARGIN * (highest - lowest)
+    axes, coordinates = plane(theta.double())
+    lowest, highest = coordinates.min(0).values, coordinates.max(0).values
+    margin = MARGIN * (highest - lowest)
     count = int(reproduction.table.options.get("points", 31))
     grid = [
         torch.linspace(float(a), float(b), count)
-        for a, b in zip(lowest - room, highest + room, strict=True)
+        for a, b in zip(lowest - margin, highest + margin, strict=True)
     ]
     losses = np.empty((count, count))
-    middle = buffers.mean(0)
-    for row, up in enumerate(grid[1]):
-        for column, along in enumerate(grid[0]):
-            at = theta[0].double() + float(along) * axes[0] + float(up) * axes[1]
-            losses[row, column] = loss_at(ensemble, at.to(theta.dtype), middle, data)
+    # Points between modes have no running statistics of their own: they take the modes' mean.
+    mean_buffers = buffers.mean(0)
+    for row, y in enumerate(grid[1]):
+        for column, x in enumerate(grid[0]):
+            at = theta[0].double() + float(x) * axes[0] + float(y) * axes[1]
+            losses[row, column] = loss_at(ensemble, at.to(theta.dtype), mean_buffers, data)
     lines = {
-        (a, b): _between(ensemble, theta[a], theta[b], middle, data)
+        (a, b): _losses_between(ensemble, theta[a], theta[b], mean_buffers, data)
         for a, b in ((0, 1), (0, 2), (1, 2))
     }
-    own = [loss_at(ensemble, theta[mode], buffers[mode], data) for mode in range(3)]
+    mode_losses = [loss_at(ensemble, theta[mode], buffers[mode], data) for mode in range(3)]
     figure = _figure(
-        reproduction, [axis.numpy() for axis in grid], losses, places.cpu().numpy(), lines
+        reproduction, [axis.numpy() for axis in grid], losses, coordinates.cpu().numpy(), lines
     )
-    rows = [(f"mode {mode + 1}", f"{loss:.4f}") for mode, loss in enumerate(own)]
+    rows = [(f"mode {mode + 1}", f"{loss:.4f}") for mode, loss in enumerate(mode_losses)]
     rows += [
         (f"highest between modes {a + 1} and {b + 1}", f"{line.max():.4f}")
         for (a, b), line in lines.items()
     ]
     table = TextTable(headline(reproduction), ("where", "training cross-entropy"), tuple(rows))
-    return Shown(table, table, {"loss-surface.png": figure})
+    return PaperReport(table, table, {"loss-surface.png": figure})
 
 
-def _between(
+def _losses_between(
     ensemble: Ensemble, one: Tensor, other: Tensor, buffers: Tensor, data: FederatedData
 ) -> NDArray[np.float64]:
-    shares = torch.linspace(0, 1, ALONG).tolist()
+    """Losses at evenly spaced points of the line from one model to another."""
+    shares = torch.linspace(0, 1, POINTS).tolist()
     return np.array(
         [loss_at(ensemble, torch.lerp(one, other, share), buffers, data) for share in shares]
     )
@@ -120,7 +119,7 @@ def _figure(
     reproduction: Reproduction,
     grid: Sequence[NDArray[np.float64]],
     losses: NDArray[np.float64],
-    places: NDArray[np.float64],
+    coordinates: NDArray[np.float64],
     lines: dict[tuple[int, int], NDArray[np.float64]],
 ) -> Figure:
     with mpl.rc_context({**STYLE, "axes.grid": False}):
@@ -129,7 +128,7 @@ def _figure(
         filled = left.contourf(*grid, np.log(losses), levels=24, cmap="viridis")
         left.contour(*grid, np.log(losses), levels=12, colors="white", linewidths=0.4, alpha=0.5)
         figure.colorbar(filled, ax=left, label="log of the training cross-entropy")
-        for number, (x, y) in enumerate(places, start=1):
+        for number, (x, y) in enumerate(coordinates, start=1):
             left.plot(x, y, marker="^", markersize=9, color="white", markeredgecolor="black")
             left.annotate(
                 f"mode {number}",
@@ -140,7 +139,7 @@ def _figure(
                 color="white",
             )
         left.set(xlabel="distance along mode 1 → mode 2", ylabel="distance across", aspect="equal")
-        share = np.linspace(0, 1, ALONG)
+        share = np.linspace(0, 1, POINTS)
         for (a, b), style, colour in zip(lines, ("-", "--", ":"), COLOURS, strict=False):
             name = f"mode {a + 1} to mode {b + 1}"
             right.plot(
@@ -153,8 +152,6 @@ def _figure(
         )
         right.grid(alpha=0.25)
         right.legend()
-        where = reproduction.cells[0]
-        left.set_title(
-            f"{where.column}, {where.row if reproduction.scale == 'full' else reproduction.scale + ' scale'}"
-        )
+        cell, full = reproduction.cells[0], reproduction.scale == "full"
+        left.set_title(f"{cell.column}, {cell.row if full else reproduction.scale + ' scale'}")
         return figure

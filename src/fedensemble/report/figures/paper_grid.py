@@ -1,4 +1,4 @@
-"""A paper's table: rows and columns of a metric over seeds, our numbers above the paper's."""
+"""A paper's table: rows and columns of a metric over seeds, our results above the paper's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...experiment.compare import RowResult, summarise
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..tables import NONE, PERCENT, TITLES, TextTable, show
-from .plots import COLOURS, STYLE, one_legend, plain
+from .plots import COLOURS, STYLE, escape_label, one_legend
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
 PAPER, GAP, FULL = "paper", "gap", "full"
-LONG = 6  # letters of a label that still fits below its dot
+LONG = 6  # characters of the longest label that fits below its dot without rotation
 HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")
 
 
-class Entry(NamedTuple):
-    """A number over seeds: one line of table.csv."""
+class GridEntry(NamedTuple):
+    """One result over seeds: one row of table.csv."""
 
     row: str
     column: str
@@ -34,54 +34,54 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a report shows: a table for people, numbers for programs, and pictures."""
+class PaperReport:
+    """The content of a report: a table to read, a table for programs, figures and notes."""
 
     table: TextTable
     numbers: TextTable
     figures: Mapping[str, Figure]
-    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
-def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """The table of rows by columns, its numbers, and a picture of it."""
+def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
+    """The table of rows by columns, its unrounded values and its figure."""
     entries = list_entries(reproduction, results)
-    remarks = chosen_columns(reproduction, entries) if reproduction.table.choose else []
+    notes = describe_best_columns(reproduction, entries) if reproduction.table.choose else []
     figures = (
         {"table.png": grid_figure(reproduction, entries)} if any(e.values for e in entries) else {}
     )
-    return Shown(
-        grid_table(reproduction, results, entries), numbers_table(entries), figures, remarks
+    return PaperReport(
+        grid_table(reproduction, results, entries), numbers_table(entries), figures, notes
     )
 
 
-def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> list[Entry]:
-    """Every number of the table, by row, metric, way of testing and column."""
+def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> list[GridEntry]:
+    """All results of the table, ordered by row, metric, kind of evaluation and column."""
     table = reproduction.table
     metrics = table.shown or [table.metric]
     entries = []
     for row in dict.fromkeys(result.cell.row for result in results):
         for metric in metrics:
-            given = table.paper.get(row if len(metrics) == 1 else metric, {})
+            printed = table.paper.get(row if len(metrics) == 1 else metric, {})
             for way in table.ways:
                 for result in results:
                     if result.cell.row == row:
                         column = result.cell.column
                         values = over_seeds(result.runs, metric, way)
                         entries.append(
-                            Entry(row, column, metric, way, values, given.get(column, ""))
+                            GridEntry(row, column, metric, way, values, printed.get(column, ""))
                         )
     return entries
 
 
 def over_seeds(runs: RowResult | None, metric: str, way: str) -> tuple[float, ...]:
-    """A metric by one way of testing, one number a seed; empty where there is none."""
+    """A metric under one kind of evaluation, one value per seed; empty if there is none."""
     summaries = runs.summaries if runs is not None else ()
     return tuple(summary[way][metric] for summary in summaries if metric in summary.get(way, {}))
 
 
-def numbers_table(entries: Sequence[Entry]) -> TextTable:
-    """The numbers as they are, one a line."""
+def numbers_table(entries: Sequence[GridEntry]) -> TextTable:
+    """All results without rounding, one per row."""
     rows = []
     for entry in entries:
         mean, spread = summarise(entry.values) if entry.values else (float("nan"), float("nan"))
@@ -94,10 +94,11 @@ def numbers_table(entries: Sequence[Entry]) -> TextTable:
 
 
 def grid_table(
-    reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[Entry]
+    reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[GridEntry]
 ) -> TextTable:
-    """A line for each row, metric and way of testing, and the paper's line below them; none for
-    what was not run.
+    """One line per row, metric and kind of evaluation, with the paper's line below them.
+
+    Rows that were not run are left out.
     """
     table = reproduction.table
     columns = list(dict.fromkeys(result.cell.column for result in results))
@@ -106,23 +107,23 @@ def grid_table(
     ran = [(entry.row, entry.metric) for entry in entries if entry.values]
     for row, metric in dict.fromkeys(ran or [(entry.row, entry.metric) for entry in entries]):
         name = row if not several else TITLES[metric] if one_row else f"{row}, {TITLES[metric]}"
-        mine = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
-        best = _best(mine) if table.choose else None
+        own = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
+        best = _best_column(own) if table.choose else None
         for way in table.ways:
-            found = {entry.column: entry.values for entry in mine if entry.way == way}
+            values = {entry.column: entry.values for entry in own if entry.way == way}
             cells = [
-                _text(metric, found.get(column, ()), bold=column == best) for column in columns
+                _text(metric, values.get(column, ()), bold=column == best) for column in columns
             ]
-            lines.append((name, WAYS[way], *cells, *_gap(table.gap, metric, found)))
+            lines.append((name, WAYS[way], *cells, *_gap(table.gap, metric, values)))
         paper = table.paper.get(row if not several else metric)
         if paper is not None:
-            given = [paper.get(column, NONE) for column in columns]
-            lines.append((name, PAPER, *given, *([paper.get(GAP, NONE)] if table.gap else [])))
+            printed = [paper.get(column, NONE) for column in columns]
+            lines.append((name, PAPER, *printed, *([paper.get(GAP, NONE)] if table.gap else [])))
         if not several:
-            sent = [_sent(results, row, column) for column in columns]
-            lines.append((name, "sent up, MB", *sent, *([NONE] if table.gap else [])))
-    what = TITLES.get(table.metric, table.metric)
-    title = headline(reproduction) if several else f"{headline(reproduction)}; {what}"
+            uploaded = [_uploaded(results, row, column) for column in columns]
+            lines.append((name, "sent up, MB", *uploaded, *([NONE] if table.gap else [])))
+    metric_title = TITLES.get(table.metric, table.metric)
+    title = headline(reproduction) if several else f"{headline(reproduction)}; {metric_title}"
     return TextTable(
         title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines)
     )
@@ -136,42 +137,44 @@ def _text(metric: str, values: Sequence[float], *, bold: bool) -> str:
     return f"**{text}**" if bold else text
 
 
-def _gap(columns: Sequence[str], metric: str, found: Mapping[str, Sequence[float]]) -> list[str]:
+def _gap(columns: Sequence[str], metric: str, values: Mapping[str, Sequence[float]]) -> list[str]:
+    """The difference of the means of two columns, as one cell; no cell if none are named."""
     if not columns:
         return []
-    ours = [found.get(column, ()) for column in columns]
+    ours = [values.get(column, ()) for column in columns]
     return [show(metric, summarise(ours[0])[0] - summarise(ours[1])[0]) if all(ours) else NONE]
 
 
-def _sent(results: Sequence[CellResult], row: str, column: str) -> str:
-    """What all clients together sent, mean over seeds."""
+def _uploaded(results: Sequence[CellResult], row: str, column: str) -> str:
+    """Megabytes that all clients together uploaded, mean over seeds."""
     for result in results:
         if (result.cell.row, result.cell.column) == (row, column) and result.runs is not None:
-            return f"{summarise([summary['bytes_up'] / 1e6 for summary in result.runs.summaries])[0]:.1f}"
+            megabytes = [summary["bytes_up"] / 1e6 for summary in result.runs.summaries]
+            return f"{summarise(megabytes)[0]:.1f}"
     return NONE
 
 
-def _best(entries: Sequence[Entry]) -> str | None:
-    tried = {
+def _best_column(entries: Sequence[GridEntry]) -> str | None:
+    means = {
         entry.column: summarise(entry.values)[0]
         for entry in entries
         if entry.way == "test" and entry.values
     }
-    return max(tried, key=lambda column: tried[column]) if tried else None
+    return max(means, key=lambda column: means[column]) if means else None
 
 
-def chosen_columns(reproduction: Reproduction, entries: Sequence[Entry]) -> list[str]:
-    """A sentence for each row: which column is best."""
-    said = []
+def describe_best_columns(reproduction: Reproduction, entries: Sequence[GridEntry]) -> list[str]:
+    """One sentence per row that names its best column."""
+    sentences = []
     for row in dict.fromkeys(entry.row for entry in entries):
-        best = _best([entry for entry in entries if entry.row == row])
+        best = _best_column([entry for entry in entries if entry.row == row])
         if best is not None:
-            said.append(f"Best for {row}: {best}.")
-    return said
+            sentences.append(f"Best for {row}: {best}.")
+    return sentences
 
 
 def paper_number(text: str) -> tuple[float, float] | None:
-    """Mean and spread of what the paper prints; None for nothing.
+    """Mean and standard deviation of a value as the paper prints it; None for an empty text.
 
     >>> paper_number("95.08 ± 0.3"), paper_number("66.19"), paper_number("")
     ((95.08, 0.3), (66.19, 0.0), None)
@@ -182,10 +185,8 @@ def paper_number(text: str) -> tuple[float, float] | None:
     return float(mean), float(spread or 0)
 
 
-def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
-    """A panel for each row and metric with numbers: ours by column and, at full scale, the
-    paper's.
-    """
+def grid_figure(reproduction: Reproduction, entries: Sequence[GridEntry]) -> Figure:
+    """One panel per row and metric: our results and, at full scale, the paper's."""
     ways = reproduction.table.ways
     panels = list(dict.fromkeys((entry.row, entry.metric) for entry in entries if entry.values))
     several = len(reproduction.table.shown) > 1
@@ -195,16 +196,16 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
         figure = Figure(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for axis, (row, metric) in zip(axes, panels, strict=False):
-            mine = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
-            names = list(dict.fromkeys(entry.column for entry in mine))
+            own = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
+            names = list(dict.fromkeys(entry.column for entry in own))
             scale = 100 if metric in PERCENT else 1
             for place, (way, marker) in enumerate(zip(ways, ("o", "s"), strict=False)):
                 points = [
                     (names.index(e.column), *summarise(e.values))
-                    for e in mine
+                    for e in own
                     if e.way == way and e.values
                 ]
-                _dots(
+                _draw_dots(
                     axis,
                     points,
                     scale,
@@ -213,35 +214,35 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[Entry]) -> Figure:
                     f"ours, {WAYS[way]}",
                     0.16 * (place - 0.5),
                 )
-            known = [
-                (names.index(e.column), paper_number(e.paper)) for e in mine if e.way == ways[0]
+            printed = [
+                (names.index(e.column), paper_number(e.paper)) for e in own if e.way == ways[0]
             ]
             papers = [
                 (x, *number)
-                for x, number in known
-                if number is not None and beside_paper(reproduction)
+                for x, number in printed
+                if number is not None and shows_paper(reproduction)
             ]
-            _dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
+            _draw_dots(axis, papers, 1, "D", "black", "paper", 0.24, hollow=True)
             long = max(map(len, names)) > LONG
             axis.set_xticks(
                 range(len(names)),
-                list(map(plain, names)),
+                list(map(escape_label, names)),
                 rotation=30 if long else 0,
                 ha="right" if long else "center",
             )
             axis.set(
                 ylabel=TITLES.get(metric, metric),
-                title=TITLES.get(metric, metric) if several else plain(row),
+                title=TITLES.get(metric, metric) if several else escape_label(row),
             )
             axis.set_xlim(-0.5, len(names) - 0.5)
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         one_legend(figure, axes)
-        figure.suptitle(plain(headline(reproduction)))
+        figure.suptitle(escape_label(headline(reproduction)))
         return figure
 
 
-def _dots(
+def _draw_dots(
     axis: mpl.axes.Axes,
     points: Sequence[tuple[int, float, float]],
     scale: float,
@@ -268,17 +269,15 @@ def _dots(
     )
 
 
-def beside_paper(reproduction: Reproduction) -> bool:
-    """Whether a picture shows the paper's numbers; at a smaller scale they would squeeze ours to
-    the floor.
-    """
+def shows_paper(reproduction: Reproduction) -> bool:
+    """Whether a figure shows the paper's results, which would dwarf those of a smaller scale."""
     return reproduction.scale == FULL
 
 
 def headline(reproduction: Reproduction) -> str:
-    """The title, with a word of warning where it is not the real thing."""
+    """The title, with the scale unless it is full, and a warning if the data are synthetic."""
     sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
-    made_up = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
+    synthetic = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
     return reproduction.table.title + (
-        f" ({reproduction.scale}{made_up})" if reproduction.scale != FULL else ""
+        f" ({reproduction.scale}{synthetic})" if reproduction.scale != FULL else ""
     )

@@ -1,4 +1,4 @@
-"""Pictures: curves of a run, curves of a comparison, and who holds which classes."""
+"""Figures: curves of a run, curves of a comparison, and the classes that each client holds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..time_to_accuracy import HOUR, has_clock
 
 # Paul Tol's bright scheme
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")
-LINES = ("-", "--", ":", "-.")  # when colours run out
-MARKED = 30  # points of a curve that can be told apart
+LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colours
+MARKED = 30  # a curve with more points has no markers, which would overlap
 SPREAD = "± one standard deviation over seeds"
 STYLE: Any = {
     "font.size": 10,
@@ -39,20 +39,20 @@ STYLE: Any = {
 
 
 def one_legend(figure: Figure, axes: Iterable[Any]) -> None:
-    """A legend below all panels, each label once."""
-    named = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in named}
+    """Adds one legend below all panels, with each label once."""
+    pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
     ncols = max(1, min(len(handles), int(figure.get_figwidth() / 1.7)))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols)
 
 
 def explain_bands(axis: Any) -> None:
-    """A line of the legend that says what the bands are."""
+    """Adds an entry to the legend that says what the bands are."""
     axis.fill_between([], [], [], color="black", alpha=0.15, linewidth=0, label=SPREAD)
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG, whole or not at all."""
+    """Writes a figure as PNG, atomically; returns the path."""
     content = io.BytesIO()
     figure.savefig(content, format="png", bbox_inches="tight", metadata={"Software": None})
     write_bytes(path, content.getvalue())
@@ -60,23 +60,23 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Training loss, and the ensemble between its best and worst mode."""
+    """The curves of a run: training loss, and the ensemble between its best and worst mode."""
     with mpl.rc_context(STYLE):
         tested = [r for r in records if "test" in r]
         panels = 1 if not tested else 3 if has_clock(records) else 2
         figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
         left, *others = figure.subplots(1, panels, squeeze=False)[0]
-        answered = [r for r in records if r["loss"] is not None]
-        rounds = [group[-1]["round"] for group in grouped(answered, MOST_ROUNDS)]
+        trained = [r for r in records if r["loss"] is not None]
+        rounds = [group[-1]["round"] for group in grouped(trained, MOST_ROUNDS)]
         left.plot(
             rounds,
-            averaged([r["loss"] for r in answered], MOST_ROUNDS),
+            averaged([r["loss"] for r in trained], MOST_ROUNDS),
             color=COLOURS[0],
             linewidth=1.2,
         )
-        said = caption(len(answered), MOST_ROUNDS, "rounds")
+        note = caption(len(trained), MOST_ROUNDS, "rounds")
         left.set(
-            xlabel=_below("round", said),
+            xlabel=_add_note("round", note),
             ylabel="training loss of the round's clients",
             title="Local training",
         )
@@ -85,33 +85,33 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
             metric = "accuracy" if "accuracy" in tested[0]["test"] else "mse"
             low, mean, high = (f"mode_{metric}_{end}" for end in ("min", "mean", "max"))
             x = [group[-1]["round"] for group in grouped(tested)]
-            said, marker = caption(len(tested)), "o" if len(x) <= MARKED else ""
-            whole = _tests(tested, metric, metric)
+            note, marker = caption(len(tested)), "o" if len(x) <= MARKED else ""
+            ensemble = _curve(tested, metric, metric)
             if low in tested[0]["test"]:
-                band = [_tests(tested, metric, end) for end in (low, high)]
+                band = [_curve(tested, metric, end) for end in (low, high)]
                 right.fill_between(
                     x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best"
                 )
                 right.plot(
                     x,
-                    _tests(tested, metric, mean),
+                    _curve(tested, metric, mean),
                     color=COLOURS[0],
                     linestyle="--",
                     linewidth=1,
                     label="modes, mean",
                 )
-            right.plot(x, whole, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
+            right.plot(x, ensemble, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
             right.set(
-                xlabel=_below("round", said),
+                xlabel=_add_note("round", note),
                 ylabel=f"test {TITLES[metric]}",
                 title="Ensemble and modes",
             )
             right.legend(loc="best")
             for last in timed:
                 hours = [group[-1]["clock"] / HOUR for group in grouped(tested)]
-                last.plot(hours, whole, color=COLOURS[1], marker=marker, markersize=3)
+                last.plot(hours, ensemble, color=COLOURS[1], marker=marker, markersize=3)
                 last.set(
-                    xlabel=_below("simulated hours", said),
+                    xlabel=_add_note("simulated hours", note),
                     ylabel=f"test {TITLES[metric]}",
                     title="Ensemble over time",
                 )
@@ -120,11 +120,12 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
 
 
 def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = False) -> Figure:
-    """A metric over rounds for each row: mean over seeds, with a band of one standard deviation if
-    rows are few.
+    """A metric over rounds for each row: mean over seeds, with bands if there are few rows.
+
+    A band is one standard deviation wide on either side.
 
     Args:
-        hours: over simulated hours in place of rounds, those of a round averaged over seeds.
+        hours: draw over simulated hours, averaged over seeds, instead of rounds.
     """
     many = len(results) > len(COLOURS)
     with mpl.rc_context(STYLE):
@@ -143,24 +144,31 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
                     [group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested
                 ]
                 rounds = list(np.mean(clocks, axis=0))
-            values = np.array([_tests(curve, metric, metric) for curve in tested])
+            values = np.array([_curve(curve, metric, metric) for curve in tested])
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
             colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
             axes.plot(
-                rounds, mean, color=colour, linestyle=line, linewidth=1.6, label=plain(result.label)
+                rounds,
+                mean,
+                color=colour,
+                linestyle=line,
+                linewidth=1.6,
+                label=escape_label(result.label),
             )
             if not many:
                 axes.fill_between(
                     rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
                 )
             finals += list(mean[len(mean) // 4 :])
-        room = 0.1 * (max(finals) - min(finals)) or 1
-        if metric in PERCENT:  # the first rounds would squeeze what matters into a corner
-            axes.set_ylim(min(finals) - 2 * room, max(finals) + 2 * room)
+        margin = 0.1 * (max(finals) - min(finals)) or 1
+        # The y-axis shows the range of the later tests. Accuracies of the first rounds are much
+        # lower and would leave little space for the differences at the end.
+        if metric in PERCENT:
+            axes.set_ylim(min(finals) - 2 * margin, max(finals) + 2 * margin)
         over = "simulated hours" if hours else "communication round"
         axes.set(
-            xlabel=_below(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}"
+            xlabel=_add_note(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}"
         )
         if not many and any(len(result.curves) > 1 for result in results):
             explain_bands(axes)
@@ -172,9 +180,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
 
 
 def partition_figure(data: FederatedData, most: int = 100) -> Figure:
-    """Clients by classes: a dot's area and colour are the number of examples, which the legend
-    tells.
-    """
+    """Clients by classes: area and colour of a dot show the number of examples."""
     counts = data.label_counts().numpy()[:most]
     clients, classes = counts.shape
     with mpl.rc_context({**STYLE, "axes.grid": False}):
@@ -183,16 +189,16 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
         )
         axes = figure.subplots()
         client, label = np.nonzero(counts)
-        held = counts[client, label]
-        most_held = int(counts.max())
-        dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": most_held}
-        axes.scatter(client, label, s=_area(held, most_held), c=held, **dots)
-        for count in _sample_counts(held):
+        examples = counts[client, label]
+        largest = int(counts.max())
+        dots: Any = {"cmap": "viridis_r", "vmin": 0, "vmax": largest}
+        axes.scatter(client, label, s=_area(examples, largest), c=examples, **dots)
+        for count in _sample_counts(examples):
             axes.scatter(
                 [],
                 [],
-                s=_area(count, most_held),
-                color=mpl.colormaps["viridis_r"](count / most_held),
+                s=_area(count, largest),
+                color=mpl.colormaps["viridis_r"](count / largest),
                 label=f"{count:,}",
             )
         figure.legend(loc="outside right center", title="examples")
@@ -220,28 +226,27 @@ def _area(count: Any, most: int) -> Any:
     return 4 + 90 * count / most
 
 
-def _sample_counts(held: np.ndarray) -> list[int]:
-    """Counts for a legend: all that occur, if they are few, or round ones and the largest."""
-    found = [int(count) for count in np.unique(held)]
-    if len(found) <= 5:
-        return found
-    ticks = MaxNLocator(4, integer=True).tick_values(0, found[-1])
-    return [*(int(tick) for tick in ticks if 0 < tick < 0.95 * found[-1]), found[-1]]
+def _sample_counts(examples: np.ndarray) -> list[int]:
+    """Counts for the legend: all that occur if they are few, else round ones and the largest."""
+    counts = [int(count) for count in np.unique(examples)]
+    if len(counts) <= 5:
+        return counts
+    ticks = MaxNLocator(4, integer=True).tick_values(0, counts[-1])
+    return [*(int(tick) for tick in ticks if 0 < tick < 0.95 * counts[-1]), counts[-1]]
 
 
-def _tests(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
+def _curve(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
+    """The values of a test result in the metric's unit, averaged over neighbouring tests."""
     return averaged([_scaled(metric, record["test"][name]) for record in tested])
 
 
-def plain(label: str) -> str:
-    """A user's label for a figure: matplotlib would read what stands between two dollar signs as a
-    formula.
-    """
+def escape_label(label: str) -> str:
+    """A label with dollar signs escaped, because matplotlib reads text between two as a formula."""
     return printable(label).replace("$", r"\$")
 
 
-def _below(label: str, said: str) -> str:
-    return f"{label}\n{said}" if said else label
+def _add_note(label: str, note: str) -> str:
+    return f"{label}\n{note}" if note else label
 
 
 def _scaled(metric: str, value: float) -> float:

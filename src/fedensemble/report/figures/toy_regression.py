@@ -1,6 +1,4 @@
-"""What is shown of the toy regression: the table of bias and variance, their picture, and the fit
-with its band.
-"""
+"""Reports of the toy regression: table and figure of bias and variance, and the fit."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ...theory.bias_variance import (
-    Split,
+    BiasVariance,
     decompose,
     features,
     finite_variance,
@@ -23,17 +21,19 @@ from ...theory.bias_variance import (
     predictions,
 )
 from ..tables import NONE, TextTable
-from .paper_grid import PAPER, Shown, beside_paper, headline, paper_number
-from .plots import COLOURS, STYLE, plain
+from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
+from .plots import COLOURS, STYLE, escape_label
 
-BAND = (5, 95)  # percent of the modes that the band leaves out on either side
+BAND = (5, 95)  # percentiles of the modes between which the band lies
 
 
-def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """Table 1: bias and variance by K, the 1/K line, and the Gaussian process beside it."""
+def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
+    """Table 1: bias and variance by K, the 1/K line and the variance of the Gaussian process."""
     known = [result for result in results if result.runs is not None]
     if not known:
-        raise DataError(f"None of the runs of {reproduction.name} is there yet: leave out --only.")
+        raise DataError(
+            f"None of the runs of {reproduction.name} has been trained yet: leave out --only."
+        )
     config = known[0].cell.configs[0]
     data = build_data(config)
     assert data.y_test is not None
@@ -63,11 +63,14 @@ def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> 
     )
     header = ("column", "modes", "runs", "bias", "variance", "gp limit", "gp after as many rounds")
     figure = _bias_variance_figure(reproduction, list(splits.values()), limit, finite)
-    return Shown(table, TextTable("numbers", header, rows), {"bias-variance.png": figure})
+    return PaperReport(table, TextTable("numbers", header, rows), {"bias-variance.png": figure})
 
 
 def _table(
-    reproduction: Reproduction, splits: dict[str, Split], limit: float, finite: dict[str, float]
+    reproduction: Reproduction,
+    splits: dict[str, BiasVariance],
+    limit: float,
+    finite: dict[str, float],
 ) -> TextTable:
     names, paper = list(splits), reproduction.table.paper
     first = next(iter(splits.values()))
@@ -98,7 +101,10 @@ def _table(
 
 
 def _bias_variance_figure(
-    reproduction: Reproduction, splits: Sequence[Split], limit: float, finite: dict[str, float]
+    reproduction: Reproduction,
+    splits: Sequence[BiasVariance],
+    limit: float,
+    finite: dict[str, float],
 ) -> Figure:
     modes = np.array([split.modes for split in splits])
     paper = {
@@ -106,7 +112,7 @@ def _bias_variance_figure(
             (split.modes, number)
             for split, name in zip(splits, finite, strict=True)
             if (number := paper_number(reproduction.table.paper[what].get(name, ""))) is not None
-            and beside_paper(reproduction)
+            and shows_paper(reproduction)
         ]
         for what in ("bias", "variance")
     }
@@ -139,15 +145,15 @@ def _bias_variance_figure(
             marker="^",
             label="Gaussian process after as many rounds",
         )
-        drawn = [
+        values = [
             *(s.variance for s in splits),
             *line,
             *finite.values(),
             *(n[0] for _, n in paper["variance"]),
         ]
-        right.set_ylim(min(drawn) / 3, max(drawn) * 2)
-        # As a rule far below all others: its line is drawn only where it would not squeeze them
-        # into a corner.
+        right.set_ylim(min(values) / 3, max(values) * 2)
+        # The limit usually lies far below the other lines. The range of the axis was set without
+        # it, so that the others keep their space; the legend gives its value.
         right.plot(
             modes,
             limit / modes,
@@ -165,13 +171,13 @@ def _bias_variance_figure(
         return figure
 
 
-def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
-    """The fit of each column's first run: clients' points, the truth, the average and the band of
-    the modes.
-    """
+def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
+    """The fit of each column's first run: data, truth, average and the band of modes."""
     known = [result for result in results if result.runs is not None]
     if not known:
-        raise DataError(f"None of the runs of {reproduction.name} is there yet: leave out --only.")
+        raise DataError(
+            f"None of the runs of {reproduction.name} has been trained yet: leave out --only."
+        )
     rows = []
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4 * len(known), 4.2), layout="constrained")
@@ -207,7 +213,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
             )
             error = float(np.sqrt(((mean - truth) ** 2).mean()))
             axis.set(
-                title=f"{plain(result.cell.column)}: error {error:.3f}",
+                title=f"{escape_label(result.cell.column)}: error {error:.3f}",
                 xlabel="x",
                 ylabel="y",
                 ylim=(-2.6, 2.9),
@@ -219,4 +225,4 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> Shown:
         ("", "root mean squared error", "mean width of the band"),
         tuple(rows),
     )
-    return Shown(table, table, {"toy.png": figure})
+    return PaperReport(table, table, {"toy.png": figure})

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no network, no other file."""
+"""The report as one self-contained HTML page: it needs no network and no other file."""
 
 from .page import write_all, write_page
 

@@ -1,4 +1,4 @@
-"""The kinds of drawing the report has, each with a legend and its numbers as a table."""
+"""The charts of the report, each with a legend and its values as a table."""
 
 from __future__ import annotations
 
@@ -20,36 +20,34 @@ from .svg import (
     Scale,
     axes,
     drawing,
+    format_number,
     number,
     path,
-    plain,
     scale,
     tag,
 )
 
-MOST = 200  # points of a line: more cannot be seen
+MOST = 200  # points of a line; more could not be distinguished
 COLOURS, DASHES = 7, 4
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing, and what belongs to it."""
+    """A drawing with its legend, its note and its table of values."""
 
     ident: str
     title: str
     svg: Markup
     header: tuple[str, ...] = ()
     rows: Sequence[Sequence[str]] = ()
-    legend: Sequence[tuple[str, str]] = ()  # names and classes
+    legend: Sequence[tuple[str, str]] = ()  # names and CSS classes
     note: str = ""
     wide: bool = False
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the chart's x; a band goes from `low` to `high`. Without a name it is in no
-    legend.
-    """
+    """Values over the chart's x, with a band from `low` to `high`; no legend without a name."""
 
     name: str
     values: Sequence[float]
@@ -58,13 +56,13 @@ class Line:
     high: Sequence[float] = field(default=())
 
 
-def look(index: int) -> str:
-    """The style of a line: a colour, and dashes when colours run out."""
+def line_style(index: int) -> str:
+    """The CSS classes of a line: a colour, and dashes if there are more lines than colours."""
     return f"c{index % COLOURS} d{index // COLOURS % DASHES}"
 
 
-def thin(count: int, most: int = MOST) -> list[int]:
-    """Places of at most `most` of `count` things, the first and the last among them."""
+def downsample_indices(count: int, most: int = MOST) -> list[int]:
+    """At most `most` evenly spaced indices below `count`, including the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
@@ -78,31 +76,31 @@ def line_chart(
     *,
     xlabel: str,
     ylabel: str,
-    shown: Format = plain,
-    told: Sequence[tuple[str, Sequence[str]]] | None = None,
+    shown: Format = format_number,
+    tooltip: Sequence[tuple[str, Sequence[str]]] | None = None,
     from_zero: bool = False,
     note: str = "",
 ) -> Chart:
-    """Lines over rounds; `told` replaces the lines' values in the tooltip and the table."""
+    """Lines over rounds; `tooltip` replaces the values shown in the tooltip and the table."""
     across = scale(x, LEFT, WIDTH - RIGHT, room=0.02)
-    whole = [
+    finite = [
         v
         for line in lines
         for part in (line.values, line.low, line.high)
         for v in part
         if math.isfinite(v)
     ]
-    kept = whole if from_zero else _settled(lines, whole)
-    up = scale([0.0, *kept] if from_zero else kept, HEIGHT - BOTTOM, TOP)
+    shown_range = finite if from_zero else _visible_range(lines, finite)
+    up = scale([0.0, *shown_range] if from_zero else shown_range, HEIGHT - BOTTOM, TOP)
     up = Scale(0.0, up.high, up.start, up.end) if from_zero else up
-    if kept is not whole:
-        note = f"{note} The first rounds run out of the picture.".strip()
+    if shown_range is not finite:
+        note = f"{note} The first rounds are outside the range shown.".strip()
     parts: list[Markup] = []
     for line in lines:
         if line.low:
             edge = [*zip(x, line.high, strict=True), *reversed(list(zip(x, line.low, strict=True)))]
-            around = path((across(a), up(b)) for a, b in edge if math.isfinite(b))
-            parts.append(tag("path", d=f"{around}Z", class_=f"band {line.style}"))
+            outline = path((across(a), up(b)) for a, b in edge if math.isfinite(b))
+            parts.append(tag("path", d=f"{outline}Z", class_=f"band {line.style}"))
     for line in (line for line in lines if line.values):
         points = [(across(a), up(b)) for a, b in zip(x, line.values, strict=True)]
         parts.append(tag("path", d=path(points), class_=f"line {line.style}"))
@@ -115,32 +113,32 @@ def line_chart(
         tag("rect", x=LEFT, y=TOP - 4, width=across.end - LEFT + 4, height=up.start - TOP + 4),
         id=f"clip-{ident}",
     )
-    if told is None:
-        told = [
+    if tooltip is None:
+        tooltip = [
             (line.name, [shown(v) if math.isfinite(v) else "–" for v in line.values])
             for line in lines
             if line.name and line.values
         ]
-    labels = [plain(value) for value in x]
+    labels = [format_number(value) for value in x]
     hover = {
         "kind": "x",
         "at": [round(across(a), 1) for a in x],
         "top": TOP,
         "bottom": up.start,
         "label": [f"{xlabel} {label}" for label in labels],
-        "rows": told,
+        "rows": tooltip,
     }
-    inside = [
-        axes(across, up, xlabel, ylabel, _whole),
+    content = [
+        axes(across, up, xlabel, ylabel, _integer_label),
         clip,
         tag("g", *parts, clip_path=f"url(#clip-{ident})"),
     ]
-    rows = [(label, *(values[at] for _, values in told)) for at, label in enumerate(labels)]
+    rows = [(label, *(values[at] for _, values in tooltip)) for at, label in enumerate(labels)]
     return Chart(
         ident,
         title,
-        drawing(ident, title, inside, hover),
-        (xlabel, *(name for name, _ in told)),
+        drawing(ident, title, content, hover),
+        (xlabel, *(name for name, _ in tooltip)),
         rows,
         [
             (line.name, f"{'line' if line.values else 'band'} {line.style}")
@@ -151,26 +149,28 @@ def line_chart(
     )
 
 
-def _whole(value: float) -> str:
-    """Rounds are whole numbers."""
-    return plain(value) if value == int(value) else ""
+def _integer_label(value: float) -> str:
+    """The label of a tick at an integer, else empty: rounds are integers."""
+    return format_number(value) if value == int(value) else ""
 
 
-def _settled(lines: Sequence[Line], whole: list[float]) -> list[float]:
-    """Values to make room for: the first rounds' too, unless they would squeeze the rest into a
-    corner.
+def _visible_range(lines: Sequence[Line], finite: list[float]) -> list[float]:
+    """The values that the y-axis must cover.
+
+    These are all finite values, unless the first quarter of the rounds would take up most of the
+    axis. Then they are the range of the later rounds with a margin.
     """
     parts = [part for line in lines for part in (line.values, line.low, line.high)]
     later = [v for part in parts for v in part[len(part) // 4 :] if math.isfinite(v)]
-    if not later or max(whole) - min(whole) <= 2.5 * (max(later) - min(later)):
-        return whole
-    room = 0.5 * (max(later) - min(later))
-    return [max(min(later) - room, min(whole)), min(max(later) + room, max(whole))]
+    if not later or max(finite) - min(finite) <= 2.5 * (max(later) - min(later)):
+        return finite
+    margin = 0.5 * (max(later) - min(later))
+    return [max(min(later) - margin, min(finite)), min(max(later) + margin, max(finite))]
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Heights of a histogram's bars."""
+    """The heights of one group of bars."""
 
     name: str
     values: Sequence[float]
@@ -187,13 +187,13 @@ def bar_chart(
     ylabel: str,
     over: Sequence[Markup] = (),
     up: Scale | None = None,
-    told: Sequence[Sequence[str]] | None = None,
+    tooltip: Sequence[Sequence[str]] | None = None,
     header: tuple[str, ...] = (),
     legend: Sequence[tuple[str, str]] = (),
-    shown: Format = plain,
+    shown: Format = format_number,
     note: str = "",
 ) -> Chart:
-    """Bars between edges, one group before the other; `over` is drawn on top."""
+    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top."""
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     highest = max((value for group in groups for value in group.values), default=0) or 1
     up = up or Scale(0.0, 1.06 * highest, HEIGHT - BOTTOM, TOP)
@@ -213,9 +213,10 @@ def bar_chart(
                     )
                 )
     names = [
-        f"{plain(float(f'{a:.3g}'))} to {plain(float(f'{b:.3g}'))}" for a, b in pairwise(edges)
+        f"{format_number(float(f'{a:.3g}'))} to {format_number(float(f'{b:.3g}'))}"
+        for a, b in pairwise(edges)
     ]
-    told = told or [[shown(group.values[at]) for group in groups] for at in range(len(names))]
+    tooltip = tooltip or [[shown(group.values[at]) for group in groups] for at in range(len(names))]
     header = header or tuple(group.name for group in groups)
     boxes = [
         [round(across(a), 1), TOP, round(across(b) - across(a), 1), up.start - TOP]
@@ -223,15 +224,15 @@ def bar_chart(
     ]
     text = [
         "\n".join([f"{xlabel} {name}", *(f"{h}: {v}" for h, v in zip(header, values, strict=True))])
-        for name, values in zip(names, told, strict=True)
+        for name, values in zip(names, tooltip, strict=True)
     ]
-    inside = [axes(across, up, xlabel, ylabel), *parts, *over]
-    rows = [(name, *values) for name, values in zip(names, told, strict=True)]
+    content = [axes(across, up, xlabel, ylabel), *parts, *over]
+    rows = [(name, *values) for name, values in zip(names, tooltip, strict=True)]
     keys = [(group.name, f"bar {group.style}") for group in groups]
     return Chart(
         ident,
         title,
-        drawing(ident, title, inside, {"kind": "bar", "boxes": boxes, "text": text}),
+        drawing(ident, title, content, {"kind": "bar", "boxes": boxes, "text": text}),
         (xlabel, *header),
         rows,
         [*keys, *legend],
@@ -241,13 +242,13 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Point:
-    """A dot, and what the pointer says of it."""
+    """A dot and its tooltip."""
 
     x: float
     y: float
     text: str
     style: str = "c0"
-    reach: float = 0.0  # half the length of a vertical bar through it
+    reach: float = 0.0  # half the length of a vertical bar through the dot
 
 
 def point_chart(
@@ -264,10 +265,10 @@ def point_chart(
     header: tuple[str, ...] = (),
     rows: Sequence[Sequence[str]] = (),
     legend: Sequence[tuple[str, str]] = (),
-    xformat: Format = plain,
+    xformat: Format = format_number,
     note: str = "",
 ) -> Chart:
-    """Dots in a plane."""
+    """Dots in a plane, with vertical bars where a point has a `reach`."""
     parts, boxes = [], []
     for point in points:
         x, y = across(point.x), up(point.y)
@@ -284,6 +285,6 @@ def point_chart(
         boxes.append(
             [round(x - radius - 1, 1), round(y - radius - 1, 1), 2 * radius + 2, 2 * radius + 2]
         )
-    inside = [axes(across, up, xlabel, ylabel, xformat=xformat), *over, *parts]
+    content = [axes(across, up, xlabel, ylabel, xformat=xformat), *over, *parts]
     hover = {"kind": "point", "boxes": boxes, "text": [point.text for point in points]}
-    return Chart(ident, title, drawing(ident, title, inside, hover), header, rows, legend, note)
+    return Chart(ident, title, drawing(ident, title, content, hover), header, rows, legend, note)

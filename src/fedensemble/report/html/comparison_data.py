@@ -1,6 +1,4 @@
-"""Reads a comparison's folder, or that of a reproduced table: its table, the paper's numbers, and
-the runs it lists.
-"""
+"""Reads the folder of a comparison or of a reproduced table: table, paper's values and runs."""
 
 from __future__ import annotations
 
@@ -20,23 +18,23 @@ from .run_data import RunData, optional, read_run
 
 @dataclass(frozen=True)
 class RowData:
-    """A row of a comparison: its runs that are still there, one a seed."""
+    """A row of a comparison: those of its runs that still exist, one per seed."""
 
     label: str
-    listed: int  # runs it had
+    listed: int  # number of runs that the folder lists
     runs: tuple[RunData, ...]
-    group: str = ""  # the table's row, where the label is that of a cell
-    name: str = ""  # in its group
+    group: str = ""  # the row of the table if this is one cell of it
+    name: str = ""  # the column of the table if this is one cell of it
 
     @property
     def short(self) -> str:
-        """What it is called beside others of its group."""
+        """The name within its group."""
         return self.name or self.label
 
 
 @dataclass(frozen=True)
 class ComparisonData:
-    """A comparison as its folder has it."""
+    """The contents of a comparison's folder."""
 
     name: str
     title: str
@@ -45,11 +43,11 @@ class ComparisonData:
     rows: tuple[RowData, ...]
     paper: Mapping[str, float] = field(default_factory=dict)  # by row label; at full scale only
     notes: Sequence[str] = ()
-    pictures: Sequence[tuple[str, str]] = ()  # names and data addresses
+    pictures: Sequence[tuple[str, str]] = ()  # names and data URLs
 
 
 def read_comparison_folder(folder: Path) -> ComparisonData:
-    """What a comparison's folder says; runs that are not found any more are left out."""
+    """The contents of a comparison's folder, without runs that no longer exist."""
     numbers = _read_csv(folder / "table.csv")
     text = _read(folder / "table.md")
     table = _from_markdown(text) or numbers
@@ -59,7 +57,7 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     rows = _rows(folder)
     runs = [run for row in rows for run in row.runs]
     scale = optional(folder / "results.json").get("scale", FULL)
-    # beside a small trial they only squeeze the picture
+    # Next to results of a smaller scale, the paper's values would only stretch the axis.
     paper = _paper(numbers or table) if scale == FULL else {}
     name = folder.resolve().name if text else folder.resolve().parent.name
     return ComparisonData(
@@ -69,42 +67,40 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
         table,
         tuple(rows),
         paper,
-        _notes(text or _failed(folder)),
+        _notes(text or _failure_lines(folder)),
         _pictures(folder, text),
     )
 
 
 def _rows(folder: Path) -> list[RowData]:
     cells = optional(folder / "results.json").get("cells", [])
-    listed = [
+    from_cells = [
         (f"{c['row']} / {c['column']}", c["folders"], c["row"], c["column"])
         for c in cells
         if c.get("folders")
     ]
-    whole = [
+    from_runs = [
         (str(label), places, "", "") for label, places in optional(folder / "runs.json").items()
     ]
     rows = []
-    for label, places, group, name in listed or whole:
-        found = [_find(folder, Path(place)) for place in places]
-        runs = tuple(read_run(place) for place in found if place is not None)
+    for label, places, group, name in from_cells or from_runs:
+        folders = [_find_run(folder, Path(place)) for place in places]
+        runs = tuple(read_run(path) for path in folders if path is not None)
         rows.append(RowData(label, len(places), runs, group, name))
     return rows
 
 
-def _find(folder: Path, place: Path) -> Path | None:
-    """A run's folder: where it was, or, if everything has been moved together, beside the
-    comparison.
-    """
-    beside = folder.resolve().parent
-    for candidate in (place, beside / place.name, beside.parent / Path(*place.parts[-2:])):
+def _find_run(folder: Path, place: Path) -> Path | None:
+    """The folder of a run: as listed, or next to the comparison if both have been moved."""
+    parent = folder.resolve().parent
+    for candidate in (place, parent / place.name, parent.parent / Path(*place.parts[-2:])):
         if (candidate / "config.toml").exists() and (candidate / "metrics.jsonl").exists():
             return candidate
     return None
 
 
 def _metric(table: TextTable, runs: Sequence[RunData]) -> str:
-    """What the table is about."""
+    """The metric that the table shows first."""
     if "metric" in table.header and table.rows:
         return table.rows[0][table.header.index("metric")]
     titles = {title: name for name, title in TITLES.items()}
@@ -113,17 +109,17 @@ def _metric(table: TextTable, runs: Sequence[RunData]) -> str:
 
 
 def _paper(table: TextTable) -> dict[str, float]:
-    """The paper's numbers by row label, from the first column that names the paper."""
+    """The paper's values by row label, from the first column whose title names the paper."""
     column = next((at for at, title in enumerate(table.header) if "paper" in title.lower()), None)
     if column is None:
         return {}
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for row in table.rows:
         label = f"{row[0]} / {row[1]}" if table.header[:2] == ("row", "column") else row[0]
         match = re.match(r"\s*(-?\d+(?:\.\d+)?)", row[column])
-        if match and label not in found:
-            found[label] = float(match[1])
-    return found
+        if match and label not in values:
+            values[label] = float(match[1])
+    return values
 
 
 def _read(file: Path) -> str:
@@ -138,7 +134,7 @@ def _read_csv(file: Path) -> TextTable | None:
 
 
 def _from_markdown(text: str) -> TextTable | None:
-    """The first table of a Markdown text."""
+    """The first table of a Markdown text, or None."""
     lines = [line.strip() for line in text.splitlines()]
     cells = [
         tuple(c.strip().strip("*") for c in line.strip("|").split("|"))
@@ -158,7 +154,7 @@ def _table(lines: list[tuple[str, ...]]) -> TextTable | None:
 
 
 def _notes(text: str) -> list[str]:
-    """The paragraphs of a Markdown text that are neither table, heading nor picture."""
+    """The lines of a Markdown text that are neither table, heading nor figure."""
     lines = [line.strip() for line in text.splitlines()]
     return [
         line.lstrip("- ").strip("`")
@@ -167,20 +163,20 @@ def _notes(text: str) -> list[str]:
     ]
 
 
-def _failed(folder: Path) -> str:
-    """The lines of a comparison's report.md that say which runs have diverged."""
+def _failure_lines(folder: Path) -> str:
+    """The lines of a comparison's report.md that name runs that have diverged."""
     return "\n".join(
         line for line in _read(folder / "report.md").splitlines() if line.startswith("- ")
     )
 
 
 def _pictures(folder: Path, text: str) -> list[tuple[str, str]]:
-    """The pictures of a Markdown text, as addresses that hold them."""
-    found = []
+    """The figures of a Markdown text as pairs of a name and a data URL."""
+    pictures = []
     for name, place in re.findall(r"!\[([^\]]*)\]\(([\w.-]+\.png)\)", text):
         file = folder / place
         if file.is_file():
-            found.append(
+            pictures.append(
                 (name, f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}")
             )
-    return found
+    return pictures

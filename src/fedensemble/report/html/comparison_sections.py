@@ -1,4 +1,4 @@
-"""The sections of a comparison's report."""
+"""The sections of a comparison's page."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from pathlib import Path
 from ...experiment.compare import summarise
 from ..downsample import caption, grouped
 from ..tables import PERCENT, TITLES, TextTable
-from .charts import COLOURS, Chart, Line, line_chart, look
+from .charts import COLOURS, Chart, Line, line_chart, line_style
 from .comparison_data import ComparisonData, RowData
 from .dot_plot import DotRow, dot_chart
 from .run_data import RunData
-from .summary_sections import Section, megabytes, reader, scaled
+from .summary_sections import Section, megabytes, metric_format, scaled
 from .svg import Format
 
-FEW_ROWS = 7  # each with a band
+FEW_ROWS = 7  # up to this number of rows, each curve has a band
 
 
-def comparison_sections(found: ComparisonData, out: Path) -> list[Section]:
-    """Table, curves, last results, communication, runs and config; what needs runs is left out
-    without them.
-    """
-    paper = found.paper or any(
-        "paper" in cell.lower() for row in found.table.rows for cell in row[:2]
+def comparison_sections(comparison: ComparisonData, out: Path) -> list[Section]:
+    """Table, curves, last results, communication, runs and config, as far as there are runs."""
+    paper = comparison.paper or any(
+        "paper" in cell.lower() for row in comparison.table.rows for cell in row[:2]
     )
     title = "Results against the paper" if paper else "Results"
-    table = replace(found.table, title=found.title or title)
+    table = replace(comparison.table, title=comparison.title or title)
     sections = [
         Section(
             "results",
             title,
-            _said(found),
+            _introduction(comparison),
             tables=[table],
-            notes=found.notes,
-            pictures=found.pictures,
+            notes=comparison.notes,
+            pictures=comparison.pictures,
         )
     ]
-    rows = [row for row in found.rows if any(_tested(run, found.metric) for run in row.runs)]
+    rows = [
+        row for row in comparison.rows if any(_tested(run, comparison.metric) for run in row.runs)
+    ]
     if rows:
         lines, dots = [], []
-        # a table's row, or all
+        # One chart of each kind per row of a reproduced table; a comparison has one group.
         for at, group in enumerate(dict.fromkeys(row.group for row in rows)):
-            mine = [row for row in rows if row.group == group]
-            ends = (f"-{at + 1}" if at else "", f": {group}" if group else "")
-            lines += _curves(mine, found.metric, *ends)
-            dots.append(_last(mine, found, *ends))
+            members = [row for row in rows if row.group == group]
+            suffixes = (f"-{at + 1}" if at else "", f": {group}" if group else "")
+            lines += _curves(members, comparison.metric, *suffixes)
+            dots.append(_last_results(members, comparison, *suffixes))
         sections.append(Section("curves", "Curves", "", [*lines, *dots]))
-    if any(row.runs for row in found.rows):
-        sections.append(_ledger(found))
-    if found.rows:
-        sections.append(_runs(found, out))
-    first = next((run for row in found.rows for run in row.runs), None)
+    if any(row.runs for row in comparison.rows):
+        sections.append(_ledger(comparison))
+    if comparison.rows:
+        sections.append(_runs(comparison, out))
+    first = next((run for row in comparison.rows for run in row.runs), None)
     if first is not None:
         sections.append(
             Section(
@@ -66,14 +66,14 @@ def comparison_sections(found: ComparisonData, out: Path) -> list[Section]:
     return sections
 
 
-def _said(found: ComparisonData) -> str:
-    missing = sum(row.listed - len(row.runs) for row in found.rows)
+def _introduction(comparison: ComparisonData) -> str:
+    missing = sum(row.listed - len(row.runs) for row in comparison.rows)
     text = (
         "Mean ± standard deviation over seeds on the test set."
-        if "±" in found.table.csv() and not found.notes
+        if "±" in comparison.table.csv() and not comparison.notes
         else ""
     )
-    return f"{text} {missing} of the runs are not found any more.".strip() if missing else text
+    return f"{text} {missing} of the runs are not found.".strip() if missing else text
 
 
 def _tested(run: RunData, metric: str) -> bool:
@@ -81,24 +81,23 @@ def _tested(run: RunData, metric: str) -> bool:
 
 
 def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[Chart]:
-    """The metric of every row: mean over seeds, with a band of one standard deviation if rows are
-    few.
+    """The metric of every row over rounds: mean over seeds, with bands if there are few rows.
 
-    Where there was only one test there is no curve.
+    With a single test there is no curve.
     """
-    found = [
+    tests_by_run = [
         [
             {r["round"]: scaled(metric, r["test"].get(metric, float("nan"))) for r in run.tested}
             for run in row.runs
         ]
         for row in rows
     ]
-    everywhere = sorted({number for runs in found for tests in runs for number in tests})
-    groups = grouped(everywhere)
+    rounds = sorted({number for runs in tests_by_run for tests in runs for number in tests})
+    groups = grouped(rounds)
     if len(groups) < 2:
         return []
     lines, bands = [], False
-    for index, (row, runs) in enumerate(zip(rows, found, strict=True)):
+    for index, (row, runs) in enumerate(zip(rows, tests_by_run, strict=True)):
         pairs = [_mean_of(runs, group) for group in groups]
         edges: dict[str, list[float]] = {}
         if len(rows) <= FEW_ROWS and len(row.runs) > 1:
@@ -106,7 +105,7 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
                 {"low": [m - s for m, s in pairs], "high": [m + s for m, s in pairs]},
                 True,
             )
-        lines.append(Line(row.short, [pair[0] for pair in pairs], look(index), **edges))
+        lines.append(Line(row.short, [pair[0] for pair in pairs], line_style(index), **edges))
     name = TITLES.get(metric, metric)
     note = "Line: mean over seeds; band: one standard deviation up and down." if bands else ""
     return [
@@ -117,38 +116,40 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
             lines,
             xlabel="round",
             ylabel=f"test {name}",
-            shown=_precise(metric),
-            note=f"{note} {caption(len(everywhere))}".strip(),
+            shown=_precise_format(metric),
+            note=f"{note} {caption(len(rounds))}".strip(),
         )
     ]
 
 
 def _mean_of(runs: Sequence[Mapping[int, float]], rounds: Sequence[int]) -> tuple[float, float]:
-    """Mean and spread over seeds, each of them the mean of its tests in these rounds."""
-    held = [[tests[number] for number in rounds if number in tests] for tests in runs]
-    means = [sum(values) / len(values) for values in held if values]
+    """Mean and spread over seeds, where each seed counts with the mean of its tests."""
+    by_run = [[tests[number] for number in rounds if number in tests] for tests in runs]
+    means = [sum(values) / len(values) for values in by_run if values]
     return summarise(means) if means else (float("nan"), 0.0)
 
 
-def _precise(metric: str) -> Format:
-    return (lambda value: f"{value:.2f}") if metric in PERCENT else reader(metric)
+def _precise_format(metric: str) -> Format:
+    return (lambda value: f"{value:.2f}") if metric in PERCENT else metric_format(metric)
 
 
-def _last(rows: Sequence[RowData], found: ComparisonData, ident: str, of: str) -> Chart:
-    """Every run's last result by row, with the paper's number where there is one."""
-    metric, form = found.metric, _precise(found.metric)
+def _last_results(
+    rows: Sequence[RowData], comparison: ComparisonData, ident: str, of: str
+) -> Chart:
+    """The last result of every run by row, with the paper's value if there is one."""
+    metric, form = comparison.metric, _precise_format(comparison.metric)
     drawn, table = [], []
     for at, row in enumerate(rows):
-        each = [
+        values = [
             scaled(metric, run.tested[-1]["test"][metric])
             for run in row.runs
             if _tested(run, metric)
         ]
-        paper = found.paper.get(row.label)
-        mean, spread = summarise(each)
-        text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(each) > 1 else "")
+        paper = comparison.paper.get(row.label)
+        mean, spread = summarise(values)
+        text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(values) > 1 else "")
         text += f"\npaper {form(paper)}" if paper is not None else ""
-        points = [(value, f"{text}\nthis run {form(value)}") for value in each]
+        points = [(value, f"{text}\nthis run {form(value)}") for value in values]
         drawn.append(DotRow(row.short, points, mean, f"c{at % COLOURS}", paper))
         table.append((row.short, form(mean), form(paper) if paper is not None else "–"))
     legend = [("a run (a seed)", "dot c0"), ("mean", "line c0")]
@@ -165,9 +166,10 @@ def _last(rows: Sequence[RowData], found: ComparisonData, ident: str, of: str) -
     )
 
 
-def _ledger(found: ComparisonData) -> Section:
+def _ledger(comparison: ComparisonData) -> Section:
+    """Visits, traffic, model size and time of each row."""
     rows = []
-    for row in found.rows:
+    for row in comparison.rows:
         if row.runs:
             up, down = (
                 sum(run.summary[key] for run in row.runs) / len(row.runs)
@@ -178,27 +180,27 @@ def _ledger(found: ComparisonData) -> Section:
             )
             seconds = [run.summary["seconds"] for run in row.runs if "seconds" in run.summary]
             time = f"{sum(seconds) / len(seconds):,.1f}" if seconds else "–"
-            held = [
+            sizes = [
                 run.summary["prediction_bytes"]
                 for run in row.runs
                 if "prediction_bytes" in run.summary
             ]
-            size = megabytes(held[0]) if held else "–"
+            size = megabytes(sizes[0]) if sizes else "–"
             rows.append((row.label, f"{visits:,.0f}", megabytes(up), megabytes(down), size, time))
     header = ("method", "visits", "sent up", "sent down", "models to predict with", "time, s")
     return Section(
         "communication",
         "Communication",
-        "Of one run, the mean over seeds.",
+        "Per run, the mean over seeds.",
         tables=[TextTable("Communication ledger", header, tuple(rows))],
     )
 
 
-def _runs(found: ComparisonData, out: Path) -> Section:
-    """The runs by row, linked to their own pages where they have one."""
+def _runs(comparison: ComparisonData, out: Path) -> Section:
+    """The runs by row, with links to the pages that exist."""
     links = []
-    for row in (row for row in found.rows if row.listed):
-        held: list[tuple[str, str | None]] = []
+    for row in (row for row in comparison.rows if row.listed):
+        row_links: list[tuple[str, str | None]] = []
         for run in row.runs:
             state = "" if run.done else " (not finished)"
             page = run.path.resolve() / "report.html"
@@ -207,6 +209,8 @@ def _runs(found: ComparisonData, out: Path) -> Section:
                 if page.exists()
                 else None
             )
-            held.append((f"seed {run.settings.get('seed', '?')}: {run.path.name}{state}", address))
-        links.append((row.label, held))
+            row_links.append(
+                (f"seed {run.settings.get('seed', '?')}: {run.path.name}{state}", address)
+            )
+        links.append((row.label, row_links))
     return Section("runs", "Runs", "", links=links)

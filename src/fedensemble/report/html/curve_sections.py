@@ -1,61 +1,64 @@
-"""Sections on how a run went: curves of the ensemble and its modes, and how far the modes are
-apart.
-"""
+"""Sections on the course of a run: curves of the ensemble and its modes, and their spread."""
 
 from __future__ import annotations
 
 from ..downsample import MOST_ROUNDS, averaged, caption, grouped
 from ..tables import PERCENT, TITLES
-from .charts import Chart, Line, Point, line_chart, look, point_chart
+from .charts import Chart, Line, Point, line_chart, line_style, point_chart
 from .run_data import RunData
-from .summary_sections import Section, reader, scaled
+from .summary_sections import Section, metric_format, scaled
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
 
-FEW_MODES = 7  # each with a colour of its own
+FEW_MODES = 7  # up to this number, each mode has its own colour
 
 
 def curves(run: RunData) -> Section:
-    """The ensemble and each of its modes over rounds, and the training loss."""
+    """The section with the curves of the ensemble, its modes and the training loss."""
     charts = [
         mode_curves(run, metric)
         for metric in ("accuracy", "mse", "nll")
         if run.tested and metric in run.tested[0]["test"]
     ]
-    charts += [_training(run)] if any(record["loss"] is not None for record in run.records) else []
-    text = "" if run.tested else "No test set, or none used yet: only the training loss is known."
+    charts += (
+        [_training_loss(run)] if any(record["loss"] is not None for record in run.records) else []
+    )
+    text = (
+        ""
+        if run.tested
+        else "There is no test set, or no test yet: only the training loss is known."
+    )
     return Section("curves", "Curves", text, charts)
 
 
 def mode_curves(run: RunData, metric: str) -> Chart:
-    """A test metric of the ensemble and of every mode; of many tests the mean over some at a
-    time.
-    """
+    """A test metric of the ensemble and of every mode over rounds, averaged if tests are many."""
     modes, tested = int(run.settings["ensemble"]["modes"]), run.tested
     x = [float(group[-1]["round"]) for group in grouped(tested)]
-    form = reader(metric)
-    whole = averaged([scaled(metric, record["test"][metric]) for record in tested])
-    known = [record.get("modes", {}).get(metric, ()) for record in tested]
-    apart: list[tuple[float, ...]] = []
-    if all(len(values) == modes for values in known):
-        each = [
-            averaged([scaled(metric, values[mode]) for values in known]) for mode in range(modes)
+    form = metric_format(metric)
+    ensemble = averaged([scaled(metric, record["test"][metric]) for record in tested])
+    recorded = [record.get("modes", {}).get(metric, ()) for record in tested]
+    # One tuple per point with the value of every mode; empty where tests recorded no modes.
+    by_point: list[tuple[float, ...]] = []
+    if all(len(values) == modes for values in recorded):
+        by_mode = [
+            averaged([scaled(metric, values[mode]) for values in recorded]) for mode in range(modes)
         ]
-        apart = list(zip(*each, strict=True))
-    told = [("ensemble", [form(v) for v in whole])]
+        by_point = list(zip(*by_mode, strict=True))
+    tooltip = [("ensemble", [form(v) for v in ensemble])]
     lines = []
-    if modes > 1 and apart:
+    if modes > 1 and by_point:
         for mode in range(modes):
             few = modes <= FEW_MODES
             name = f"mode {mode}" if few else "" if mode else f"the {modes} modes"
-            style = f"thin {look(mode)}" if few else "thin c0 many"
-            lines.append(Line(name, [values[mode] for values in apart], style))
+            style = f"thin {line_style(mode)}" if few else "thin c0 many"
+            lines.append(Line(name, [values[mode] for values in by_point], style))
             if few:
-                told.append((f"mode {mode}", [form(values[mode]) for values in apart]))
+                tooltip.append((f"mode {mode}", [form(values[mode]) for values in by_point]))
         if modes > FEW_MODES:
-            told += [
-                ("mean of modes", [form(sum(values) / modes) for values in apart]),
-                ("lowest", [f"{form(min(v))} (mode {v.index(min(v))})" for v in apart]),
-                ("highest", [f"{form(max(v))} (mode {v.index(max(v))})" for v in apart]),
+            tooltip += [
+                ("mean of modes", [form(sum(values) / modes) for values in by_point]),
+                ("lowest", [f"{form(min(v))} (mode {v.index(min(v))})" for v in by_point]),
+                ("highest", [f"{form(max(v))} (mode {v.index(max(v))})" for v in by_point]),
             ]
     elif modes > 1 and f"mode_{metric}_min" in tested[0]["test"]:
         low, high = (
@@ -63,7 +66,7 @@ def mode_curves(run: RunData, metric: str) -> Chart:
             for end in ("min", "max")
         )
         lines.append(Line("modes, worst to best", (), "c0", low, high))
-    lines.append(Line("ensemble", whole, "ensemble"))
+    lines.append(Line("ensemble", ensemble, "ensemble"))
     return line_chart(
         f"curve-{metric}",
         f"Test {TITLES[metric]} over rounds",
@@ -72,14 +75,15 @@ def mode_curves(run: RunData, metric: str) -> Chart:
         xlabel="round",
         ylabel=f"test {TITLES[metric]}",
         shown=form,
-        told=told,
+        tooltip=tooltip,
         note=caption(len(tested)),
     )
 
 
-def _training(run: RunData) -> Chart:
-    """The training loss; of many rounds the mean over some at a time. Rounds that nobody answered
-    have none.
+def _training_loss(run: RunData) -> Chart:
+    """The training loss over rounds, averaged if rounds are many.
+
+    Rounds in which no client replied have no loss.
     """
     records = [record for record in run.records if record["loss"] is not None]
     x = [float(group[-1]["round"]) for group in grouped(records, MOST_ROUNDS)]
@@ -92,25 +96,27 @@ def _training(run: RunData) -> Chart:
         [Line("training loss", loss, "c0")],
         xlabel="round",
         ylabel="training loss",
-        shown=reader("nll"),
+        shown=metric_format("nll"),
         note=note,
     )
 
 
 def spread(run: RunData) -> Section:
-    """How far the modes are apart: in the end, and over rounds."""
+    """The section on the differences between modes: at the last test and over rounds."""
     title, modes = "Spread of the modes", int(run.settings["ensemble"]["modes"])
     if not run.tested:
-        return Section("spread", title, "Without a test there is nothing to compare the modes on.")
+        return Section("spread", title, "Without a test, the modes cannot be compared.")
     if modes == 1:
         return Section("spread", title, "There is one mode, so there is no spread.")
     charts, metric = [], run.metric
     last = run.tested[-1]
-    each = last.get("modes", {}).get(metric)
-    if each:
+    last_values = last.get("modes", {}).get(metric)
+    if last_values:
         charts.append(
             _last_modes(
-                metric, [scaled(metric, v) for v in each], scaled(metric, last["test"][metric])
+                metric,
+                [scaled(metric, v) for v in last_values],
+                scaled(metric, last["test"][metric]),
             )
         )
     shown = [
@@ -124,10 +130,10 @@ def spread(run: RunData) -> Section:
                 f"spread-{name.replace('_', '-')}",
                 f"{TITLES[name].capitalize()} over rounds",
                 x,
-                [Line(TITLES[name], values, look(at + 1))],
+                [Line(TITLES[name], values, line_style(at + 1))],
                 xlabel="round",
                 ylabel=TITLES[name],
-                shown=reader(name),
+                shown=metric_format(name),
                 from_zero=True,
                 note=caption(len(run.tested)),
             )
@@ -143,24 +149,26 @@ def spread(run: RunData) -> Section:
     )
 
 
-def _last_modes(metric: str, each: list[float], whole: float) -> Chart:
-    """Every mode's last result beside the ensemble's, sorted."""
-    order = sorted(range(len(each)), key=lambda mode: each[mode])
-    form: Format = (lambda v: f"{v:.2f}") if metric in PERCENT else reader(metric)
-    across = Scale(0.0, len(each) + 1.0, LEFT, WIDTH - RIGHT)
-    up = scale([*each, whole], HEIGHT - BOTTOM, TOP, room=0.1)
-    places = (
-        {float(place + 1): f"{mode}" for place, mode in enumerate(order)} if len(each) <= 10 else {}
+def _last_modes(metric: str, values: list[float], ensemble: float) -> Chart:
+    """The last result of every mode, sorted, with the ensemble's as a line."""
+    order = sorted(range(len(values)), key=lambda mode: values[mode])
+    form: Format = (lambda v: f"{v:.2f}") if metric in PERCENT else metric_format(metric)
+    across = Scale(0.0, len(values) + 1.0, LEFT, WIDTH - RIGHT)
+    up = scale([*values, ensemble], HEIGHT - BOTTOM, TOP, room=0.1)
+    labels = (
+        {float(place + 1): f"{mode}" for place, mode in enumerate(order)}
+        if len(values) <= 10
+        else {}
     )
-    named: Format = lambda v: places.get(v, "")  # noqa: E731
+    named: Format = lambda v: labels.get(v, "")  # noqa: E731
     rule = tag(
-        "line", x1=LEFT, x2=WIDTH - RIGHT, y1=up(whole), y2=up(whole), class_="line ensemble"
+        "line", x1=LEFT, x2=WIDTH - RIGHT, y1=up(ensemble), y2=up(ensemble), class_="line ensemble"
     )
     points = [
         Point(
             place + 1.0,
-            each[mode],
-            f"mode {mode}\n{TITLES[metric]}: {form(each[mode])}\nensemble: {form(whole)}",
+            values[mode],
+            f"mode {mode}\n{TITLES[metric]}: {form(values[mode])}\nensemble: {form(ensemble)}",
         )
         for place, mode in enumerate(order)
     ]
@@ -174,8 +182,8 @@ def _last_modes(metric: str, each: list[float], whole: float) -> Chart:
         up=up,
         over=[rule],
         xformat=named,
-        radius=4.0 if len(each) <= 30 else 2.5,
+        radius=4.0 if len(values) <= 30 else 2.5,
         header=("mode", TITLES[metric]),
-        rows=[(f"{mode}", form(each[mode])) for mode in order],
+        rows=[(f"{mode}", form(values[mode])) for mode in order],
         legend=[("a mode", "dot c0"), ("ensemble", "line ensemble")],
     )

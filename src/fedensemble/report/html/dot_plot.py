@@ -1,4 +1,4 @@
-"""Values by name: a line for each name, dots along it."""
+"""A dot plot: one line per name, with its values as dots."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from markupsafe import Markup
 from .charts import Chart
 from .svg import BOTTOM, RIGHT, TOP, WIDTH, drawing, number, scale, tag, tick, ticks
 
-LEFT, EACH = 14.0, 40.0  # the height of a line holds its name above its dots
-RADIUS, LONG = 3.5, 46  # letters of a name
+# A line is LINE_HEIGHT high, enough for its name above its dots; longer names are cut.
+LEFT, LINE_HEIGHT = 14.0, 40.0
+RADIUS, LONGEST_NAME = 3.5, 46
 
 
 @dataclass(frozen=True)
 class DotRow:
-    """A name, its values and what the pointer says of each, their mean, and perhaps another number
-    to compare with.
-    """
+    """A name, its values with their tooltips, their mean, and a value to compare with, if any."""
 
     name: str
     points: Sequence[tuple[float, str]]
@@ -37,15 +36,15 @@ def dot_chart(
     rows: Sequence[Sequence[str]],
     legend: Sequence[tuple[str, str]],
 ) -> Chart:
-    """Dots by name, values along; higher with every name."""
-    found = [value for line in lines for value, _ in line.points]
+    """One line of dots per name; the drawing grows with the number of names."""
+    values = [value for line in lines for value, _ in line.points]
     across = scale(
-        [*found, *(line.cross for line in lines if line.cross is not None)],
+        [*values, *(line.cross for line in lines if line.cross is not None)],
         LEFT,
         WIDTH - RIGHT,
         room=0.08,
     )
-    bottom = TOP + EACH * len(lines)
+    bottom = TOP + LINE_HEIGHT * len(lines)
     parts: list[Markup] = []
     for value in ticks(across.low, across.high):
         x = across(value)
@@ -64,18 +63,18 @@ def dot_chart(
     )
     boxes, text = [], []
     for at, line in enumerate(lines):
-        y = TOP + EACH * (at + 1) - 11
+        y = TOP + LINE_HEIGHT * (at + 1) - 11
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y + 11, y2=y + 11, class_="grid"))
-        name = line.name if len(line.name) <= LONG else f"{line.name[: LONG - 1]}…"
+        name = line.name if len(line.name) <= LONGEST_NAME else f"{line.name[: LONGEST_NAME - 1]}…"
         parts.append(tag("text", name, x=LEFT, y=y - 13, class_="label"))
         x = across(line.mean)
         parts.append(tag("line", x1=x, x2=x, y1=y - 7, y2=y + 7, class_=f"line {line.style}"))
-        for value, said in line.points:
+        for value, tooltip in line.points:
             parts.append(
                 tag("circle", cx=across(value), cy=y, r=RADIUS, class_=f"dot {line.style}")
             )
             boxes.append([round(across(value) - 5, 1), round(y - 5, 1), 10, 10])
-            text.append(said)
+            text.append(tooltip)
         if line.cross is not None:
             parts.append(
                 tag(

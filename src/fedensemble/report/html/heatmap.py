@@ -1,4 +1,4 @@
-"""Tables of counts as pictures: who holds which classes, and what is taken for what."""
+"""Heat maps of counts: the classes that each client holds, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from markupsafe import Markup
 from .charts import Chart
 from .svg import Scale, axis_labels, drawing, number, tag
 
-LEVELS = 10  # of shade; one path each keeps a large grid small
-FEW = 12  # columns with the counts written into their cells
+# Cells of the same shade are one SVG path, which keeps the file of a large grid small.
+LEVELS = 10  # of shade
+FEW = 12  # up to this number of columns, cells show their counts
 LEFT, TOP, BOTTOM, RIGHT = 70.0, 8.0, 44.0, 8.0
 
 
@@ -32,18 +33,18 @@ def grid_chart(
     legend: Sequence[tuple[str, str]] = (),
     note: str = "",
 ) -> Chart:
-    """A cell for each count.
+    """A heat map with one cell per count.
 
     Args:
-        shade: how strong each cell is, 0 to 1.
+        shade: the intensity of each cell, 0 to 1.
         diagonal: another style for cells whose row is their column.
     """
     width = 900.0 if wide else 440.0
     side_x = (width - LEFT - RIGHT) / len(columns)
     side_y = min(max(1.2 * side_x, 220.0 / len(rows)), 22.0) if wide else side_x
-    high = side_y * len(rows)
+    height = side_y * len(rows)
     paths: dict[str, list[str]] = {}
-    words: list[Markup] = []
+    texts: list[Markup] = []
     gap = 0.5 if side_x > 4 else 0.0
     for r, line in enumerate(counts):
         for c, count in enumerate(line):
@@ -55,7 +56,7 @@ def grid_chart(
             w, h = number(side_x - gap), number(side_y - gap)
             paths.setdefault(kind, []).append(f"M{number(x)} {number(y)}h{w}v{h}h-{w}z")
             if len(columns) <= FEW and not wide:
-                words.append(
+                texts.append(
                     tag(
                         "text",
                         f"{count}",
@@ -65,19 +66,25 @@ def grid_chart(
                         class_="count strong" if level > 5 else "count",
                     )
                 )
-    frame = tag("rect", x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=high, class_="frame")
+    frame = tag("rect", x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=height, class_="frame")
     down = [
         tag("text", rows[r], x=LEFT - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
         for r in _labelled(len(rows), side_y, 13)
     ]
     along = [
         tag(
-            "text", columns[c], x=LEFT + (c + 0.5) * side_x, y=TOP + high + 15, text_anchor="middle"
+            "text",
+            columns[c],
+            x=LEFT + (c + 0.5) * side_x,
+            y=TOP + height + 15,
+            text_anchor="middle",
         )
         for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in columns))
     ]
-    named = axis_labels(Scale(0, 1, LEFT, width - RIGHT), Scale(0, 1, TOP + high, TOP), column, row)
-    drawn = [tag("path", d="".join(pieces), class_=kind) for kind, pieces in sorted(paths.items())]
+    labels = axis_labels(
+        Scale(0, 1, LEFT, width - RIGHT), Scale(0, 1, TOP + height, TOP), column, row
+    )
+    cells = [tag("path", d="".join(parts), class_=kind) for kind, parts in sorted(paths.items())]
     hover = {
         "kind": "grid",
         "x": LEFT,
@@ -93,16 +100,16 @@ def grid_chart(
     svg = drawing(
         ident,
         title,
-        [frame, *drawn, *words, *down, *along, named],
+        [frame, *cells, *texts, *down, *along, labels],
         hover,
-        (width, TOP + high + BOTTOM),
+        (width, TOP + height + BOTTOM),
         wide,
     )
     return Chart(ident, title, svg, header, table, legend, note, wide)
 
 
 def _labelled(count: int, side: float, needed: float) -> range:
-    """Which of the lines get a label, so that labels do not touch."""
+    """The indices of the lines that get a label, so that labels do not overlap."""
     every = next(
         step
         for step in (1, 2, 5, 10, 20, 50, 100, 1000, count)

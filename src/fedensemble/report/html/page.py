@@ -1,4 +1,4 @@
-"""Puts a page together and writes it."""
+"""Builds a page and writes it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ FILE = "report.html"
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run or a comparison, by default as report.html into its folder; returns
-    the file.
-    """
+    """Writes the page of a run or a comparison, by default as report.html; returns its path."""
     file = out or folder / FILE
     with expecting_whole_files(folder):
         page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
@@ -35,11 +33,10 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
-    """Writes the page, and for a run report.md and curves.png beside it too; returns the table and
-    the page.
+    """Writes the page and, for a run, report.md and curves.png; returns the table and the page.
 
     Args:
-        out: the page's file; nothing else is written then, and nothing into the folder.
+        out: the file of the page; if given, nothing else is written.
     """
     with expecting_whole_files(folder):
         if is_run(folder):
@@ -66,20 +63,18 @@ def run_page(folder: Path) -> str:
 
 def comparison_page(folder: Path, file: Path) -> str:
     """The page of a comparison."""
-    found = read_comparison_folder(folder)
-    runs = [run for row in found.rows for run in row.runs]
-    waiting = sum(not run.done for run in runs)
-    warnings = (
-        [f"Not finished: {waiting} of {len(runs)} runs are still to be done."] if waiting else []
-    )
+    comparison = read_comparison_folder(folder)
+    runs = [run for row in comparison.rows for run in row.runs]
+    unfinished = sum(not run.done for run in runs)
+    warnings = [f"Not finished: {unfinished} of {len(runs)} runs."] if unfinished else []
     warnings += [run.changes for run in runs if run.changes]
+    rows = len(comparison.rows) or len(comparison.table.rows)
     return _render(
-        title=found.name,
-        subtitle=found.title
-        or f"Comparison of {len(found.rows) or len(found.table.rows)} rows, {len(runs)} runs",
+        title=comparison.name,
+        subtitle=comparison.title or f"Comparison of {rows} rows, {len(runs)} runs",
         warning=" ".join(warnings),
         figures=[],
-        sections=comparison_sections(found, file),
+        sections=comparison_sections(comparison, file),
     )
 
 
@@ -90,7 +85,7 @@ def _subtitle(run: RunData) -> str:
         f"{modes} mode{'s' * (modes > 1)} of {values['model']['name']}",
         f"{values['algorithm']['name']}, {ensemble['schedule']}",
         f"{values['data']['source']}, {run.clients['clients'] if run.clients else '?'} clients",
-        f"{ensemble['clients_per_round']} a round",
+        f"{ensemble['clients_per_round']} per round",
         f"{values['rounds']} rounds",
         f"seed {values['seed']}",
     ]
@@ -98,19 +93,19 @@ def _subtitle(run: RunData) -> str:
 
 
 def _render(**content: Any) -> str:
-    held: Mapping[str, Any] = {**content, "version": VERSION}
-    return _environment().get_template("page.html.j2").render(**held)
+    values: Mapping[str, Any] = {**content, "version": VERSION}
+    return _environment().get_template("page.html.j2").render(**values)
 
 
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("fedensemble.report.html", "templates")
-    made = Environment(
+    environment = Environment(
         loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
-    return made
+    environment.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
+    return environment

@@ -1,4 +1,4 @@
-"""Sections on the test set's predictions and on the clients' data."""
+"""Sections on the predictions of the test set and on the data of the clients."""
 
 from __future__ import annotations
 
@@ -9,45 +9,52 @@ from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .heatmap import grid_chart
 from .run_data import RunData
 from .summary_sections import Section
-from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, path, plain, scale, tag
+from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, format_number, path, scale, tag
 
-FEW = 10  # test examples that say little of how often such predictions are right
+FEW = 10  # below this number of test examples, the accuracy of a bin means little
 
 
 def predictions(run: RunData) -> list[Section]:
-    """Calibration, entropy and confusions; residuals and spreads for regression."""
-    found = run.predictions
+    """Calibration, entropy and confusion matrix, or residuals and spreads for regression."""
+    content = run.predictions
     regression = run.metric == "mse"
-    if not found:
+    if not content:
         if not run.done:
-            why = "These are made when the run is finished."
+            why = "Predictions are recorded when the run is finished."
         elif not run.tested:
             why = "There is no test set."
         else:
-            why = "This run was made without predictions.json; run it anew into another folder to have them."
+            why = (
+                "This run was made without predictions.json; run it again into another folder to "
+                "get them."
+            )
         return [Section("calibration", "Residuals" if regression else "Predictions", why)]
     if regression:
-        return [_residuals(found)]
-    calibration = [*_calibration(found), _entropy(found)]
+        return [_residuals(content)]
+    calibration = [*_calibration(content), _entropy(content)]
     text = (
-        "Of the predictions made with 80 % confidence, 80 % should be right: bars below the diagonal are too sure. "
-        "Entropy says how unsure the ensemble is; the further right and wrong ones are apart, the better it knows."
+        "Of the predictions made with 80 % confidence, 80 % should be right: bars below the "
+        "diagonal mean overconfidence. Entropy measures the uncertainty of the ensemble: the more "
+        "it differs between right and wrong predictions, the better the ensemble knows its errors."
     )
-    return [Section("calibration", "Calibration and entropy", text, calibration), _confusion(found)]
+    return [
+        Section("calibration", "Calibration and entropy", text, calibration),
+        _confusion(content),
+    ]
 
 
-def _calibration(found: Any) -> list[Chart]:
-    held, apart = found["calibration"], found["calibration_modes"]
-    bins = len(held["count"])
+def _calibration(content: Any) -> list[Chart]:
+    ensemble, modes = content["calibration"], content["calibration_modes"]
+    bins = len(ensemble["count"])
     edges = [at / bins for at in range(bins + 1)]
     up = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
     across = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT)
     over = [tag("path", d=path([(across(0), up(0)), (across(1), up(1))]), class_="line ideal")]
     legend = [("perfectly calibrated", "line ideal")]
-    if found["modes"] > 1:
+    if content["modes"] > 1:
         places = [
             (c, a)
-            for c, a, n in zip(apart["confidence"], apart["accuracy"], apart["count"], strict=True)
+            for c, a, n in zip(modes["confidence"], modes["accuracy"], modes["count"], strict=True)
             if n >= FEW
         ]
         over.append(
@@ -55,11 +62,13 @@ def _calibration(found: Any) -> list[Chart]:
         )
         over += [tag("circle", cx=across(c), cy=up(a), r=2.5, class_="dot c1") for c, a in places]
         legend.append(("single modes, together", "line c1"))
-    told = [
+    tooltip = [
         [f"{n:,}", f"{100 * a:.1f} %" if n else "–", f"{100 * c:.1f} %" if n else "–"]
-        for n, a, c in zip(held["count"], held["accuracy"], held["confidence"], strict=True)
+        for n, a, c in zip(
+            ensemble["count"], ensemble["accuracy"], ensemble["confidence"], strict=True
+        )
     ]
-    pairs = list(zip(held["accuracy"], held["count"], strict=True))
+    pairs = list(zip(ensemble["accuracy"], ensemble["count"], strict=True))
     bars = [Bars("ensemble", [a if n >= FEW else 0.0 for a, n in pairs], "c0")]
     if any(0 < n < FEW for _, n in pairs):
         bars.append(
@@ -78,7 +87,7 @@ def _calibration(found: Any) -> list[Chart]:
         ylabel="share that is right",
         over=over,
         up=up,
-        told=told,
+        tooltip=tooltip,
         header=("examples", "right", "mean confidence"),
         legend=legend,
     )
@@ -86,23 +95,27 @@ def _calibration(found: Any) -> list[Chart]:
         "confidence",
         "How confident the ensemble is",
         edges,
-        [Bars("test examples", held["count"], "c0")],
+        [Bars("test examples", ensemble["count"], "c0")],
         xlabel="confidence",
         ylabel="test examples",
     )
     return [chart, counts]
 
 
-def _entropy(found: Any) -> Chart:
-    held = found["entropy"]
-    bars = len(held["right"])
-    edges = [held["most"] * at / bars if held["most"] else at / bars for at in range(bars + 1)]
-    rights, wrongs = sum(held["right"]), sum(held["wrong"])
+def _entropy(content: Any) -> Chart:
+    entropy = content["entropy"]
+    bars = len(entropy["right"])
+    edges = [
+        entropy["most"] * at / bars if entropy["most"] else at / bars for at in range(bars + 1)
+    ]
+    rights, wrongs = sum(entropy["right"]), sum(entropy["wrong"])
     shares = {
-        name: [value / (sum(held[name]) or 1) * 100 for value in held[name]]
+        name: [value / (sum(entropy[name]) or 1) * 100 for value in entropy[name]]
         for name in ("right", "wrong")
     }
-    told = [[f"{r:,}", f"{w:,}"] for r, w in zip(held["right"], held["wrong"], strict=True)]
+    tooltip = [
+        [f"{r:,}", f"{w:,}"] for r, w in zip(entropy["right"], entropy["wrong"], strict=True)
+    ]
     return bar_chart(
         "entropy",
         "Entropy of right and wrong predictions",
@@ -113,13 +126,13 @@ def _entropy(found: Any) -> Chart:
         ],
         xlabel="entropy, nats",
         ylabel="share of each group, %",
-        told=told,
+        tooltip=tooltip,
         header=("right", "wrong"),
     )
 
 
-def _confusion(found: Any) -> Section:
-    counts, labels = found["confusion"], found["labels"]
+def _confusion(content: Any) -> Section:
+    counts, labels = content["confusion"], content["labels"]
     totals = [sum(line) or 1 for line in counts]
     shade = [[count / total for count in line] for line, total in zip(counts, totals, strict=True)]
     rows = []
@@ -153,32 +166,34 @@ def _confusion(found: Any) -> Section:
     return Section("confusion", "Confusion matrix", "", [chart])
 
 
-def _residuals(found: Any) -> Section:
-    held = found["residuals"]
-    charts = [_targets(found)] if "points" in found else []
+def _residuals(content: Any) -> Section:
+    residuals = content["residuals"]
+    charts = [_targets(content)] if "points" in content else []
     charts.append(
         bar_chart(
             "residuals",
             "Residuals: prediction less target",
-            _edges(-held["reach"], held["reach"], held["count"]),
-            [Bars("test examples", held["count"], "c0")],
+            _edges(-residuals["reach"], residuals["reach"], residuals["count"]),
+            [Bars("test examples", residuals["count"], "c0")],
             xlabel="residual",
             ylabel="test examples",
         )
     )
-    if "spreads" in found:
-        charts.append(_spreads(found["spreads"]))
+    if "spreads" in content:
+        charts.append(_spreads(content["spreads"]))
     text = (
-        "" if "spreads" in found else "One mode has no spread, so there is no uncertainty to show."
+        ""
+        if "spreads" in content
+        else "One mode has no spread, so there is no uncertainty to show."
     )
-    if "points" not in found:
+    if "points" not in content:
         text = f"Single targets are not published. {text}".strip()
     return Section("calibration", "Residuals and uncertainty", text, charts)
 
 
-def _targets(found: Any) -> Chart:
-    """What was predicted for single targets."""
-    points = found["points"]
+def _targets(content: Any) -> Chart:
+    """Predictions against targets, one dot per test example."""
+    points = content["points"]
     both = [*points["target"], *points["mean"]]
     reach = [
         m + sign * s
@@ -196,8 +211,8 @@ def _targets(found: Any) -> Chart:
         for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
     ]
     some = (
-        f"{len(dots):,} of {found['examples']:,} test examples, evenly chosen."
-        if len(dots) < found["examples"]
+        f"{len(dots):,} of {content['examples']:,} test examples, evenly chosen."
+        if len(dots) < content["examples"]
         else ""
     )
     return point_chart(
@@ -220,19 +235,19 @@ def _targets(found: Any) -> Chart:
     )
 
 
-def _spreads(held: Any) -> Chart:
-    """Whether a larger spread means a larger error."""
-    both = [0.0, *held["spread"], *held["error"]]
-    across, up = scale(held["spread"], LEFT, WIDTH - RIGHT), scale(both, HEIGHT - BOTTOM, TOP)
+def _spreads(spreads: Any) -> Chart:
+    """Error against spread of the modes, one dot per tenth of the test set."""
+    both = [0.0, *spreads["spread"], *spreads["error"]]
+    across, up = scale(spreads["spread"], LEFT, WIDTH - RIGHT), scale(both, HEIGHT - BOTTOM, TOP)
     ends = [max(across.low, up.low), min(across.high, up.high)]
     ideal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
     rows = [
-        (plain(n), f"{s:.3g}", f"{e:.3g}")
-        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+        (format_number(n), f"{s:.3g}", f"{e:.3g}")
+        for n, s, e in zip(spreads["count"], spreads["spread"], spreads["error"], strict=True)
     ]
     dots = [
         Point(s, e, f"{n:,} examples\nspread {s:.3g}\nerror {e:.3g}")
-        for n, s, e in zip(held["count"], held["spread"], held["error"], strict=True)
+        for n, s, e in zip(spreads["count"], spreads["spread"], spreads["error"], strict=True)
     ]
     return point_chart(
         "spreads",
@@ -251,42 +266,47 @@ def _spreads(held: Any) -> Chart:
 
 
 def clients(run: RunData) -> Section:
-    """Who holds what."""
-    found, title = run.clients, "Clients and classes"
-    if not found:
+    """The section on the clients: their sizes, or their examples by class."""
+    content, title = run.clients, "Clients and classes"
+    if not content:
         return Section(
             "clients",
             title,
-            "This run was made without clients.json; run it anew into another folder.",
+            "This run was made without clients.json; run it again into another folder.",
         )
-    if found.get("published") is False:
-        text = f"{found['clients']:,} clients hold {found['examples']:,} examples. Single clients are not published."
+    totals = f"{content['clients']:,} clients hold {content['examples']:,} examples"
+    if content.get("published") is False:
+        text = f"{totals}. Single clients are not published."
         return Section("clients", "Clients", text)
-    shown = len(found["size"])
-    names = found["names"] or [str(client) for client in range(shown)]
-    text = f"{found['clients']:,} clients hold {found['examples']:,} examples ({found['source']}, {found['partition']})."
-    note = f"The first {shown} of {found['clients']:,} clients." if shown < found["clients"] else ""
-    if "counts" not in found:
+    shown = len(content["size"])
+    names = content["names"] or [str(client) for client in range(shown)]
+    text = f"{totals} ({content['source']}, {content['partition']})."
+    note = (
+        f"The first {shown} of {content['clients']:,} clients."
+        if shown < content["clients"]
+        else ""
+    )
+    if "counts" not in content:
         edges = [float(at) for at in range(shown + 1)]
         chart = bar_chart(
             "clients",
             "Examples of each client",
             edges,
-            [Bars("examples", found["size"], "c0")],
+            [Bars("examples", content["size"], "c0")],
             xlabel="client",
             ylabel="examples",
             note=note,
         )
         return Section("clients", "Clients", text, [chart])
-    # classes down, clients along
-    counts: Sequence[Sequence[int]] = list(zip(*found["counts"], strict=True))
+    # transposed: one row per class, one column per client
+    counts: Sequence[Sequence[int]] = list(zip(*content["counts"], strict=True))
     most = max(max(line) for line in counts) or 1
     short = [name if len(name) <= 8 else str(at) for at, name in enumerate(names)]
     chart = grid_chart(
         "clients",
         "Examples of each class at each client",
         counts,
-        rows=found["labels"],
+        rows=content["labels"],
         columns=short,
         row="class",
         column="client",
@@ -295,8 +315,8 @@ def clients(run: RunData) -> Section:
         note=note,
         header=("client", "examples", "classes"),
         table=[
-            (name, f"{size:,}", f"{sum(1 for count in held if count)}")
-            for name, size, held in zip(names, found["size"], found["counts"], strict=True)
+            (name, f"{size:,}", f"{sum(1 for count in row if count)}")
+            for name, size, row in zip(names, content["size"], content["counts"], strict=True)
         ],
     )
     return Section("clients", title, text, [chart])

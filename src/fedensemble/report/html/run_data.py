@@ -1,6 +1,4 @@
-"""Reads what a report shows from a run's folder; nothing else is needed, no data set and no
-model.
-"""
+"""Reads what a report shows from a run's folder, without its data set or its model."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from ..run_report import read_records, unfinished
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its folder has it; what an older or unfinished run lacks is empty."""
+    """The contents of a run's folder; parts that an older or unfinished run lacks are empty."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -29,21 +27,21 @@ class RunData:
     clients: Mapping[str, Any]
     predictions: Mapping[str, Any]
     environment: Mapping[str, Any]
-    changes: str = ""  # in files since the run was finished, as a sentence
+    changes: str = ""  # a sentence on files changed since the run was finished
 
     @property
     def tested(self) -> list[Mapping[str, Any]]:
-        """The rounds with a test."""
+        """The records of the rounds with a test."""
         return [record for record in self.records if "test" in record]
 
     @property
     def metric(self) -> str:
-        """What counts: accuracy or MSE."""
+        """The main metric: accuracy or MSE."""
         return "mse" if self.settings["training"]["loss"] == "mse" else "accuracy"
 
 
 def read_run(folder: Path) -> RunData:
-    """What a run's folder says; raises if there is no round yet."""
+    """The contents of a run's folder; raises if there is no round yet."""
     store = RunFolder(folder)
     settings, records = store.read_config(), read_records(store)
     return RunData(
@@ -62,9 +60,7 @@ def read_run(folder: Path) -> RunData:
 
 @contextmanager
 def expecting_whole_files(folder: Path) -> Iterator[None]:
-    """Turns what goes wrong with files that can be read, but do not hold what they should, into a
-    StoreError.
-    """
+    """Raises StoreError for errors that come from files with missing or wrong contents."""
     try:
         yield
     except FedEnsembleError:
@@ -77,31 +73,34 @@ def expecting_whole_files(folder: Path) -> Iterator[None]:
         ArithmeticError,
         RecursionError,
     ) as error:
-        said = (
+        reason = (
             f"lacks {error}"
             if isinstance(error, KeyError)
             else f"{type(error).__name__}: {first_line(error)}"
         )
         raise StoreError(
-            f"The files in {folder} cannot be shown: one of them is damaged, incomplete or of another version ({said})."
+            f"The files in {folder} cannot be shown: one of them is damaged, incomplete or of "
+            f"another version ({reason})."
         ) from error
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's, not a comparison's; raises if it is neither."""
+    """Whether a folder holds a run rather than a comparison; raises if it holds neither."""
     if (folder / "config.toml").exists():
         return True
     if any((folder / name).exists() for name in ("runs.json", "table.csv", "table.md")):
         return False
     if not folder.is_dir():
-        raise InputError(f"There is no folder {folder}; give that of a run or of a comparison.")
+        raise InputError(
+            f"There is no folder {folder}; give the folder of a run or of a comparison."
+        )
     raise InputError(
         f"{folder} is neither a run (it has no config.toml) nor a comparison (no table.csv)."
     )
 
 
 def optional(file: Path) -> dict[str, Any]:
-    """What a JSON file holds; empty if there is none."""
+    """The contents of a JSON file; empty if there is no such file."""
     if not file.exists():
         return {}
     return read_table(file)

@@ -1,4 +1,4 @@
-"""What a section of the report is, and those of a run that are mostly numbers."""
+"""The Section class, and the sections of a run that are mostly tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..tables import PERCENT, TITLES, TextTable, run_table, show
-from .charts import Chart, Line, line_chart, thin
+from .charts import Chart, Line, downsample_indices, line_chart
 from .run_data import RunData
-from .svg import Format, plain
+from .svg import Format, format_number
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with drawings and tables below it."""
+    """A heading with charts and tables below it."""
 
     ident: str
     title: str
@@ -23,23 +23,23 @@ class Section:
     tables: Sequence[TextTable] = ()
     code: str = ""
     notes: Sequence[str] = ()
-    pictures: Sequence[tuple[str, str]] = ()  # names and data addresses
-    # of rows: names and addresses
+    pictures: Sequence[tuple[str, str]] = ()  # names and data URLs
+    # per row of a comparison: its label, and the names and addresses of its runs
     links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()
 
 
 def scaled(metric: str, value: float) -> float:
-    """A metric in the unit it is shown in."""
+    """The value of a metric in the unit in which it is shown."""
     return 100 * value if metric in PERCENT else value
 
 
-def reader(metric: str) -> Format:
-    """How a metric is written."""
+def metric_format(metric: str) -> Format:
+    """The function that formats values of a metric."""
     return (lambda value: f"{value:.1f}") if metric in PERCENT else (lambda value: f"{value:.3g}")
 
 
 def figures(run: RunData) -> list[tuple[str, str]]:
-    """The numbers to know first, with their names."""
+    """The names and values of the most important results."""
     tested, summary = run.summary.get("test", {}), run.summary
     shown = [
         (TITLES[m], show(m, tested[m])) for m in ("accuracy", "mse", "nll", "ece") if m in tested
@@ -55,7 +55,7 @@ def figures(run: RunData) -> list[tuple[str, str]]:
 
 
 def megabytes(count: float) -> str:
-    """A number of bytes as people read it.
+    """A number of bytes as text with a unit.
 
     >>> megabytes(48400), megabytes(24_200_000)
     ('48.4 kB', '24.2 MB')
@@ -67,22 +67,22 @@ def megabytes(count: float) -> str:
 
 
 def ledger(run: RunData) -> Section:
-    """What was sent: over rounds, and in all."""
+    """The communication section: bytes over rounds and in total."""
     up, down, total_up, total_down = [], [], 0.0, 0.0
     for record in run.records:
         total_up, total_down = total_up + record["bytes_up"], total_down + record["bytes_down"]
         up.append(total_up)
         down.append(total_down)
-    places = thin(len(run.records))
+    indices = downsample_indices(len(run.records))
     unit, size = next(
         (u, s)
         for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
         if max(up[-1], down[-1]) >= s or s < 1e4
     )
-    x = [float(run.records[at]["round"]) for at in places]
+    x = [float(run.records[at]["round"]) for at in indices]
     lines = [
-        Line("up, to the server", [up[at] / size for at in places], "c1"),
-        Line("down, to clients", [down[at] / size for at in places], "c0 d1"),
+        Line("up, to the server", [up[at] / size for at in indices], "c1"),
+        Line("down, to clients", [down[at] / size for at in indices], "c0 d1"),
     ]
     chart = line_chart(
         "ledger",
@@ -95,23 +95,22 @@ def ledger(run: RunData) -> Section:
         shown=lambda v: f"{v:,.4g}",
     )
     visits = sum(record["visits"] for record in run.records)
-    pieces = [
-        run.records[at : at + math.ceil(len(run.records) / 10)]
-        for at in range(0, len(run.records), math.ceil(len(run.records) / 10))
-    ]
+    size_of_block = math.ceil(len(run.records) / 10)
+    starts = range(0, len(run.records), size_of_block)
+    blocks = [run.records[at : at + size_of_block] for at in starts]
     rows = [
         (
-            _from_to(piece[0]["round"], piece[-1]["round"]),
-            f"{sum(r['visits'] for r in piece):,}",
-            megabytes(sum(r["bytes_up"] for r in piece)),
-            megabytes(sum(r["bytes_down"] for r in piece)),
+            _from_to(block[0]["round"], block[-1]["round"]),
+            f"{sum(r['visits'] for r in block):,}",
+            megabytes(sum(r["bytes_up"] for r in block)),
+            megabytes(sum(r["bytes_down"] for r in block)),
         )
-        for piece in pieces
+        for block in blocks
     ]
     rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
     if visits:
         rows.append(
-            ("a visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
+            ("per visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
         )
     table = TextTable(
         "Communication ledger", ("rounds", "visits", "sent up", "sent down"), tuple(rows)
@@ -119,8 +118,8 @@ def ledger(run: RunData) -> Section:
     return Section(
         "communication",
         "Communication",
-        "A visit is one client training one mode; what it sends and "
-        "receives does not depend on the number of modes.",
+        "A visit is one client training one mode; the bytes that it sends and "
+        "receives do not depend on the number of modes.",
         [chart],
         [table],
     )
@@ -131,19 +130,19 @@ def _from_to(first: int, last: int) -> str:
 
 
 def results(run: RunData) -> Section:
-    """All metrics."""
-    text = "" if run.done else "The run is not finished: these are the numbers of its latest test."
+    """The section with all metrics."""
+    text = "" if run.done else "The run is not finished: these are the results of its latest test."
     return Section("results", "Results", text, tables=[run_table(run.summary)])
 
 
 def settings(run: RunData) -> Section:
-    """The resolved config, and what the run was carried out with."""
+    """The section with the resolved config and the environment of the run."""
     rows = tuple(
         (
             str(key),
             " ".join(map(str, value))
             if isinstance(value, list)
-            else plain(value)
+            else format_number(value)
             if isinstance(value, float)
             else str(value),
         )

@@ -1,4 +1,4 @@
-"""Pieces of SVG: elements whose text is escaped, scales, and axes."""
+"""Building blocks of SVG: elements with escaped text, scales and axes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 400.0, 260.0  # of a drawing; a page scales it, so text stays in proportion
+WIDTH, HEIGHT = 400.0, 260.0  # of a drawing; the page scales it together with its text
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 12.0, 12.0, 44.0
-LONGEST = 6  # letters of a number for which LEFT has room
+LONGEST = 6  # characters of a tick label for which LEFT has space
 
 Format = Callable[[float], str]
 
 
-def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """An element; `class_` and `text_anchor` become class and text-anchor, None is left out.
+def tag(name: str, *children: object, **attributes: object) -> Markup:
+    """An element; `class_` and `text_anchor` become class and text-anchor, None is omitted.
 
     >>> tag("text", "1 < 2", x=0.5, class_="a")
     Markup('<text x="0.5" class="a">1 &lt; 2</text>')
     """
-    shown = (
+    pairs = (
         (key.rstrip("_").replace("_", "-"), value)
         for key, value in attributes.items()
         if value is not None
     )
-    written = Markup("").join(Markup(' {}="{}"').format(key, number(value)) for key, value in shown)
+    rendered = Markup("").join(
+        Markup(' {}="{}"').format(key, number(value)) for key, value in pairs
+    )
     return Markup("<{0}{1}>{2}</{0}>").format(
-        name, written, Markup("").join(escape(part) for part in inside)
+        name, rendered, Markup("").join(escape(child) for child in children)
     )
 
 
 def number(value: object) -> object:
-    """A coordinate as short text; anything else as it is."""
+    """A float as a short coordinate; any other value unchanged."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """A line through the points; where one is not finite, the line is broken."""
+    """The path data of a line through the points, interrupted at points that are not finite."""
     parts, pen = [], "M"
     for x, y in points:
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -53,7 +55,7 @@ def path(points: Iterable[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to coordinates."""
+    """A linear map from values to coordinates."""
 
     low: float
     high: float
@@ -66,7 +68,7 @@ class Scale:
 
 
 def scale(values: Iterable[float], start: float, end: float, room: float = 0.06) -> Scale:
-    """A scale that holds all finite values, with some room."""
+    """A scale that covers all finite values with a margin, `room` of their range."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     extra = room * (high - low) or abs(high) * 0.05 or 0.5
@@ -74,7 +76,7 @@ def scale(values: Iterable[float], start: float, end: float, room: float = 0.06)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between two others.
+    """Round values for the ticks between `low` and `high`.
 
     >>> ticks(0, 100), ticks(0.93, 0.96, 4)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.93, 0.94, 0.95, 0.96])
@@ -88,30 +90,30 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
 
 
-def plain(value: float) -> str:
-    """A number as people read it.
+def format_number(value: float) -> str:
+    """A value as short text.
 
-    >>> plain(12000.0), plain(0.25), plain(3.0)
+    >>> format_number(12000.0), format_number(0.25), format_number(3.0)
     ('12,000', '0.25', '3')
     """
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.4g}"
 
 
 def tick(value: float) -> str:
-    """A number that fits beside an axis.
+    """The label of a tick, short enough to fit next to an axis.
 
     >>> tick(0.015), tick(120000.0), tick(0.00025)
     ('0.015', '1.2e5', '2.5e-4')
     """
-    text = plain(value)
+    text = format_number(value)
     if len(text) <= LONGEST:
         return text
     digits, power = f"{value:.2e}".split("e")
     return f"{float(digits):g}e{int(power)}"
 
 
-def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) -> Markup:
-    """Grid, ticks and labels of a drawing."""
+def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = format_number) -> Markup:
+    """The grid, ticks and axis labels of a drawing."""
     parts = []
     for value in ticks(y.low, y.high):
         at = y(value)
@@ -130,7 +132,7 @@ def axes(x: Scale, y: Scale, xlabel: str, ylabel: str, xformat: Format = plain) 
 
 
 def axis_labels(x: Scale, y: Scale, xlabel: str, ylabel: str) -> Markup:
-    """What the axes show."""
+    """The labels of both axes."""
     middle = (y.start + y.end) / 2
     return tag(
         "text",
@@ -158,7 +160,7 @@ def drawing(
     size: tuple[float, float] = (WIDTH, HEIGHT),
     wide: bool = False,
 ) -> Markup:
-    """A whole drawing; `hover` is what the page's script shows under the pointer."""
+    """A complete SVG drawing; the page's script reads its tooltips from `hover`."""
     return tag(
         "svg",
         tag("title", title),
