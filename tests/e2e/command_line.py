@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fedensemble.cli.exit_codes import guarded
+from fedensemble.cli.exit_codes import run_app
 from fedensemble.cli.main import app
 
 
@@ -18,7 +18,7 @@ def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
     try:
         captured = CliRunner()
         with captured.isolation() as streams:
-            code = guarded(app)
+            code = run_app(app)
             sys.stdout.flush()
             sys.stderr.flush()
             return code, streams[0].getvalue().decode(), streams[1].getvalue().decode()

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedensemble import FedAvg, Stratified
 from fedensemble.algorithms.fedbe import FedBE
-from fedensemble.catalog.algorithm_facts import describe_method
+from fedensemble.catalog.algorithm_facts import describe_algorithm
 from fedensemble.catalog.listing import listing, listing_table, option_table
 from fedensemble.catalog.options import KINDS, explanations, options
 from fedensemble.catalog.options_page import page
@@ -82,8 +82,8 @@ class NeedsASetting(FedAvg):
 
 
 def test_methods_from_outside():
-    assert describe_method(Unsaid)["sends"] == "theta up, theta + pace down"
-    assert describe_method(NeedsASetting) == {"reference": "Mine 2030"}  # it cannot be tried
+    assert describe_algorithm(Unsaid)["sends"] == "theta up, theta + pace down"
+    assert describe_algorithm(NeedsASetting) == {"reference": "Mine 2030"}  # it cannot be tried
 
 
 def test_table(records):

@@ -160,7 +160,7 @@ def test_large_sources_and_data_nobody_has_are_let_go(monkeypatch, loads):
     assert not shared._data
     shared.build_data(config(seed=1))
     assert loads == ["digits"]
-    monkeypatch.setattr(data_cache, "MOST", 1000)
+    monkeypatch.setattr(data_cache, "MAX_BYTES", 1000)
     shared.build_data(config({"source": "gaussians"}))
     assert shared._source is None
 

@@ -231,7 +231,7 @@ def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
 
 def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
-    monkeypatch.setattr(run_groups, "_ON_CPU", 4 * one)
+    monkeypatch.setattr(run_groups, "_CPU_BYTES", 4 * one)
     # the last one has a round more
     configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]
     assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
