@@ -1,4 +1,4 @@
-"""The command line in this process: a new one would cost seconds each time."""
+"""Runs commands in this process: starting a new process takes seconds."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from fedensemble.cli.main import app
 
 
 def run(*arguments: object, cwd: Path) -> tuple[int, str, str]:
-    """Carries a command out in a folder: exit code, output, errors."""
+    """Runs a command in a folder, and returns exit code, output and errors."""
     before, argv = os.getcwd(), sys.argv
     os.chdir(cwd)
     sys.argv = ["fedensemble", *map(str, arguments)]

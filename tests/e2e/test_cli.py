@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in processes of its own, killed and resumed."""
+"""The command line in separate processes, which are also killed and resumed."""
 
 import json
 import os

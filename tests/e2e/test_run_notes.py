@@ -1,4 +1,4 @@
-"""What a user should know of a run is said aloud, and once."""
+"""Notes on a run are printed, and only once."""
 
 from pathlib import Path
 

@@ -78,14 +78,14 @@ def summary(item: Any) -> str:
 def options(kind: Kind, item: Any) -> list[Option]:
     """Returns the options of a plug-in, in the order of its signature."""
     docs = explanations(item)
-    found = []
+    records = []
     for name, (hint, default) in field_parameters(item).items():
         if name in kind.hidden:
             continue
         option = {"name": name, "values": describe_type(hint)}
         option |= {} if default is ... else {"default": _plain(default)}
-        found.append(option | {"what": docs.get(name, "")})
-    return found
+        records.append(option | {"what": docs.get(name, "")})
+    return records
 
 
 def explanations(item: Any) -> dict[str, str]:

@@ -20,7 +20,7 @@ def load_config(
 def read_config(
     file: Path | None, settings: Sequence[str] | None, device: str | None = None
 ) -> Config:
-    """Returns the config independent of the machine: a device of "auto" is kept."""
+    """Returns the config as written, independent of the machine: device "auto" stays "auto"."""
     values = read_toml(file or default_file("digits.toml"))
     overrides = "".join(f" --set {text}" for text in settings or ())
     origin = f"{file or 'the default config'}{' with' if overrides else ''}{overrides}"

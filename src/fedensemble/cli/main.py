@@ -168,7 +168,7 @@ def reproduce_command(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke (synthetic data; everything takes minutes) or full (as in the paper; a GPU)."
+            help="smoke (synthetic data; everything takes minutes) or full (as in the paper; GPU)."
         ),
     ] = "full",
     only: Annotated[

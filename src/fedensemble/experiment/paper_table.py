@@ -51,7 +51,7 @@ class CellsTable(RowTable):
 
 
 class ScaleTable(Table):
-    """A scale: what it overrides in the whole file to make the experiment larger or smaller."""
+    """A scale: the settings it overrides in all cells, its seeds, and its rows and columns."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     seeds: list[NonNegativeInt] | None = None

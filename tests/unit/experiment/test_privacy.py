@@ -1,4 +1,4 @@
-"""What a run's files tell of people's data and of credentials."""
+"""Files of a run contain no private data and no credentials, unless the config publishes them."""
 
 import json
 import os
