@@ -22,7 +22,7 @@ class CellResult:
 
     Attributes:
         cell: of the table.
-        runs: None if they are not finished, skipped or diverged.
+        runs: None if they are unfinished, were skipped or have diverged.
         failed: error messages of diverged runs, by seed.
     """
 

@@ -1,4 +1,4 @@
-"""Files of a run contain no private data and no credentials, unless the config publishes them."""
+"""Files of a run contain no credentials, and single values of clients only if published."""
 
 import json
 import os
