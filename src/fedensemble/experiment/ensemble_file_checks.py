@@ -95,7 +95,7 @@ def _check_tensor(
             f"expected shape {shape} and dtype {_name(dtype)}."
         )
     if not bool(tensor.isfinite().all()):
-        raise StoreError(f"{problem}: '{name}' contains NaN or infinity.")
+        raise StoreError(f"{problem}: '{name}' holds nan or infinity.")
 
 
 def _name(dtype: torch.dtype) -> str:
