@@ -190,7 +190,7 @@ def test_runs_together_are_what_they_are_apart():
     together, apart, groups = runs(), runs(), Groups()
     for _ in range(3):
         groups.advance(dict(enumerate(together)))
-    assert len(groups._of[0, 1, 2, 3]) == 1  # one program
+    assert len(groups._groups[0, 1, 2, 3]) == 1  # one program
     for one, other in zip(apart, together, strict=True):
         equal(train(one, 3), other)
 

@@ -13,7 +13,7 @@ from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed.engine import DistributedEngine
 from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import DivergedError, InputError, RankError
-from fedensemble.experiment.setup import meet
+from fedensemble.experiment.setup import check_ranks_agree
 from fedensemble.federation.federation import Federation
 from fedensemble.participation import Devices
 from fedensemble.robust import attacks
@@ -245,7 +245,7 @@ def ranks_that_differ(ranks):
     for seed, words in ((3, None), (3 + ranks.rank, "Ranks differ in config")):
         try:
             require(
-                not meet(resolve({"seed": seed, "data": {"clients": 5}}), ranks),
+                not check_ranks_agree(resolve({"seed": seed, "data": {"clients": 5}}), ranks),
                 "the run is not done",
             )
             require(words is None, "ranks with different seeds met")

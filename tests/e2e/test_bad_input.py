@@ -278,7 +278,7 @@ def test_a_table_whose_data_are_missing_says_so_once(
 ) -> None:
     monkeypatch.setenv("FEDENSEMBLE_DATA", str(folder))
     code, output, errors = run("reproduce", "table2-mnist", cwd=folder)
-    assert code == 2 and "Left out" not in output and "fedensemble data get mnist" in errors
+    assert code == 2 and "Skipped" not in output and "fedensemble data get mnist" in errors
 
 
 def test_a_real_process_prints_no_traceback(folder: Path) -> None:
@@ -327,7 +327,7 @@ def test_without_a_test_set(folder: Path) -> None:
 
 def test_seeds_count_once_and_version_is_said(folder: Path) -> None:
     code, _, errors = run("compare", "small.toml", "--modes", "1", "--seeds", "0,0", cwd=folder)
-    assert code == 2 and "Each seed counts once" in errors
+    assert code == 2 and "Seeds must be distinct" in errors
     code, output, _ = run("--version", cwd=folder)
     assert code == 0 and output.strip() == "0.1.0"
 

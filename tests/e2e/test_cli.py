@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in processes of its own, killed and resumed."""
+"""The command line in separate processes, which are also killed and resumed."""
 
 import json
 import os
@@ -215,7 +215,7 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
         "runs.json",
         "report.html",
     }
-    assert f"Picture: {(folder / 'curves.png').relative_to(tmp_path)}" in done.stdout
+    assert f"Figure: {(folder / 'curves.png').relative_to(tmp_path)}" in done.stdout
     rows = (folder / "table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["method", "K = 1", "K = 3"]
     made = json.loads((folder / "runs.json").read_text())

@@ -1,4 +1,4 @@
-"""Files of a run that are damaged: what is lost, and what to do, is said."""
+"""Damaged files of a run: the message says what is lost and what to do."""
 
 import json
 import shutil

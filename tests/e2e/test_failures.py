@@ -55,7 +55,8 @@ def test_a_row_that_diverges_leaves_the_others_their_table(folder: Path) -> None
     assert code == 1
     assert "FedProx, seed 0: loss became" in output and "FedProx, seed 1: loss became" in output
     assert (
-        errors.strip() == "error: diverged, and without numbers: FedProx, seed 0; FedProx, seed 1."
+        errors.strip()
+        == "error: These runs diverged and have no results: FedProx, seed 0; FedProx, seed 1."
     )
     (made,) = (folder / "runs" / "compare").glob("compare-*")
     assert {path.name for path in made.iterdir()} == {
@@ -91,7 +92,7 @@ def test_a_table_whose_cells_all_diverge(folder: Path, file: str) -> None:
     code, _, errors = run(
         "reproduce", file, "--scale", "smoke", "--device", "cpu", *DIVERGING, cwd=folder
     )
-    assert code == 1 and "diverged, and without numbers:" in errors
+    assert code == 1 and "diverged and have no results:" in errors
     tables = list((folder / "reproduced" / "smoke").glob("*/table.md"))
     if file == "own/mine.toml":
         assert "Without numbers (diverged: seed 0: loss became" in tables[0].read_text()

@@ -75,7 +75,8 @@ def test_the_processors_name_is_kept_with_a_run(folder: Path) -> None:
 def test_the_processors_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text(
-        "processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\nprocessor\t: 1\nmodel name\t: Abacus 3000\n"
+        "processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\n"
+        "processor\t: 1\nmodel name\t: Abacus 3000\n"
     )
     monkeypatch.setattr(hardware, "Path", lambda name: told)
     assert hardware.processor() == "Abacus 3000 @ 1 Hz"

@@ -1,4 +1,4 @@
-"""What a user should know of a run is said aloud, and once."""
+"""Notes on a run are printed, and only once."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from .command_line import run
 from .test_cli import SMALL
 
 WARNING = (
-    "fedsplit assumes that all clients take part in every round: with 6 of 12, the server goes by those who report, "
-    "and the others keep what they remember."
+    "fedsplit assumes that all clients take part in every round: with 6 of 12, the server "
+    "uses only the clients that report, and the other clients keep their state."
 )
 
 
@@ -53,7 +53,7 @@ def test_partial_participation_where_the_method_assumes_all(folder: Path) -> Non
         assert code == 0, errors
         assert (
             lines(out).count(
-                "take part in every round: with 3 modes, of which a client trains one,"
+                "take part in every round: with 3 modes, of which each client trains one,"
             )
             == said
         )

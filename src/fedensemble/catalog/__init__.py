@@ -1,1 +1,1 @@
-"""What is registered: algorithms, schedules, datasets, models and their options."""
+"""Lists what is registered: algorithms, schedules, datasets, models, and their options."""

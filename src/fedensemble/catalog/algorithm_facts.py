@@ -1,4 +1,4 @@
-"""What a method keeps and sends, found by trying it on a tiny model."""
+"""Facts about an algorithm: its state and its messages, found by a dry run on a small model."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from ..core.algorithm import Algorithm
 from ..core.probe import probe
 from ..flat_params import payload_bytes
 
-# parameters; many blocks of a quantiser, so that a message's length is that of a real model's
-_SIZE = 10_000
+# Number of parameters: many blocks of a compressor, so that the ratio of message size to model size
+# is that of a real model.
+_PARAMETERS = 10_000
 
 
-def describe_method(kind: type[Algorithm]) -> dict[str, Any]:
-    """A record: what the server and a client keep, what is sent, and how long messages are beside
-    the model's.
+def describe_algorithm(algorithm_type: type[Algorithm]) -> dict[str, Any]:
+    """Returns the state of server and client, what is sent, and message sizes in models.
 
-    Only the reference is known of a method that has no defaults for all of its settings.
+    If the algorithm has settings without defaults, only the reference is returned.
     """
-    record: dict[str, Any] = {"reference": kind.reference}
+    record: dict[str, Any] = {"reference": algorithm_type.reference}
     try:
-        algorithm = kind()
+        algorithm = algorithm_type()
     except TypeError:
         return record
-    # a coin of one reaches any threshold: a round that communicates
-    theta, one = torch.zeros(_SIZE), torch.ones(1)
-    mode, memory, sent, uploads = probe(algorithm, theta)
-    model = payload_bytes({"theta": theta})
+    theta = torch.zeros(_PARAMETERS)
+    mode, client_state, sent, uploads = probe(algorithm, theta)
+    model_bytes = payload_bytes({"theta": theta})
+    # Algorithms that communicate only in some rounds compare a random draw with a threshold. A draw
+    # of 1 is above any threshold, and gives the size of a round that communicates.
+    draw = torch.ones(1)
     return record | {
         "server_state": [name for name in mode if name != "theta"],
-        "client_memory": list(memory),
-        "sends": kind.sends or f"{' + '.join(uploads)} up, {' + '.join(sent)} down",
-        "models_up": round(int(algorithm.upload_bytes(uploads, one)) / model, 3),
-        "models_down": round(int(algorithm.download_bytes(sent, one)) / model, 3),
+        "client_memory": list(client_state),
+        "sends": algorithm_type.sends or f"{' + '.join(uploads)} up, {' + '.join(sent)} down",
+        "models_up": round(int(algorithm.upload_bytes(uploads, draw)) / model_bytes, 3),
+        "models_down": round(int(algorithm.download_bytes(sent, draw)) / model_bytes, 3),
     }

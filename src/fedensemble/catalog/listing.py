@@ -1,4 +1,4 @@
-"""What there is: plug-ins by name, with a line of explanation, and runs."""
+"""The records and tables of `fedensemble ls`: registered plug-ins, and runs."""
 
 from __future__ import annotations
 
@@ -9,41 +9,47 @@ from ..errors import InputError, unknown
 from ..experiment.run_folder import find_runs
 from ..report.run_row import run_record
 from ..report.tables import TextTable
-from .algorithm_facts import describe_method
-from .options import HEADER, KINDS, in_brief, option_rows, options, summary
+from .algorithm_facts import describe_algorithm
+from .options import HEADER, KINDS, format_options, option_rows, options, summary
 
-_COLUMNS = ("name", "what", "sends")  # of plug-ins, in a table; a record has more
+_COLUMNS = ("name", "what", "sends")  # keys of a plug-in's record that the table shows
 
 
 def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """Everything of a kind, or the one of that name: a record each."""
+    """Returns one record per plug-in of a kind, or the record of the one called `name`.
+
+    Args:
+        what: a key of `KINDS`, or "runs".
+        runs: folder under which all runs are stored.
+        name: of a plug-in.
+    """
     if what == "runs":
         if name is not None:
             raise InputError(
-                f"Runs have no names to list one by; got '{name}'. Use 'fedensemble report FOLDER'."
+                f"Runs have no names; got '{name}'. To see one, use 'fedensemble report FOLDER'."
             )
         return [run_record(store) for store in find_runs(runs)]
     if what not in KINDS:
         raise InputError(unknown("list", what, [*KINDS, "runs"]))
     kind = KINDS[what]
     records: list[dict[str, Any]] = []
-    for chosen in kind.registry if name is None else [name]:
+    for plugin in kind.registry if name is None else [name]:
         try:
-            item = kind.registry[chosen]
+            item = kind.registry[plugin]
         except InputError as error:
-            if name is not None or chosen not in kind.registry:
+            if name is not None or plugin not in kind.registry:
                 raise
-            # the others are listed all the same
-            records.append({"name": chosen, "what": str(error), "options": []})
+            # A plug-in of another package that cannot be imported must not hide the others.
+            records.append({"name": plugin, "what": str(error), "options": []})
             continue
-        record: dict[str, Any] = {"name": chosen, "what": summary(item)}
-        record |= describe_method(item) if what == "algorithms" else {}
+        record: dict[str, Any] = {"name": plugin, "what": summary(item)}
+        record |= describe_algorithm(item) if what == "algorithms" else {}
         records.append(record | {"options": options(kind, item)})
     return records
 
 
 def listing_table(what: str, records: list[dict[str, Any]]) -> TextTable:
-    """The records as a table; plug-ins with their options in brief."""
+    """Returns the records as a table; plug-ins with the names and defaults of their options."""
     if what == "runs":
         header = tuple(dict.fromkeys(key for record in records for key in record))
         return TextTable(
@@ -52,21 +58,21 @@ def listing_table(what: str, records: list[dict[str, Any]]) -> TextTable:
             tuple(tuple(str(record.get(key, "")) for key in header) for record in records),
         )
     kind = KINDS[what]
-    shown = [key for key in _COLUMNS if any(key in record for record in records)]
-    brief = [
-        in_brief(kind, kind.registry[record["name"]]) if record["options"] else ""
+    columns = [key for key in _COLUMNS if any(key in record for record in records)]
+    option_texts = [
+        format_options(kind, kind.registry[record["name"]]) if record["options"] else ""
         for record in records
     ]
-    header = (*shown, "options") if any(brief) else tuple(shown)
+    header = (*columns, "options") if any(option_texts) else tuple(columns)
     rows = [
-        (*(record.get(key, "") for key in shown), text)
-        for record, text in zip(records, brief, strict=True)
+        (*(record.get(key, "") for key in columns), text)
+        for record, text in zip(records, option_texts, strict=True)
     ]
     return TextTable(f"{what}: {kind.place}", header, tuple(row[: len(header)] for row in rows))
 
 
 def option_table(what: str, record: dict[str, Any]) -> TextTable:
-    """All of one plug-in: what it is, and each of its options."""
+    """Returns a table of all options of one plug-in; the title describes it."""
     facts = [
         f"{key.replace('_', ' ')}: {_text(value)}"
         for key, value in record.items()

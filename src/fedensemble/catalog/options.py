@@ -1,4 +1,4 @@
-"""The options of everything that has a name, from signatures and docstrings."""
+"""Options of all registered plug-ins, taken from their signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -23,18 +23,25 @@ from ..data import partitions, sources
 from ..models import models
 from ..registry import Registry
 
-Option = dict[str, Any]  # name, values, default (left out where there is none), what
+Option = dict[str, Any]  # keys: name, values, default (missing if the option is required), what
 HEADER = ("option", "values", "default", "what")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Things of one kind, and how they get their options in a config."""
+    """A kind of plug-ins, and how a config passes options to them.
+
+    Attributes:
+        registry: the plug-ins by name.
+        place: a sentence on where the options go in a config.
+        hidden: parameters that are not set by options of the plug-in.
+        common: options that all plug-ins of the kind have; they are documented once.
+    """
 
     registry: Registry[Any]
     place: str
-    given: tuple[str, ...] = ()  # taken from elsewhere
-    common: tuple[str, ...] = ()  # options of all of them, told once
+    hidden: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
 
 
 _COMMON = tuple(field.name for field in fields(Algorithm))
@@ -44,9 +51,11 @@ KINDS = {
         algorithms, f"options go into [algorithm]; all take {', '.join(_COMMON)}", (), _COMMON
     ),
     "optimizers": Kind(optimizers, "options go into [algorithm.optimizer]"),
-    "datasets": Kind(sources, "options go into [data]; those with chance take its seed", ("seed",)),
+    "datasets": Kind(
+        sources, "options go into [data]; random datasets also use its seed", ("seed",)
+    ),
     "partitions": Kind(
-        partitions, "options go into [data]; all take its clients and seed", GIVEN_TO_PARTITIONS
+        partitions, "options go into [data]; all use its clients and seed", GIVEN_TO_PARTITIONS
     ),
     "models": Kind(models, "options go into [model]", GIVEN_TO_MODELS),
     "schedules": Kind(
@@ -62,66 +71,67 @@ KINDS = {
 
 
 def summary(item: Any) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Returns the first paragraph of a docstring, on one line."""
     return (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def options(kind: Kind, item: Any) -> list[Option]:
-    """What one of a kind takes, in the order of its signature."""
-    said = explanations(item)
-    found = []
+    """Returns the options of a plug-in, in the order of its signature."""
+    docs = explanations(item)
+    records = []
     for name, (hint, default) in field_parameters(item).items():
-        if name in kind.given:
+        if name in kind.hidden:
             continue
-        option = {"name": name, "values": values(hint)}
+        option = {"name": name, "values": describe_type(hint)}
         option |= {} if default is ... else {"default": _plain(default)}
-        found.append(option | {"what": said.get(name, "")})
-    return found
+        records.append(option | {"what": docs.get(name, "")})
+    return records
 
 
 def explanations(item: Any) -> dict[str, str]:
-    """The Args of a docstring by name; those of a class also have its ancestors'.
+    """Returns the texts of a docstring's Args by name; for a class, also those of its bases.
 
     >>> from fedensemble.data.partition import quantity
     >>> explanations(quantity)["beta"]
     'concentration; with a smaller value the sizes differ more.'
     """
-    said: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for owner in reversed(item.__mro__) if inspect.isclass(item) else (item,):
         _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("Args:\n")
         names: list[str] = []
         for line in section.split("\n\n")[0].splitlines():
             if not line.startswith(" " * 4):
                 break
-            if line.startswith(" " * 8):
-                said |= {name: f"{said[name]} {line.strip()}" for name in names}
+            if line.startswith(" " * 8):  # a continuation line
+                docs |= {name: f"{docs[name]} {line.strip()}" for name in names}
                 continue
             before, _, text = line.partition(": ")
             names = before.strip().split(", ")
-            said |= dict.fromkeys(names, text.strip())
-    return said
+            docs |= dict.fromkeys(names, text.strip())
+    return docs
 
 
-def values(hint: Any) -> str:
-    """A type as a reader of configs knows it.
+def describe_type(hint: Any) -> str:
+    """Returns a type hint in the words of a config file.
 
-    >>> values(float | None), values(Literal["I", "II"]), values(Sequence[int])
-    ('number', '"I", "II"', 'list of whole numbers')
+    >>> describe_type(float | None), describe_type(Literal["I", "II"])
+    ('number', '"I", "II"')
+    >>> describe_type(Sequence[int])
+    'list of integers'
     """
-    plain = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path"}
+    plain = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
     if hint in plain:
         return plain[hint]
     inner = [part for part in get_args(hint) if part not in (type(None), ...)]
     if get_origin(hint) is Literal:
         return ", ".join(map(json.dumps, inner))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(
-            dict.fromkeys(values(part) for part in inner if part is not str or Path not in inner)
-        )
+        parts = [part for part in inner if part is not str or Path not in inner]
+        return " or ".join(dict.fromkeys(describe_type(part) for part in parts))
     if inspect.isclass(hint) and issubclass(hint, Optimizer):
         return "name or table"
     if inner:
-        return f"list of {values(inner[0])}s"
+        return f"list of {describe_type(inner[0])}s"
     return getattr(hint, "__name__", str(hint))
 
 
@@ -136,39 +146,40 @@ def _plain(default: Any) -> Any:
 
 
 def default_text(option: Option) -> str:
-    """A default as it stands in a config."""
+    """Returns the default as it is written in a config, "required", or "" for None."""
     if "default" not in option:
         return "required"
     return "" if option["default"] is None else json.dumps(option["default"])
 
 
-def in_brief(kind: Kind, item: Any) -> str:
-    """One's own options with their defaults, on one line."""
-    shown = []
-    for option in own(kind, item):
+def format_options(kind: Kind, item: Any) -> str:
+    """Returns a plug-in's own options with their defaults, on one line."""
+    texts = []
+    for option in own_options(kind, item):
         text = default_text(option)
-        shown.append(
+        texts.append(
             f"{option['name']} ({text})"
             if text == "required"
             else f"{option['name']} = {text}".rstrip(" =")
         )
-    return ", ".join(shown)
+    return ", ".join(texts)
 
 
-def own(kind: Kind, item: Any) -> list[Option]:
-    """Options that not all of the kind have, or not with this default."""
-    usual = (
+def own_options(kind: Kind, item: Any) -> list[Option]:
+    """Returns the options that not all plug-ins of the kind have, or whose default differs."""
+    common = (
         {field.name: _plain(field.default) for field in fields(Algorithm)} if kind.common else {}
     )
     return [
-        o
-        for o in options(kind, item)
-        if o["name"] not in usual or o.get("default") != usual[o["name"]]
+        option
+        for option in options(kind, item)
+        if option["name"] not in common or option.get("default") != common[option["name"]]
     ]
 
 
-def option_rows(found: Sequence[Option]) -> tuple[tuple[str, ...], ...]:
-    """A line for each option."""
+def option_rows(records: Sequence[Option]) -> tuple[tuple[str, ...], ...]:
+    """Returns one row of a table per option, with the columns `HEADER`."""
     return tuple(
-        (option["name"], option["values"], default_text(option), option["what"]) for option in found
+        (option["name"], option["values"], default_text(option), option["what"])
+        for option in records
     )

@@ -1,5 +1,6 @@
-"""The reference page of all options: python -m fedensemble.catalog.options_page >
-docs/ref-options.md.
+"""Writes the reference page of all options.
+
+Run `python -m fedensemble.catalog.options_page > docs/ref-options.md`.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from collections.abc import Sequence
 
 from ..core.algorithm import Algorithm
 from ..report.tables import TextTable
-from .options import HEADER, KINDS, Option, option_rows, options, own, summary
+from .options import HEADER, KINDS, Option, option_rows, options, own_options, summary
 
 _INTRODUCTION = """\
 # Options
 
-Of everything that is chosen by name. An option without a default may be left out (its text calls that None) unless it
-is *required*. All other settings are in [Settings](ref-config.md). `fedensemble ls partitions dirichlet` prints one,
-`fedensemble ls partitions --json` all of a kind. This page is made from the code:
-`python -m fedensemble.catalog.options_page > docs/ref-options.md`.
+The options of all algorithms, datasets, models and other parts that a config selects by name. An
+option without a default may be omitted (its description calls that None) unless it is *required*.
+All other settings are in [Settings](ref-config.md). `fedensemble ls partitions dirichlet` prints
+one entry, `fedensemble ls partitions --json` prints all entries of a kind. This page is generated
+from the code: `python -m fedensemble.catalog.options_page > docs/ref-options.md`.
 """
 
 
 def page() -> str:
-    """The page in Markdown, of what this package brings along."""
+    """Returns the page in Markdown; plug-ins of other packages are left out."""
     text = _INTRODUCTION
     for title, kind in KINDS.items():
         rows: list[tuple[str, ...]] = []
@@ -33,14 +35,16 @@ def page() -> str:
             if item.__module__.startswith("fedensemble."):
                 rows += [
                     (f"**`{name}`**", "", "", _escaped(summary(item))),
-                    *_cells(own(kind, item)),
+                    *_cells(own_options(kind, item)),
                 ]
         place = re.sub(r"(\[[\w.]+\])", r"`\1`", kind.place[0].upper() + kind.place[1:])
-        text += f"\n## {title.capitalize()}\n\n{place}.\n\n{TextTable(title, HEADER, tuple(rows)).markdown()}"
+        table = TextTable(title, HEADER, tuple(rows)).markdown()
+        text += f"\n## {title.capitalize()}\n\n{place}.\n\n{table}"
     return text
 
 
-def _cells(found: Sequence[Option]) -> list[tuple[str, ...]]:
+def _cells(records: Sequence[Option]) -> list[tuple[str, ...]]:
+    """Returns rows of the table, with names and defaults as Markdown code."""
     return [
         (
             f"`{name}`",
@@ -48,7 +52,7 @@ def _cells(found: Sequence[Option]) -> list[tuple[str, ...]]:
             default if default in ("", "required") else f"`{default}`",
             _escaped(what),
         )
-        for name, values, default, what in option_rows(found)
+        for name, values, default, what in option_rows(records)
     ]
 
 

@@ -1,1 +1,1 @@
-"""What the commands do; `cli` loads each of them when it is asked for."""
+"""The command line: `main` defines the commands; each other module implements one of them."""

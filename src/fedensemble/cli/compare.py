@@ -1,4 +1,4 @@
-"""What `fedensemble compare` does."""
+"""Implements `fedensemble compare`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import expecting_whole_files
 from .console import console, print_line, print_table
-from .progress import Live
+from .progress import ProgressDisplay
 
 
 def compare_rows(
@@ -24,23 +24,28 @@ def compare_rows(
     seeds: str | None,
     runs: Path,
 ) -> None:
-    """Trains the rows of a comparison and reports on it, and on each of its runs."""
+    """Trains the rows of a comparison, and writes reports of the comparison and of each run."""
     refuse_ranks("compare")
-    wanted = find_comparison(file, settings, algorithms, modes, schedules, seeds)
-    with Live(console, runs=len(wanted.rows) * len(wanted.seeds)) as live:
+    comparison = find_comparison(file, settings, algorithms, modes, schedules, seeds)
+    with ProgressDisplay(console, runs=len(comparison.rows) * len(comparison.seeds)) as display:
         results = compare(
-            wanted, runs, lambda label, seed: live.watcher(f"{label}, seed {seed}"), live.finished
+            comparison,
+            runs,
+            lambda label, seed: display.callbacks(f"{label}, seed {seed}"),
+            display.finished,
         )
-    failed = [f"{result.label}, seed {seed}" for result in results for seed in result.failed]
+    diverged = [f"{result.label}, seed {seed}" for result in results for seed in result.failed]
     if not all(result.failed for result in results):
-        folder = wanted.folder(runs)
-        # runs that were finished before are read from their folders
+        folder = comparison.folder(runs)
+        # Summaries of runs that were finished earlier are read from their folders, which may be
+        # damaged.
         with expecting_whole_files(folder):
-            table = write_comparison(folder, wanted, results)
+            table = write_comparison(folder, comparison, results)
         print_table(table)
+        # The comparison's page links to the page of each run.
         for run in (run for result in results for run in result.folders):
-            write_page(run)  # the comparison's page links to them
-        print_line(f"Picture: {folder / 'curves.png'}")
+            write_page(run)
+        print_line(f"Figure: {folder / 'curves.png'}")
         print_line(f"Report: {write_page(folder)}")
-    if failed:
-        raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")
+    if diverged:
+        raise DivergedError(f"These runs diverged and have no results: {'; '.join(diverged)}.")

@@ -1,4 +1,4 @@
-"""The config of a command line: a file or the default, and what its options change."""
+"""Reads the config of a command: a file or the default one, with the overrides of its options."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..config.toml import default_file, read_toml, with_settings
 def load_config(
     file: Path | None, settings: Sequence[str] | None, device: str | None = None
 ) -> Config:
-    """The config, with its device resolved."""
+    """Returns the config with "auto" replaced by the device of this machine."""
     return resolve_device(read_config(file, settings, device))
 
 
 def read_config(
     file: Path | None, settings: Sequence[str] | None, device: str | None = None
 ) -> Config:
-    """The config as it is written, for any machine: "auto" stays."""
+    """Returns the config as written, independent of the machine: device "auto" stays "auto"."""
     values = read_toml(file or default_file("digits.toml"))
-    sets = "".join(f" --set {text}" for text in settings or ())
-    where = f"{file or 'the default config'}{' with' if sets else ''}{sets}"
-    return resolve(with_settings(values, all_settings(settings, device)), where)
+    overrides = "".join(f" --set {text}" for text in settings or ())
+    origin = f"{file or 'the default config'}{' with' if overrides else ''}{overrides}"
+    return resolve(with_settings(values, all_settings(settings, device)), origin)
 
 
 def all_settings(settings: Sequence[str] | None, device: str | None) -> list[str]:
-    """What --set and --device change."""
+    """Returns the overrides "key=value" of --set and --device."""
     return [*(settings or []), *([f"engine.device={device}"] if device else [])]

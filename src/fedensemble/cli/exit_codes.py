@@ -1,6 +1,4 @@
-"""How the command line ends: errors a user can cause are one message and an exit code, without a
-traceback.
-"""
+"""Exit codes: an error that a user can cause prints one message, without a traceback."""
 
 from __future__ import annotations
 
@@ -16,52 +14,59 @@ from ..text import printable
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
-def guarded(app: typer.Typer) -> int:
-    """The exit code of the command line that this process was started with."""
+def run_app(app: typer.Typer) -> int:
+    """Runs the command in `sys.argv` and returns its exit code."""
     try:
         code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # typer turns an interrupt into this
+        if code == INTERRUPTED:  # typer catches KeyboardInterrupt and returns this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
+    except click.exceptions.Exit as request:
+        return request.exit_code
     except click.ClickException as error:
         error.show()
         return BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted; run the same command again to continue.")
+        _print_error("interrupted; run the same command again to continue.")
         return INTERRUPTED
     except DivergedError as error:
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return FAILED
     except FedEnsembleError as error:
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return BAD_INPUT
-    except BrokenPipeError:  # the reader went away, as in `fedensemble ls runs | head`
+    except BrokenPipeError:
+        # The reader has closed the pipe, as in `fedensemble ls runs | head`. Python flushes stdout
+        # when it exits and would print another error; /dev/null takes the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except OSError as error:  # a file or folder that nobody expected to fail
-        where = f"{error.filename}: " if error.filename is not None else ""
-        _complain(f"error: {where}{error.strerror or error}.")
+    except OSError as error:  # one that no module has turned into a StoreError
+        path = f"{error.filename}: " if error.filename is not None else ""
+        _print_error(f"error: {path}{error.strerror or error}.")
         return BAD_INPUT
     except (MemoryError, RuntimeError) as error:
-        return _out_of_memory(error)
+        return _report_out_of_memory(error)
 
 
-def _out_of_memory(error: MemoryError | RuntimeError) -> int:
-    """Says that memory ran out where nobody could tell what for; raises any other error."""
-    from ..runtime.oom import out_of_memory  # torch, which a command that only prints does not load
+def _report_out_of_memory(error: MemoryError | RuntimeError) -> int:
+    """Prints advice on an out-of-memory error and returns the exit code; raises any other error.
+
+    Places that know what did not fit raise an InputError with better advice; this is the fallback.
+    """
+    # It imports torch, which commands that only print must not load.
+    from ..runtime.oom import out_of_memory
 
     if not out_of_memory(error):
         raise error
-    said = str(error).partition(". GPU ")[0].splitlines()[:1] if str(error) else ["out of memory."]
-    _complain(
-        f"error: {said[0]}\nThere is not enough memory: lower ensemble.modes, training.batch_size or "
-        "evaluation.batch_size, or use a smaller model or a larger card or machine. A run goes on after its last "
-        "checkpoint."
+    # torch appends a paragraph on the state of the GPU's memory; the first sentence is enough.
+    reason = (str(error).partition(". GPU ")[0].splitlines() or ["out of memory."])[0]
+    _print_error(
+        f"error: {reason}\nThere is not enough memory: lower ensemble.modes, training.batch_size "
+        "or evaluation.batch_size, or use a smaller model or a GPU or host with more memory. "
+        "The same command resumes the run from its last checkpoint."
     )
     return FAILED
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(printable(text, lines=True), file=sys.stderr, flush=True)

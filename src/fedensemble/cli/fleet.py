@@ -1,5 +1,6 @@
-"""`fedensemble fleet`: what a deployment needs beside Flower's own commands to be closed to
-outsiders.
+"""Implements `fedensemble fleet`: commands that secure a Flower deployment.
+
+They complement Flower's own commands: a gateway that checks client certificates, and signed apps.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ import typer
 from ..errors import InputError
 
 fleet_app = typer.Typer(
-    no_args_is_help=True, help='Run a fleet of real clients safely; needs the extra "flower".'
+    no_args_is_help=True, help='Secure a fleet of real clients; needs the extra "flower".'
 )
 
-Listen = Annotated[str, typer.Option(help="Address that clients reach, host:port.")]
+Listen = Annotated[str, typer.Option(help="Address to listen on for clients, host:port.")]
 SuperLink = Annotated[
-    str, typer.Option(help="The SuperLink's address, which only this machine can reach.")
+    str, typer.Option(help="Address of the SuperLink; it should be reachable from this host only.")
 ]
-Authority = Annotated[Path, typer.Option(help="Certificate of the fleet's authority, PEM.")]
-Certificate = Annotated[Path, typer.Option(help="The gateway's certificate, PEM.")]
-Key = Annotated[Path, typer.Option(help="The gateway's private key, PEM.")]
-Signatures = Annotated[Path | None, typer.Option(help="Folder of the apps' signatures.")]
+Authority = Annotated[Path, typer.Option(help="Certificate of the fleet's CA (PEM).")]
+Certificate = Annotated[Path, typer.Option(help="Certificate of the gateway (PEM).")]
+Key = Annotated[Path, typer.Option(help="Private key of the gateway (PEM).")]
+Signatures = Annotated[Path | None, typer.Option(help="Folder with the signatures of apps.")]
 MaxBody = Annotated[
-    int, typer.Option("--max-body", help="Largest request, in MiB.", min=1, max=2048)
+    int, typer.Option("--max-body", help="Maximum size of a request in MiB.", min=1, max=2048)
 ]
 
 
-def _need_flower() -> None:
+def _require_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise InputError('This needs Flower: pip install "fedensemble[flower]".') from None
+        raise InputError('This command needs Flower: pip install "fedensemble[flower]".') from None
 
 
 @fleet_app.command("gateway")
@@ -45,10 +46,11 @@ def gateway_command(
     superlink: SuperLink = "127.0.0.1:8000",
     max_body: MaxBody = 64,
 ) -> None:
-    """Let clients with a certificate reach a SuperLink on this machine, and nothing of it but what
-    SuperNodes need.
+    """Start a gateway that admits clients with a certificate.
+
+    It forwards to a SuperLink on this host only the requests that SuperNodes need.
     """
-    _need_flower()
+    _require_flower()
     from ..deploy.gateway import GatewayOptions, serve
 
     serve(
@@ -66,8 +68,8 @@ def nginx_command(
     superlink: SuperLink = "127.0.0.1:8000",
     max_body: MaxBody = 64,
 ) -> None:
-    """Print a configuration of nginx that does what the gateway does."""
-    _need_flower()
+    """Print an nginx configuration equivalent to the gateway."""
+    _require_flower()
     from ..deploy.gateway import GatewayOptions
     from ..deploy.nginx import render_nginx
 
@@ -79,14 +81,17 @@ def nginx_command(
 
 @fleet_app.command("sign")
 def sign_command(
-    app: Annotated[Path, typer.Argument(help="Folder of the app, as for `flwr run`.")],
-    key: Annotated[Path, typer.Option(help="An operator's private Ed25519 key, OpenSSH format.")],
-    signatures: Annotated[Path, typer.Option(help="The gateway's folder of signatures.")] = Path(
-        "signatures"
-    ),
+    app: Annotated[Path, typer.Argument(help="Folder of the app, as passed to `flwr run`.")],
+    key: Annotated[Path, typer.Option(help="Private Ed25519 key of an operator (OpenSSH format).")],
+    signatures: Annotated[
+        Path, typer.Option(help="Folder with the gateway's signatures of apps.")
+    ] = Path("signatures"),
 ) -> None:
-    """Sign an app as it is now, so that clients run it; repeat it after every change to the app."""
-    _need_flower()
+    """Sign an app, so that clients run it.
+
+    Sign it again after every change to the app.
+    """
+    _require_flower()
     from ..deploy.signing import sign_app
 
     typer.echo(f"Signed: {sign_app(app, key, signatures)}")
@@ -95,11 +100,14 @@ def sign_command(
 @fleet_app.command("trust")
 def trust_command(
     keys: Annotated[
-        list[Path], typer.Argument(help="Operators' public Ed25519 keys, OpenSSH format.")
+        list[Path], typer.Argument(help="Public Ed25519 keys of the operators (OpenSSH format).")
     ],
 ) -> None:
-    """Print the file for a SuperNode's --trusted-entities: whose apps it runs."""
-    _need_flower()
+    """Print the file for a SuperNode's --trusted-entities.
+
+    It lists the operators whose apps the SuperNode runs.
+    """
+    _require_flower()
     from ..deploy.signing import describe_trust
 
     typer.echo(describe_trust(keys), nl=False)
@@ -110,17 +118,19 @@ def trust_command(
 )
 def supernode_command(
     context: typer.Context,
-    certificate: Annotated[Path, typer.Option(help="This node's client certificate, PEM.")],
+    certificate: Annotated[Path, typer.Option(help="Client certificate of this node (PEM).")],
 ) -> None:
-    """Start a SuperNode that shows a certificate and runs signed apps only; other options are
-    `flower-supernode`'s.
+    """Start a SuperNode that runs signed apps only.
+
+    It presents the client certificate to the gateway. All other options are passed to
+    `flower-supernode`.
     """
-    _need_flower()
+    _require_flower()
     try:
         from ..deploy.supernode import run_supernode
-    except ImportError as error:  # it needs more of Flower than what Flower promises to keep
+    except ImportError as error:  # it uses private modules of Flower, which may change
         raise InputError(
-            f"This version of Flower is not one that can be started so; install 1.41 ({error})."
+            f"The installed version of Flower is not supported here; install 1.41 ({error})."
         ) from None
 
     run_supernode(certificate, context.args)

@@ -1,4 +1,4 @@
-"""What `fedensemble ls` does."""
+"""Implements `fedensemble ls`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .console import print_line, print_table
 
 
 def print_listing(what: str, name: str | None, runs: Path, as_json: bool) -> None:
-    """Prints everything of a kind, or the one of that name with each of its options."""
-    found = listing(what, runs, name)
+    """Prints all entries of a kind, or the entry called `name` with all of its options."""
+    records = listing(what, runs, name)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(records, indent=2))
     elif name is not None:
-        print_table(option_table(what, found[0]))
-    elif found:
-        print_table(listing_table(what, found))
+        print_table(option_table(what, records[0]))
+    elif records:
+        print_table(listing_table(what, records))
     else:
         print_line(f"No {what} yet." if what == "runs" else f"No {what}.")

@@ -1,4 +1,8 @@
-"""The command line: thin verbs over the library."""
+"""Defines the commands of `fedensemble` with their arguments and help texts.
+
+Each command imports its implementation when it is called, so that `--help` and `--version` do not
+load torch.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ import typer.core
 
 from ..version import VERSION
 from .console import print_line, print_table
-from .exit_codes import guarded
+from .exit_codes import run_app
 from .fleet import fleet_app
 
-# it would put a backslash before each [default], as rich's markup needs
+# With rich, typer escapes brackets for rich's markup and prints "\[default: ...]" in help texts.
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
@@ -23,27 +27,39 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Federated ensembles: K models trained at the price of one.",
+    context_settings={"help_option_names": ["-h", "--help"]},  # subcommands inherit it
+    help="Train, compare and use federated ensembles: K models at the cost of one.",
 )
 data_app = typer.Typer(
-    no_args_is_help=True, help="Get data sets, and look at how they are divided among clients."
+    no_args_is_help=True, help="Download datasets, and show how they are partitioned among clients."
 )
 app.add_typer(data_app, name="data")
 app.add_typer(fleet_app, name="fleet")
 
 File = Annotated[
-    Path | None, typer.Argument(help="A TOML config; without one, the default on real digits.")
+    Path | None,
+    typer.Argument(help="Config file (TOML); by default, a small config on the digits dataset."),
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting: --set ensemble.modes=3.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Override a setting of the config, e.g. --set ensemble.modes=3. Can be repeated.",
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
-Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Device: cpu, cuda or auto; by default, the one in the config."),
+]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder under which all runs are stored.")]
+Seeds = Annotated[
+    str | None, typer.Option(help="Random seeds, separated by commas; one run per seed.")
+]
 RUNS = Path("runs")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(VERSION)
         raise typer.Exit
 
@@ -51,10 +67,16 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
-    """Federated ensembles: K models trained at the price of one."""
+    """Train, compare and use federated ensembles: K models at the cost of one."""
 
 
 @app.command("run")
@@ -62,22 +84,28 @@ def run_command(
     file: File = None,
     set_: Sets = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder; by default runs/<name>/<config-hash>.")
+        Path | None,
+        typer.Option(help="Folder of the run; by default, RUNS/<name>/<config hash>."),
     ] = None,
     device: Device = None,
-    runs: Root = RUNS,
+    runs: RunsFolder = RUNS,
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="Least time between two checkpoints.", min=0)
+        float, typer.Option(help="Minimum number of seconds between checkpoints.", min=0)
     ] = 10.0,
     rank_timeout: Annotated[
-        float, typer.Option(help="Under torchrun: seconds a rank may be silent.", min=1)
+        float,
+        typer.Option(
+            help="With torchrun: seconds without a message after which a rank counts as failed.",
+            min=1,
+        ),
     ] = 1800.0,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show where a round's time goes.")
+        bool, typer.Option("--profile", help="Print how much time each phase of a round takes.")
     ] = False,
 ) -> None:
-    """Train an ensemble; the same command again continues an interrupted run, and returns a
-    finished one at once.
+    """Train an ensemble.
+
+    If the run was interrupted, the same command resumes it; if it is finished, nothing is trained.
     """
     from .run import run_config
 
@@ -96,25 +124,32 @@ def run_command(
 @app.command("compare")
 def compare_command(
     file: Annotated[
-        Path | None, typer.Argument(help="A comparison or config file; without one, the default.")
+        Path | None,
+        typer.Argument(
+            help="Comparison file or config file (TOML); by default, a comparison on the digits "
+            "dataset."
+        ),
     ] = None,
     set_: Sets = None,
     algorithms: Annotated[
-        str | None, typer.Option(help="Rows: algorithms, separated by commas.")
+        str | None, typer.Option(help="Algorithms to compare, separated by commas.")
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="Rows: numbers of modes K, separated by commas; K = 1 has one stratum."),
+        typer.Option(
+            help="Numbers of modes K to compare, separated by commas; K = 1 uses one stratum."
+        ),
     ] = None,
     schedules: Annotated[
-        str | None, typer.Option(help="Rows: schedules, separated by commas.")
+        str | None, typer.Option(help="Schedules to compare, separated by commas.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
+    seeds: Seeds = None,
     device: Device = None,
-    runs: Root = RUNS,
+    runs: RunsFolder = RUNS,
 ) -> None:
-    """Train several algorithms, schedules or numbers of modes on the same data and seeds: one
-    table, one plot.
+    """Compare algorithms, schedules or numbers of modes.
+
+    All rows train on the same data with the same seeds. The result is one table and one plot.
     """
     from .compare import compare_rows
     from .config import all_settings
@@ -125,25 +160,38 @@ def compare_command(
 @app.command("reproduce")
 def reproduce_command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="table1, table2-mnist, ..., a file, or all.")
+        list[str] | None,
+        typer.Argument(
+            help="Tables and figures: table1, table2-mnist, ...; the path of a TOML file; or all."
+        ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke (made-up data; minutes for all) or full (one GPU).")
+        str,
+        typer.Option(
+            help="smoke (synthetic data; everything takes minutes) or full (as in the paper; GPU)."
+        ),
     ] = "full",
     only: Annotated[
-        list[str] | None, typer.Option(help="Only cells with this in their row or column.")
+        list[str] | None,
+        typer.Option(
+            help="Train only cells whose row or column label contains this text. Can be repeated."
+        ),
     ] = None,
     set_: Sets = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
+    seeds: Seeds = None,
     device: Device = None,
-    runs: Root = RUNS,
-    out: Annotated[Path, typer.Option(help="Where tables and figures go.")] = Path("reproduced"),
+    runs: RunsFolder = RUNS,
+    out: Annotated[Path, typer.Option(help="Folder for the tables and figures.")] = Path(
+        "reproduced"
+    ),
     collect: Annotated[
-        Path | None, typer.Option(help="Then put all tables so far into this Markdown page.")
+        Path | None,
+        typer.Option(help="Markdown page to write, with all tables reproduced so far."),
     ] = None,
 ) -> None:
-    """Train the paper's tables and figures and put our numbers beside the paper's; what is finished
-    is not repeated.
+    """Reproduce the paper's tables and figures.
+
+    The tables show our results next to the paper's. Finished runs are not trained again.
     """
     from .reproduce import reproduce_names
 
@@ -152,36 +200,42 @@ def reproduce_command(
 
 @app.command("predict")
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     inputs: Annotated[
-        Path, typer.Argument(help="An .npz file: inputs x, or one array; units as in training.")
+        Path,
+        typer.Argument(
+            help="An .npz file with an array x, or with a single array; scaled as in training."
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.")],
     members: Annotated[
-        bool, typer.Option(help="Write every model's prediction, too, and its mode.")
+        bool, typer.Option(help="Also write each model's prediction and the index of its mode.")
     ] = False,
-    device: Device = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
 ) -> None:
-    """Predict with a finished run: mean, label, entropy and mutual information (mean and variance
-    for regression).
+    """Predict with the ensemble of a finished run.
+
+    Writes the mean prediction, and for classification the label, entropy and mutual information,
+    for regression the variance.
     """
     from .predict import predict_file
 
-    count = predict_file(run, inputs, output, members=members, device=device or "auto")
+    count = predict_file(run, inputs, output, members=members, device=device)
     print_line(f"{count} predictions written to {output}")
 
 
 @app.command("report")
 def report_command(
     path: Annotated[
-        Path, typer.Argument(help="The folder of a run, finished or not, or of a comparison.")
+        Path, typer.Argument(help="Folder of a run (finished or not) or of a comparison.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page to write; by default report.html in the folder.")
+        Path | None,
+        typer.Option(help="HTML page to write; by default, report.html in that folder."),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write the report of a run or a comparison as one HTML page, and print its table."""
+    """Write an HTML report of a run or a comparison, and print its table."""
     from .report import write_and_warn
 
     table, page = write_and_warn(path, out)
@@ -195,10 +249,13 @@ def report_command(
 def deploy_command(
     file: File = None,
     set_: Sets = None,
-    out: Annotated[Path, typer.Option(help="The folder to write; it must be new.")] = Path("fleet"),
+    out: Annotated[
+        Path, typer.Option(help="Folder to write the app to; it must not exist yet.")
+    ] = Path("fleet"),
 ) -> None:
-    """Write a Flower app that trains a config on real clients; running it needs the extra
-    "flower".
+    """Write a Flower app that trains a config on real clients.
+
+    Running the app needs the extra "flower".
     """
     from ..deploy.generate import write_app
     from .config import load_config
@@ -209,7 +266,7 @@ def deploy_command(
 
 @app.command("show")
 def show_command(file: File = None, set_: Sets = None) -> None:
-    """Print a config with its defaults filled in."""
+    """Print a config with all defaults filled in."""
     from .config import read_config
 
     typer.echo(read_config(file, set_).toml(empty=False), nl=False)
@@ -220,17 +277,17 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="aggregators, algorithms, attacks, datasets, engines, models, optimizers, participations, partitions, "
-            "schedules or runs."
+            help="What to list: aggregators, algorithms, attacks, datasets, engines, models, "
+            "optimizers, participations, partitions, schedules or runs."
         ),
     ],
     name: Annotated[
-        str | None, typer.Argument(help="One of them, with each of its options.")
+        str | None, typer.Argument(help="Name of one entry; prints it with all of its options.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    runs: Root = RUNS,
+    runs: RunsFolder = RUNS,
 ) -> None:
-    """List what there is, with options and their defaults."""
+    """List what is available, with options and defaults."""
     from .ls import print_listing
 
     print_listing(what, name, runs, json)
@@ -239,21 +296,26 @@ def list_command(
 @app.command("bench")
 def bench_command(
     name: Annotated[
-        str | None, typer.Argument(help="engines or growth; without a name, both.")
+        str | None,
+        typer.Argument(
+            help="engines (speed) or growth (time and memory by problem size); by default, both."
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "cpu",
     seconds: Annotated[
-        float, typer.Option(help="To spend on each way of doing a thing.", min=0)
+        float, typer.Option(help="Seconds to spend on each measurement.", min=0)
     ] = 2.0,
     full: Annotated[
-        bool, typer.Option("--full", help="All cases in full size, which is for a GPU.")
+        bool, typer.Option("--full", help="Measure all cases at full size; meant for a GPU.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="A folder to write the tables to as JSON.")
+        Path | None, typer.Option(help="Folder to write the tables to, as JSON.")
     ] = None,
 ) -> None:
-    """Measure this machine: batched visits against a loop, and how time and memory grow; under a
-    minute on a CPU.
+    """Measure the speed of the engines on this machine.
+
+    Compares batched clients with a loop over clients, and shows how time and memory grow with the
+    problem. The default takes less than a minute on a CPU.
     """
     from ..bench.cli import bench
     from ..federation.resolve import find_device
@@ -263,12 +325,15 @@ def bench_command(
 
 @data_app.command("get")
 def get_command(
-    name: Annotated[str, typer.Argument(help="mnist, cifar10, cifar100 or shakespeare.")],
+    name: Annotated[str, typer.Argument(help="Dataset: mnist, cifar10, cifar100 or shakespeare.")],
     root: Annotated[
-        Path | None, typer.Option(help="Data folder; by default $FEDENSEMBLE_DATA or a cache.")
+        Path | None,
+        typer.Option(
+            help="Folder to download to; by default, $FEDENSEMBLE_DATA or a cache folder."
+        ),
     ] = None,
 ) -> None:
-    """Download a data set and check it."""
+    """Download a dataset and verify its checksum."""
     from ..data import get
 
     for path in get(name, root):
@@ -280,32 +345,37 @@ def show_data_command(
     file: File = None,
     set_: Sets = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Draw who holds which classes, as PNG.")
+        Path | None,
+        typer.Option("-o", "--output", help="PNG file for a plot of the classes of each client."),
     ] = None,
 ) -> None:
-    """Print the clients' sizes and a label histogram; with -o also draw who holds which classes."""
+    """Print the number of examples per client and a histogram of labels.
+
+    With -o, also plot which classes each client has.
+    """
     from ..config.build import build_data
     from ..report.data_report import write_data_report
     from .config import load_config
 
-    tables, said = write_data_report(build_data(load_config(file, set_)), output)
+    tables, message = write_data_report(build_data(load_config(file, set_)), output)
     for table in tables:
         print_table(table)
-    if said:
-        print_line(said)
+    if message:
+        print_line(message)
 
 
 def main() -> None:
-    """Runs the command line; errors a user can cause are one message, without a traceback.
+    """Runs the command line and exits; user errors print one message, without a traceback.
 
-    The process belongs to this command, so it may be tuned, which a library must not do. Objects
-    that were imported are never garbage: excluding them from garbage collection saves half a second
-    per command, part of it when Python exits. For the allocator see `keep_freed_memory`.
+    This process belongs to the command, so process-wide settings may be changed here, which a
+    library must not do. Imported objects never become garbage: excluding them from garbage
+    collection (`gc.freeze`) saves half a second per command. It is called again at the end because
+    Python also collects when it exits. For the allocator see `keep_freed_memory`.
     """
     from ..runtime.malloc import keep_freed_memory
 
     gc.freeze()
     keep_freed_memory()
-    code = guarded(app)
+    code = run_app(app)
     gc.freeze()
     sys.exit(code)

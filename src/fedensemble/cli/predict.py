@@ -1,4 +1,4 @@
-"""Predictions from a file to a file."""
+"""Implements `fedensemble predict`: reads inputs from an .npz file and writes predictions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from ..experiment.ensemble_file import load_ensemble
 
 
 def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:
-    """Predicts the rows of `inputs` with a finished run, writes them to `output`; returns how
-    many.
-    """
+    """Writes the predictions of a finished run for `inputs`; returns the number of inputs."""
     if output.suffix != ".npz":
         raise InputError(
-            f"Predictions are written as .npz; got '{output}'. Give -o a name that ends in .npz."
+            f"Predictions are written as .npz; got '{output}'. Use a name for -o that ends in .npz."
         )
     if not output.parent.is_dir():
         raise InputError(
-            f"There is no folder {output.parent} to write {output.name} to. Make it, or change -o."
+            f"There is no folder {output.parent} to write {output.name} to. "
+            "Create it, or change -o."
         )
     ensemble = load_ensemble(run, device)
     x = read_inputs(inputs)
@@ -50,15 +49,14 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
 
 
 def read_inputs(path: Path) -> NDArray[Any]:
-    """The array `x` of an .npz file, or its only array; nothing is unpickled."""
+    """Returns the array `x` of an .npz file, or its only array; pickled arrays are rejected."""
     if not path.is_file():
         raise DataError(f"There is no file {path}.")
     with path.open("rb") as opened:
         archive = open_archive(path, opened)
-        name = (
-            "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
-        )
-        if name is None:
-            there = ", ".join(archive.files) or "none"
-            raise DataError(f"{path} needs an array named x, or one array only; it has {there}.")
-        return read_array(path, archive, name)
+        if "x" in archive.files:
+            return read_array(path, archive, "x")
+        if len(archive.files) == 1:
+            return read_array(path, archive, archive.files[0])
+        names = ", ".join(archive.files) or "none"
+        raise DataError(f"{path} needs an array named x, or a single array; it has {names}.")

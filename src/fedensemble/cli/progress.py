@@ -1,4 +1,4 @@
-"""Live progress: a bar with the time left on a terminal, a few plain lines elsewhere."""
+"""Progress of runs: bars with the time left on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ from ..report.tables import show
 from ..report.time_to_accuracy import hours
 from ..text import printable
 
-PLAIN_LINES = 5  # progress lines of a run when nobody sits at a terminal
-MANY = 10  # runs, of which each says one line
+PLAIN_LINES = 5  # progress lines per run if the output is not a terminal
+MANY = 10  # from this number of runs on, each run prints a single progress line
 
 
-class Live:
-    """Shows runs as they go; `watcher` gives what a run reports to."""
+class ProgressDisplay:
+    """Shows the progress of one or several runs; a context manager.
+
+    Args:
+        console: where to print.
+        runs: number of runs; for more than one, an additional bar counts the finished runs.
+    """
 
     def __init__(self, console: Console, runs: int = 1) -> None:
         self.console, self.runs = console, runs
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=12),
@@ -58,24 +63,25 @@ class Live:
     ) -> None:
         self.bar.stop()
 
-    def watcher(self, label: str) -> RunCallbacks:
-        """Who watches a run of this label."""
+    def callbacks(self, label: str) -> RunCallbacks:
+        """Returns callbacks for a run, which show it under this label."""
         label = printable(label)
         task = self.bar.add_task(label, total=None, note="", visible=False)
-        run = Config()  # until it starts
+        run_config = Config()  # replaced when the run starts
 
-        def started(config: Config, done: int) -> None:
-            nonlocal run
-            run = config
-            self.bar.update(task, total=run.rounds, completed=done, visible=True)
+        def started(config: Config, rounds_done: int) -> None:
+            nonlocal run_config
+            run_config = config
+            self.bar.update(task, total=config.rounds, completed=rounds_done, visible=True)
 
         def advanced(report: RoundReport, metrics: dict[str, float]) -> None:
-            text = note(report, metrics, run.last_test(report.round))
-            left = report.round < run.rounds or self.runs == 1
-            self.bar.update(task, completed=report.round, note=text, visible=left)
+            rounds = run_config.rounds
+            text = format_round(report, metrics, run_config.last_test(report.round))
+            visible = report.round < rounds or self.runs == 1
+            self.bar.update(task, completed=report.round, note=text, visible=visible)
             lines = 1 if self.runs >= MANY else PLAIN_LINES
-            if not self.console.is_terminal and report.round % max(1, run.rounds // lines) == 0:
-                line = f"{label}: round {report.round}/{run.rounds}  {text}"
+            if not self.console.is_terminal and report.round % max(1, rounds // lines) == 0:
+                line = f"{label}: round {report.round}/{rounds}  {text}"
                 self.console.print(line, highlight=False, markup=False, emoji=False)
 
         def failed(error: Exception) -> None:
@@ -85,28 +91,33 @@ class Live:
         return RunCallbacks(say=self.say, started=started, advanced=advanced, failed=failed)
 
     def finished(self) -> None:
-        """Counts one run as done, or as failed."""
+        """Counts one more run that is done or has failed."""
         self.bar.advance(self.total)
 
     def say(self, text: str) -> None:
-        """A line above the bars; what several runs have to say is said once."""
-        if text in self._said:
+        """Prints a message above the bars, once even if several runs have the same message."""
+        if text in self._printed:
             return
-        self._said.add(text)
-        shown = printable(text, lines=True)
-        self.bar.console.print(shown, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._printed.add(text)
+        escaped = printable(text, lines=True)
+        self.bar.console.print(escaped, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def note(report: RoundReport, metrics: dict[str, float], tested: int) -> str:
-    """The loss of a round and the latest test of the ensemble and its modes; which round's, if not
-    of this one.
+def format_round(report: RoundReport, metrics: dict[str, float], tested: int) -> str:
+    """Returns a round's loss and the latest test metrics of the ensemble and its modes.
+
+    Args:
+        report: of the round.
+        metrics: test metrics; empty before the first test.
+        tested: the round of the metrics, which is named if it is an earlier one.
     """
-    text = "nobody answered" if report.loss is None else f"loss {report.loss:.3f}"
+    text = "no replies" if report.loss is None else f"loss {report.loss:.3f}"
     if report.turnout is not None:
         text += f"  clock {hours(report.turnout.clock)} h"
     if "accuracy" in metrics:
         low, high = (show("accuracy", metrics[f"mode_accuracy_{end}"]) for end in ("min", "max"))
         text += f"  ensemble {show('accuracy', metrics['accuracy'])} %  modes {low}-{high} %"
     elif "mse" in metrics:
-        text += f"  ensemble MSE {show('mse', metrics['mse'])}  modes {show('mse', metrics['mode_mse_mean'])}"
+        ensemble, modes = show("mse", metrics["mse"]), show("mse", metrics["mode_mse_mean"])
+        text += f"  ensemble MSE {ensemble}  modes {modes}"
     return text if tested == report.round or not metrics else f"{text}  (round {tested})"

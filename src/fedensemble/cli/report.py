@@ -1,4 +1,4 @@
-"""What `fedensemble report` does."""
+"""Implements `fedensemble report`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ..report.tables import TextTable
 
 
 def write_and_warn(folder: Path, out: Path | None) -> tuple[TextTable, Path]:
-    """Writes the report and returns its table and its page; warns if the run's files have
-    changed.
-    """
+    """Writes a report and returns its table and page; warns if files of the run have changed."""
     if changes := RunFolder(folder).changes():
         typer.echo(f"warning: {changes}", err=True)
     return write_all(folder, out)

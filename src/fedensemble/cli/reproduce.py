@@ -1,4 +1,4 @@
-"""What `fedensemble reproduce` does."""
+"""Implements `fedensemble reproduce`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..experiment.paper_table import NAMES, Reproduction, find_experiment, read_
 from ..experiment.reproduce import is_chosen, reproduce, without_missing
 from ..experiment.run_folder import RunFolder
 from ..report.comparison_report import int_
-from ..report.comparison_report import names as parts
+from ..report.comparison_report import names as split_names
 from ..report.reproduction_report import write_reproduction
 from ..report.results_page import check_page, collect
 from ..report.tables import TextTable
 from .console import console, print_line, print_table
-from .progress import Live
+from .progress import ProgressDisplay
 
 
 def reproduce_names(
@@ -31,86 +31,87 @@ def reproduce_names(
     out: Path,
     page: Path | None,
 ) -> None:
-    """Trains tables and figures, prints them, and puts all there are so far into a page if it has a
-    name.
+    """Trains tables and figures, prints them, and writes all results so far to `page` if given.
 
-    They are written to `out`/scale/name; with `settings` or `seeds`, a hash of these follows the
-    name.
+    Results are written to `out`/scale/name; with `settings` or `seeds`, a hash of these is appended
+    to the name.
     """
     if not names and page is None:
-        raise InputError(f"Say which table or figure: {', '.join(NAMES)}, or all.")
+        raise InputError(f"Name a table or figure: {', '.join(NAMES)}, or all.")
     if page is not None:
         check_page(page, scale)
-    chosen = [int_(seed, "--seeds") for seed in parts(seeds)] if seeds else None
-    wanted = [name for given in names for name in (NAMES if given == "all" else (given,))]
-    planned = [
-        read_reproduction(find_experiment(name), scale, settings, chosen, device) for name in wanted
+    seed_list = [int_(seed, "--seeds") for seed in split_names(seeds)] if seeds else None
+    expanded = [each for name in names for each in (NAMES if name == "all" else (name,))]
+    # Read all files before anything is trained: an error in the last one must not cost hours.
+    reproductions = [
+        read_reproduction(find_experiment(name), scale, settings, seed_list, device)
+        for name in expanded
     ]
-    tables, failed = _carry_out(planned, only, runs, out)
+    tables, diverged = _reproduce_all(reproductions, only, runs, out)
     for table in tables:
         print_table(table)
     if page is not None:
-        found = collect(out / scale, page)
-        print_line(f"{page}: {', '.join(found)}")
-    if failed:
-        raise DivergedError(f"diverged, and without numbers: {'; '.join(failed)}.")
+        collected = collect(out / scale, page)
+        print_line(f"{page}: {', '.join(collected)}")
+    if diverged:
+        raise DivergedError(f"These cells diverged and have no results: {'; '.join(diverged)}.")
 
 
-def _carry_out(
-    planned: Sequence[Reproduction], only: Sequence[str], root: Path, out: Path
+def _reproduce_all(
+    reproductions: Sequence[Reproduction], only: Sequence[str], root: Path, out: Path
 ) -> tuple[list[TextTable], list[str]]:
-    """Runs tables and figures one after another; each is written as soon as it is done.
+    """Reproduces tables and figures in order; each is written as soon as it is done.
 
     Returns:
-        the tables, and which cells have diverged.
+        the tables, and the labels of the cells that have diverged.
     """
-    made, failed = [], []
-    for reproduction in planned:
+    tables, diverged = [], []
+    for reproduction in reproductions:
         folder = out / reproduction.scale / reproduction.folder
         try:
-            table, without = _one(reproduction, only, root, folder)
-            failed += [f"{reproduction.name}, {label}" for label in without]
+            table, labels = _reproduce_one(reproduction, only, root, folder)
+            diverged += [f"{reproduction.name}, {label}" for label in labels]
             if table is None:
                 continue
-            made.append(table)
-        except DataError as error:  # with others to come, what cannot run must not keep them
-            if len(planned) == 1:
+            tables.append(table)
+        except DataError as error:  # missing data of one table must not stop the other tables
+            if len(reproductions) == 1:
                 raise
             print_line(f"{reproduction.name}: {error}")
             continue
         print_line(f"{reproduction.name}: {folder / 'table.md'}")
-    return made, failed
+    return tables, diverged
 
 
-def _one(
+def _reproduce_one(
     reproduction: Reproduction, only: Sequence[str], root: Path, folder: Path
 ) -> tuple[TextTable | None, list[str]]:
-    """The table, and the cells that have diverged; some figures cannot be without them."""
-    checked = without_missing(reproduction, root)
-    if all(cell.skipped for cell in checked.cells):
-        raise DataError(f"Nothing of {reproduction.name} can run: {checked.cells[0].skipped}")
-    for reason in dict.fromkeys(cell.skipped for cell in checked.cells if cell.skipped):
-        labels = [cell.label for cell in checked.cells if cell.skipped == reason]
-        print_line(f"Left out: {'; '.join(labels)}. {reason}")
-    paths = [run_folder(config, root) for cell in checked.cells for config in cell.configs]
-    waiting = [path for path in paths if not RunFolder(path).done]
+    """Returns the table and the labels of diverged cells; None if a figure needs those cells."""
+    runnable = without_missing(reproduction, root)
+    if all(cell.skipped for cell in runnable.cells):
+        raise DataError(f"Nothing of {reproduction.name} can run: {runnable.cells[0].skipped}")
+    for reason in dict.fromkeys(cell.skipped for cell in runnable.cells if cell.skipped):
+        labels = [cell.label for cell in runnable.cells if cell.skipped == reason]
+        print_line(f"Skipped: {'; '.join(labels)}. {reason}")
+    paths = [run_folder(config, root) for cell in runnable.cells for config in cell.configs]
+    unfinished = [path for path in paths if not RunFolder(path).done]
     started = time.monotonic()
-    with Live(console, runs=len(paths)) as live:
+    with ProgressDisplay(console, runs=len(paths)) as display:
         results = reproduce(
-            checked,
+            runnable,
             root,
-            lambda label, seed: live.watcher(f"{label}, seed {seed}"),
-            live.finished,
+            lambda label, seed: display.callbacks(f"{label}, seed {seed}"),
+            display.finished,
             only,
         )
     seconds = time.monotonic() - started
-    trained = [str(path) for path in waiting if RunFolder(path).done]
-    failed = [
+    trained = [str(path) for path in unfinished if RunFolder(path).done]
+    diverged = [
         result.cell.label for result in results if result.failed and is_chosen(result.cell, only)
     ]
     try:
-        return write_reproduction(folder, checked, results, root, seconds, trained), failed
+        return write_reproduction(folder, runnable, results, root, seconds, trained), diverged
     except DataError:
-        if not failed:
+        if not diverged:
             raise
-        return None, failed
+        return None, diverged

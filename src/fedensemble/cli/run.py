@@ -1,4 +1,4 @@
-"""What `fedensemble run` does."""
+"""Implements `fedensemble run`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..engines.distributed.launch import job
 from ..experiment.compare import run_folder
 from ..experiment.profile import profiling
 from ..experiment.run import run
-from ..experiment.worker import follow
+from ..experiment.worker import follow_rank0
 from ..report.html import write_page
 from ..report.profile_tables import profile_tables
 from ..report.run_report import write_report
 from .config import load_config
 from .console import console, print_line, print_table
-from .progress import Live
+from .progress import ProgressDisplay
 
 
 def run_config(
@@ -30,24 +30,31 @@ def run_config(
     rank_timeout: float,
     profile: bool,
 ) -> None:
-    """Trains an ensemble and reports on it; of several ranks, all train and the first one does the
-    rest.
-    """
+    """Trains an ensemble and writes its report; under torchrun, only rank 0 writes files."""
     with job(rank_timeout) as ranks:
         config, _ = ranks.together(lambda: load_config(file, settings, device))
         folder = out or run_folder(config, runs)
         if ranks.rank:
-            return follow(config, ranks)
-        with profiling() if profile else nullcontext() as timed, Live(console) as live:
-            watcher = live.watcher(config.name)
+            return follow_rank0(config, ranks)
+        with (
+            profiling() if profile else nullcontext() as timings,
+            ProgressDisplay(console) as display,
+        ):
             summary = run(
-                config, folder, watcher, checkpoint_seconds=checkpoint_seconds, ranks=ranks
+                config,
+                folder,
+                display.callbacks(config.name),
+                checkpoint_seconds=checkpoint_seconds,
+                ranks=ranks,
             )
-    for table in profile_tables(timed.write(folder)) if timed is not None and timed.rounds else ():
-        print_table(table)
-    if timed is not None and not timed.rounds:
-        nothing = "There was nothing to profile: this run is finished. To train it anew, give another --out."
-        print_line(nothing)
+    if timings is not None and timings.rounds:
+        for table in profile_tables(timings.write(folder)):
+            print_table(table)
+    elif timings is not None:
+        print_line(
+            "There was nothing to profile: this run is finished. "
+            "To train it again, choose another --out."
+        )
     print_table(write_report(folder, summary))
     print_line(f"Run: {folder}")
     print_line(f"Report: {write_page(folder)}")

@@ -1,3 +1,1 @@
-"""From a config file to a finished run: validation, building, the run folder, running,
-comparing.
-"""
+"""Runs, comparisons and reproductions: set-up, training, evaluation and the files of a run."""

@@ -1,7 +1,7 @@
-"""SHA-256 of the text files of a finished run, so that a change is noticed.
+"""SHA-256 checksums of the text files of a finished run, so that later changes are detected.
 
-The checksums have no key: they show damage and edits, not forgery. Whoever can write the files can
-write checksums.
+The checksums are not keyed. They detect damage and edits, but not forgery: anyone who can write the
+files can write matching checksums.
 """
 
 from __future__ import annotations
@@ -25,31 +25,37 @@ CHECKED = (
 
 
 def write_checksums(folder: Path, summary: bytes) -> None:
-    """Writes the checksums of a run's files and of the summary, which is written after them."""
-    found = {name: _checksum(folder / name) for name in CHECKED if (folder / name).is_file()}
-    write_json(folder / FILE, found | {"summary.json": sha256(summary).hexdigest()})
+    """Writes the checksums of a run's files.
+
+    Args:
+        folder: of the run.
+        summary: content of summary.json, which is written after the checksums.
+    """
+    checksums = {name: _checksum(folder / name) for name in CHECKED if (folder / name).is_file()}
+    write_json(folder / FILE, checksums | {"summary.json": sha256(summary).hexdigest()})
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Files of a finished run that are not as they were written; none for runs without checksums.
+    """Returns the files of a finished run that have changed; empty for runs without checksums.
 
-    A file that was deleted is not listed: whoever needs it says that it is missing.
+    Deleted files are not listed: code that needs a missing file raises its own error.
     """
     if not (folder / FILE).is_file():
         return []
     try:
-        known = read_table(folder / FILE)
+        checksums = read_table(folder / FILE)
     except StoreError:
         return [FILE]
-    there = [name for name in CHECKED if name in known and (folder / name).is_file()]
-    return [name for name in there if known[name] != _checksum(folder / name)]
+    existing = [name for name in CHECKED if name in checksums and (folder / name).is_file()]
+    return [name for name in existing if checksums[name] != _checksum(folder / name)]
 
 
 def describe_changes(folder: Path, names: list[str]) -> str:
-    """A sentence for files that have changed."""
+    """Returns a message about changed files, with what to do."""
+    files = ", ".join(str(folder / name) for name in names)
     verb = "does not match its checksum" if len(names) == 1 else "do not match their checksums"
     return (
-        f"{', '.join(str(folder / name) for name in names)} {verb}: changed or damaged since the run was finished. "
+        f"{files} {verb}: changed or damaged after the run finished. "
         f"Restore the original, or delete {folder / FILE} to accept the change."
     )
 

@@ -1,4 +1,4 @@
-"""Several runs on the same data and seeds, as one table: rows of settings, a run for each seed."""
+"""Comparisons: rows of settings trained on the same data, with one run per row and seed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .run_folder import RunFolder
 
 
 class RowTable(Table):
-    """One row: a label, and what it changes."""
+    """A [[row]] of a comparison file: a label and the settings it overrides."""
 
     label: str
     set: dict[str, Any] = Field(default_factory=dict)
 
 
 class ComparisonTable(Table):
-    """A comparison file."""
+    """The content of a comparison file."""
 
     name: str = Field(default="compare", pattern=NAME, max_length=LONGEST_NAME)
     base: str
@@ -44,7 +44,7 @@ class ComparisonTable(Table):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a comparison: one config a seed."""
+    """A row of a comparison: one config per seed."""
 
     label: str
     configs: tuple[Config, ...]
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is to be compared."""
+    """A comparison that is ready to run."""
 
     name: str
     metric: str
@@ -60,7 +60,7 @@ class Comparison:
     seeds: tuple[int, ...]
 
     def folder(self, root: Path) -> Path:
-        """Where its table goes."""
+        """Returns the folder for its report; the name contains a hash of all configs."""
         hashes = json.dumps(
             [[row.label, *(config.hash() for config in row.configs)] for row in self.rows]
         )
@@ -69,31 +69,37 @@ class Comparison:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row's runs: their folders and summaries, one a seed; none of them where a run has
-    diverged.
+    """The runs of a row. If one of them has diverged, only `failed` is set.
+
+    Attributes:
+        label: of the row.
+        folders: one per seed.
+        summaries: one per seed.
+        curves: the records of all rounds, one list per seed.
+        failed: error messages of diverged runs, by seed.
     """
 
     label: str
     folders: tuple[Path, ...]
     summaries: tuple[Mapping[str, Any], ...]
     curves: tuple[list[dict[str, Any]], ...] = field(default=())
-    failed: Mapping[int, str] = field(default_factory=dict)  # why, by seed
+    failed: Mapping[int, str] = field(default_factory=dict)
 
     def values(self, metric: str) -> list[float]:
-        """A metric of the last round, one a seed; empty where the runs have none."""
+        """Returns a metric after the last round, one value per seed; empty without a test set."""
         return [s["test"][metric] for s in self.summaries if metric in s.get("test", {})]
 
 
 def read_comparison(
     path: Path, settings: Sequence[str] = (), seeds: Sequence[int] | None = None
 ) -> Comparison:
-    """The comparison a file describes; its base is a config file relative to it."""
+    """Reads a comparison file; the path of its base config is relative to the file."""
     values = read_toml(path)
     try:
         table = ComparisonTable.model_validate(values)
     except ValidationError as error:
         raise InputError(
-            f"{path} is no comparison file: {problems_of(error, ComparisonTable)}"
+            f"{path} is not a valid comparison file: {format_problems(error, ComparisonTable)}"
         ) from None
     base = with_settings(read_toml(path.parent / table.base), settings)
     changes = [(row.label, changes_of(row.set)) for row in table.row]
@@ -107,30 +113,39 @@ def make_comparison(
     seeds: Sequence[int],
     metric: str,
 ) -> Comparison:
-    """The comparison of some changes of a base, each with every seed."""
+    """Returns a comparison with one row per (label, changes), each changing `base`.
+
+    Raises an InputError that lists the problems of all rows.
+    """
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"Each seed counts once; got {', '.join(map(str, seeds))}.")
+        raise InputError(f"Seeds must be distinct; got {', '.join(map(str, seeds))}.")
     if len({label for label, _ in rows}) < len(rows):
         raise InputError(
-            f"Rows need labels of their own; got {', '.join(label for label, _ in rows)}."
+            f"Labels of rows must be distinct; got {', '.join(label for label, _ in rows)}."
         )
-    made, wrong = [], dict[tuple[str, ...], list[str]]()
+    # Rows often share a mistake in the base config: it is reported once, for all of these rows.
+    labels_by_problems: dict[tuple[str, ...], list[str]] = {}
+    resolved_rows = []
     for label, changes in rows:
         values = merge(base, changes)
         checked = [check({**values, "seed": seed}) for seed in seeds]
-        problems = tuple(dict.fromkeys(each for _, found in checked for each in found))
+        problems = tuple(dict.fromkeys(problem for _, each in checked for problem in each))
         if problems:
-            wrong.setdefault(problems, []).append(label)
-        made.append(
-            Row(label, tuple(resolve_device(config) for config, _ in checked if config is not None))
+            labels_by_problems.setdefault(problems, []).append(label)
+        configs = (resolve_device(config) for config, _ in checked if config is not None)
+        resolved_rows.append(Row(label, tuple(configs)))
+    if labels_by_problems:
+        raise InputError(
+            "\n".join(
+                _subject(labels) + listed(problems)
+                for problems, labels in labels_by_problems.items()
+            )
         )
-    if wrong:
-        raise InputError("\n".join(_who(labels) + listed(found) for found, labels in wrong.items()))
-    return Comparison(name, metric, tuple(made), tuple(seeds))
+    return Comparison(name, metric, tuple(resolved_rows), tuple(seeds))
 
 
-def _who(labels: Sequence[str]) -> str:
-    """The subject of a sentence about some rows' problems, and its verb."""
+def _subject(labels: Sequence[str]) -> str:
+    """Returns the beginning of a sentence about rows, e.g. "rows 'a', 'b' have "."""
     several = len(labels) > 1
     quoted = ", ".join(f"'{label}'" for label in labels)
     return f"row{'s' * several} {quoted} {'have' if several else 'has'} "
@@ -139,74 +154,78 @@ def _who(labels: Sequence[str]) -> str:
 def compare(
     comparison: Comparison,
     root: Path,
-    watch: Callable[[str, int], RunCallbacks],
+    make_callbacks: Callable[[str, int], RunCallbacks],
     finished: Callable[[], None],
 ) -> list[RowResult]:
-    """Runs everything that is not finished yet; what was finished before costs nothing.
+    """Trains all runs that are not finished yet, and returns the results of all rows.
 
-    A run that diverges keeps nothing from the others.
+    A run that diverges does not stop the other runs.
 
     Args:
-        watch: given a row's label and a seed, who watches that run.
+        comparison: what to train.
+        root: folder under which all runs are stored.
+        make_callbacks: returns the callbacks of a run for its row's label and its seed.
         finished: called after each run.
     """
-    shelf = DataCache()
-    _check_tests(comparison, root, shelf)
+    cache = DataCache()
+    _check_metric(comparison, root, cache)
     tasks = [
-        Task(config, run_folder(config, root), watch(row.label, config.seed))
+        Task(config, run_folder(config, root), make_callbacks(row.label, config.seed))
         for row in comparison.rows
         for config in row.configs
     ]
-    outcomes = iter(zip(tasks, run_all(tasks, lambda place: finished(), shelf), strict=True))
+    outcomes = iter(zip(tasks, run_all(tasks, lambda index: finished(), cache), strict=True))
     results = []
     for row in comparison.rows:
-        mine = [next(outcomes) for _ in row.configs]  # rows may have numbers of seeds of their own
+        row_outcomes = [next(outcomes) for _ in row.configs]  # rows may differ in numbers of seeds
         failed = {
-            task.config.seed: str(end) for task, end in mine if isinstance(end, DivergedError)
+            task.config.seed: str(outcome)
+            for task, outcome in row_outcomes
+            if isinstance(outcome, DivergedError)
         }
         if failed:
             results.append(RowResult(row.label, (), (), failed=failed))
             continue
-        folders = tuple(task.folder for task, _ in mine)
-        summaries = tuple(end for _, end in mine if not isinstance(end, DivergedError))
-        results.append(
-            RowResult(
-                row.label, folders, summaries, tuple(RunFolder(path).metrics() for path in folders)
-            )
+        folders = tuple(task.folder for task, _ in row_outcomes)
+        summaries = tuple(
+            outcome for _, outcome in row_outcomes if not isinstance(outcome, DivergedError)
         )
+        curves = tuple(RunFolder(path).metrics() for path in folders)
+        results.append(RowResult(row.label, folders, summaries, curves))
     return results
 
 
-def _check_tests(comparison: Comparison, root: Path, shelf: DataCache) -> None:
-    """Raises before anything is trained if runs will not have, or finished ones do not have, what
-    is compared.
-    """
+def _check_metric(comparison: Comparison, root: Path, cache: DataCache) -> None:
+    """Raises before training if the metric is unknown, or if a run has no test set."""
     configs = [config for row in comparison.rows for config in row.configs]
     for config in configs:
         known = REGRESSION if config.training.loss == "mse" else CLASSIFICATION
         if comparison.metric not in known:
             raise InputError(unknown("metric", comparison.metric, known))
-    tested: dict[str, bool] = {}
+    # Each dataset is loaded once; a finished run is judged by its summary, without its data.
+    has_test_set: dict[str, bool] = {}
     for config in configs:
         store = RunFolder(run_folder(config, root))
-        data = store.path.name if store.done else same_data(config)
-        if data not in tested:
-            tested[data] = (
+        key = store.path.name if store.done else same_data(config)
+        if key not in has_test_set:
+            has_test_set[key] = (
                 "test" in store.summary()
                 if store.done
-                else shelf.build_data(config).x_test is not None
+                else cache.build_data(config).x_test is not None
             )
-        if not tested[data]:
-            raise InputError("There is no test set to compare on: give the data x_test and y_test.")
+        if not has_test_set[key]:
+            raise InputError(
+                "There is no test set to compare on: add x_test and y_test to the data."
+            )
 
 
 def same_data(config: Config) -> str:
-    """What runs on the same data have in common, whatever their seeds."""
+    """Returns a key that is equal for configs with the same data settings, apart from the seed."""
     return repr({name: value for name, value in config.data.items() if name != "seed"})
 
 
 def failures(results: Sequence[RowResult]) -> list[str]:
-    """Which runs have diverged, and how, a line each."""
+    """Returns one line per diverged run, with the error message."""
     return [
         f"{row.label}, seed {seed}: {reason}"
         for row in results
@@ -215,29 +234,29 @@ def failures(results: Sequence[RowResult]) -> list[str]:
 
 
 def run_folder(config: Config, root: Path) -> Path:
-    """Where a run goes unless it is told otherwise: root/name/hash."""
+    """Returns the default folder of a run: root/name/hash."""
     return root / config.name / config.hash()
 
 
 def summarise(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation over seeds (unbiased; 0 for one seed)."""
+    """Returns mean and standard deviation over seeds (with ddof=1; 0 for one seed)."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def changes_of(settings: Mapping[str, Any]) -> Values:
-    """A row's `set`: dotted keys become tables."""
+    """Returns a row's `set` as nested tables, e.g. {"a.b": 1} as {"a": {"b": 1}}."""
     changes: Values = {}
     for key, value in settings.items():
-        nested = parse_setting(f"{key}=0")
-        holder = nested
+        nested = parse_setting(f"{key}=0")  # checks the key; the 0 is replaced below
+        table = nested
         *path, last = key.split(".")
         for part in path:
-            holder = holder[part]
-        holder[last] = value
+            table = table[part]
+        table[last] = value
         changes = lay(changes, nested)
     return changes
 
 
-def problems_of(error: ValidationError, table: type[Table]) -> str:
-    """What is wrong with a file, in one line."""
+def format_problems(error: ValidationError, table: type[Table]) -> str:
+    """Returns the problems that pydantic found in a file, on one line."""
     return " ".join(sentence(item, table) for item in error.errors())

@@ -1,5 +1,6 @@
-"""The K trained modes as a file that other programs can read: named tensors, and what it takes to
-rebuild the model.
+"""Reads and writes modes.safetensors: the tensors of the K modes and the facts about the model.
+
+Other programs can read the file: each tensor has the name of its entry in the state_dict.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ from .run_folder import RunFolder
 def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
 
-    Where a mode's prediction is an average over S models, their weights are rows of
-    "<mode>/predictors", [S, P].
+    If a mode predicts with the average of S models, "<mode>/predictors" holds their parameters,
+    [S, P].
+
+    Args:
+        path: of the file.
+        ensemble: the modes.
+        facts: more metadata; `read_ensemble` needs "model", its input shape and number of outputs.
     """
     tensors: dict[str, Tensor] = {}
     for mode in range(len(ensemble)):
@@ -37,46 +43,60 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
         if ensemble.predictors.shape[1] > 1:
             tensors[f"{mode}/{PREDICTORS}"] = ensemble.predictors[mode]
-    rule = ensemble.standardise
-    held: dict[str, Any] = {"modes": len(ensemble), "tokens": ensemble.tokens}
-    held["standardise"] = None if rule is None else [list(rule.mean), list(rule.std)]
-    write_checkpoint(path, tensors, {**facts, **held})
+    normalize = ensemble.standardise
+    metadata = {
+        **facts,
+        "modes": len(ensemble),
+        "tokens": ensemble.tokens,
+        "standardise": (None if normalize is None else [list(normalize.mean), list(normalize.std)]),
+    }
+    write_checkpoint(path, tensors, metadata)
 
 
 def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ensemble:
-    """The ensemble of a finished run's folder, ready for inputs as they were given in training."""
+    """Returns the ensemble of a finished run; inputs must be scaled as in training.
+
+    Args:
+        folder: of the run.
+        device: that the ensemble predicts on.
+    """
     store = RunFolder(as_path(folder))
     config = resolve(store.read_config(), str(store.config_file))
-    store.summary()  # says so if the run is not finished
-    # other settings could give other predictions without a word
-    store.refuse_changes("config.toml")
-    place = find_device(device)
+    store.summary()  # raises if the run is not finished
+    # An edited config could change the predictions without any error.
+    store.require_unchanged("config.toml")
+    torch_device = find_device(device)
     try:
-        return read_ensemble(store.modes_file, config, place)
+        return read_ensemble(store.modes_file, config, torch_device)
     except StoreError as error:
-        raise store.modes_lost(error) from None
+        raise store.unreadable_modes(error) from None
 
 
 def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
-    """The ensemble of a file of modes and the config they were trained with; raises StoreError if
-    they do not fit.
+    """Reads an ensemble; raises StoreError if the file does not fit the config.
+
+    Args:
+        path: a file that `write_modes` wrote.
+        config: that the modes were trained with.
+        device: that the ensemble predicts on.
     """
-    tensors, facts = read_checkpoint(path)
-    held = check_facts(path, facts)
+    tensors, metadata = read_checkpoint(path)
+    facts = check_facts(path, metadata)
     dtype = getattr(torch, config.engine.dtype)
-    model = build_model(config.model, held["model"])
-    check_recipe(model, held["modes"], device, dtype)
-    classes = config.training.loss == "cross_entropy"
-    targets = torch.zeros(1, dtype=torch.int64 if classes else torch.float32)
+    model = build_model(config.model, facts["model"])
+    check_recipe(model, facts["modes"], device, dtype)
+    # The model checks the type of targets; without data, a single dummy target stands for them.
+    has_labels = config.training.loss == "cross_entropy"
+    targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
     learner = FunctionalModel(model, config.training.loss, targets, device, dtype)
-    rows = check_modes(path, tensors, learner, held["modes"], str(config.model["name"]))
-    theta = torch.stack([learner.theta_layout.flatten(row) for row in rows]).to(device)
-    buffers = torch.stack([learner.buffer_layout.flatten(row) for row in rows]).to(
+    modes = check_modes(path, tensors, learner, facts["modes"], str(config.model["name"]))
+    theta = torch.stack([learner.theta_layout.flatten(mode) for mode in modes]).to(device)
+    buffers = torch.stack([learner.buffer_layout.flatten(mode) for mode in modes]).to(
         device, learner.dtype
     )
-    rule = held["standardise"]
-    standardise = None if rule is None else Standardise(tuple(rule[0]), tuple(rule[1]))
-    names = [f"{mode}/{PREDICTORS}" for mode in range(held["modes"])]
+    mean_std = facts["standardise"]
+    standardise = None if mean_std is None else Standardise(*map(tuple, mean_std))
+    names = [f"{mode}/{PREDICTORS}" for mode in range(facts["modes"])]
     predictors = (
         torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
     )
@@ -87,7 +107,7 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
         predictors=predictors,
         standardise=standardise,
         combine=config.ensemble.combine,
-        input_shape=held["model"]["shape"],
+        input_shape=facts["model"]["shape"],
         seed=config.seed,
-        tokens=held["tokens"],
+        tokens=facts["tokens"],
     )

@@ -1,7 +1,7 @@
-"""Whether a file of modes is one: its description, and every tensor's name, shape, type and
-finiteness.
+"""Checks modes.safetensors: its metadata, and each tensor's name, shape, dtype and finiteness.
 
-The file's checksum finds damage, not forgery: anybody can compute it.
+The file's checksum detects damage, but not forgery: anyone can compute it. Therefore no value of
+the file is used before it is checked.
 """
 
 from __future__ import annotations
@@ -22,94 +22,103 @@ PREDICTORS = "predictors"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of a file of modes: "model" (shape and outputs), "modes", "standardise" and
-    "tokens".
+    """Returns the checked metadata: "model", "modes", "standardise" and "tokens".
+
+    Args:
+        path: named in the error.
+        facts: the metadata of the file.
     """
-    model, modes, rule = (facts.get(name) for name in ("model", "modes", "standardise"))
+    model, modes, mean_std = (facts.get(name) for name in ("model", "modes", "standardise"))
     problem = None
     if (
         not isinstance(model, dict)
-        or not _sides(model.get("shape"))
-        or not _whole(model.get("outputs"), 1)
+        or not _is_shape(model.get("shape"))
+        or not _is_positive_int(model.get("outputs"))
     ):
-        problem = f"the facts of its model are {model!r}"
-    elif not isinstance(modes, int) or not _whole(modes, 1) or modes > MOST_MODES:
+        problem = f"its entry 'model' is {model!r}"
+    elif not isinstance(modes, int) or not _is_positive_int(modes) or modes > MOST_MODES:
         problem = f"its number of modes is {modes!r}"
-    elif rule is not None and not _is_rule(rule):
-        problem = f"its rule for standardising inputs is {rule!r}"
+    elif mean_std is not None and not _is_mean_std(mean_std):
+        problem = f"its means and standard deviations of inputs are {mean_std!r}"
     elif facts.get("tokens") not in (None, True, False):
         problem = f"its entry 'tokens' is {facts['tokens']!r}"
     if problem is not None:
-        raise StoreError(f"{path} is damaged or no file of modes: {problem[:200]}.")
-    return {"model": model, "modes": modes, "standardise": rule, "tokens": facts.get("tokens")}
+        raise StoreError(f"{path} is damaged or not a file of modes: {problem[:200]}.")
+    return {"model": model, "modes": modes, "standardise": mean_std, "tokens": facts.get("tokens")}
 
 
 def check_modes(
     path: Path, tensors: Mapping[str, Tensor], learner: FunctionalModel, modes: int, model: str
 ) -> list[dict[str, Tensor]]:
-    """The named tensors of each mode; raises StoreError unless all are those of the model, and
-    finite.
+    """Returns the named tensors of each mode; raises StoreError unless they fit the model.
+
+    Args:
+        path: named in errors.
+        tensors: of the file, by "<mode>/<name>".
+        learner: the model that they must fit.
+        modes: number of modes.
+        model: name of the model, for errors.
     """
     shapes = dict(zip(learner.theta_layout.names, learner.theta_layout.shapes, strict=True))
     shapes |= dict(zip(learner.buffer_layout.names, learner.buffer_layout.shapes, strict=True))
     expected = {f"{mode}/{name}": (mode, name) for mode in range(modes) for name in shapes}
-    samples = {f"{mode}/{PREDICTORS}": mode for mode in range(modes)}
-    fits = f"{path} does not fit model '{model}'"
+    predictor_names = [f"{mode}/{PREDICTORS}" for mode in range(modes)]
+    problem = f"{path} does not fit model '{model}'"
     for name in tensors:
-        if name not in expected and name not in samples:
-            raise StoreError(f"{fits}: it has a tensor '{name[:80]}', which the model has not.")
-    rows: list[dict[str, Tensor]] = [{} for _ in range(modes)]
-    for full, (mode, name) in expected.items():
-        if full not in tensors:
-            raise StoreError(f"{fits}: it has no tensor '{full}'.")
-        _check_tensor(fits, full, tensors[full], tuple(shapes[name]), learner.dtype)
-        rows[mode][name] = tensors[full]
-    present = [name for name in samples if name in tensors]
+        if name not in expected and name not in predictor_names:
+            raise StoreError(f"{problem}: the model has no tensor '{name[:80]}'.")
+    modes_tensors: list[dict[str, Tensor]] = [{} for _ in range(modes)]
+    for full_name, (mode, name) in expected.items():
+        if full_name not in tensors:
+            raise StoreError(f"{problem}: it has no tensor '{full_name}'.")
+        tensor = tensors[full_name]
+        _check_tensor(problem, full_name, tensor, tuple(shapes[name]), learner.dtype)
+        modes_tensors[mode][name] = tensor
+    present = [name for name in predictor_names if name in tensors]
     if present and len(present) != modes:
-        raise StoreError(f"{fits}: it has '{PREDICTORS}' of {len(present)} of {modes} modes.")
+        raise StoreError(f"{problem}: only {len(present)} of {modes} modes have '{PREDICTORS}'.")
     for name in present:
+        # [S, P], with the same S in all modes.
         first = tensors[present[0]]
         count = first.shape[0] if first.dim() == 2 else 0
-        _check_tensor(
-            fits, name, tensors[name], (max(count, 1), learner.theta_layout.total), learner.dtype
-        )
-    return rows
+        shape = (max(count, 1), learner.theta_layout.total)
+        _check_tensor(problem, name, tensors[name], shape, learner.dtype)
+    return modes_tensors
 
 
 def _check_tensor(
-    fits: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    problem: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise StoreError(
-            f"{fits}: '{name}' has shape {tuple(tensor.shape)} of {_name(tensor.dtype)}, and {shape} of {_name(dtype)} "
-            "is expected."
+            f"{problem}: '{name}' has shape {tuple(tensor.shape)} and dtype {_name(tensor.dtype)}; "
+            f"expected shape {shape} and dtype {_name(dtype)}."
         )
     if not bool(tensor.isfinite().all()):
-        raise StoreError(f"{fits}: '{name}' holds nan or infinity, so that it predicts nothing.")
+        raise StoreError(f"{problem}: '{name}' holds nan or infinity.")
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _whole(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value < 2**63
+def _is_positive_int(value: Any) -> bool:
+    # `type`, not `isinstance`: True is an int. torch's sizes are 64-bit integers.
+    return type(value) is int and 1 <= value < 2**63
 
 
-def _sides(shape: Any) -> bool:
-    return isinstance(shape, list) and all(_whole(side, 1) for side in shape)
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and all(_is_positive_int(size) for size in shape)
 
 
-def _is_rule(rule: Any) -> bool:
-    """Whether it is means and standard deviations, as many of both, finite, and the latter above
-    0.
-    """
+def _is_mean_std(mean_std: Any) -> bool:
+    """Returns whether it is [means, standard deviations] of equal length, finite, and std > 0."""
     if (
-        not isinstance(rule, list)
-        or len(rule) != 2
-        or not all(isinstance(part, list) and part for part in rule)
+        not isinstance(mean_std, list)
+        or len(mean_std) != 2
+        or not all(isinstance(part, list) and part for part in mean_std)
     ):
         return False
-    numbers = [value for part in rule for value in part]
-    finite = all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
-    return finite and all(value > 0 for value in rule[1]) and len(rule[0]) == len(rule[1])
+    mean, std = mean_std
+    finite = all(type(value) in (int, float) and math.isfinite(value) for value in mean + std)
+    return finite and all(value > 0 for value in std) and len(mean) == len(std)

@@ -1,4 +1,4 @@
-"""Tests a run's ensemble, and keeps what its report shows of the predictions."""
+"""Evaluates a run's ensemble on the test set, and summarizes its predictions for the report."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from ..runtime.oom import raise_on_oom
 from .prediction_summary import compact_bytes, describe_predictions
 from .run_folder import RunFolder
 
-# the batch size of the authors' test loaders, whose statistics BatchNorm takes in train mode
+# The batch size of the paper's test loaders. It matters for BatchNorm in train mode, which
+# normalizes with the statistics of the test batch.
 AUTHORS_BATCH = 16
-_ON_DEVICE = 100_000_000  # numbers of a prediction that are judged where they are
+# Predictions with up to this number of elements stay on the device while metrics are computed.
+_MAX_ELEMENTS_ON_DEVICE = 100_000_000
 
 
-def test(
+def evaluate_run(
     config: Config, federation: Federation, data: FederatedData
 ) -> tuple[dict[str, Any], Prediction | None]:
-    """Metrics on the test set, by the way of testing, and the prediction without dropout; empty
-    without a test set.
+    """Returns metrics on the test set and the prediction; ({}, None) without a test set.
+
+    The metrics are "test" (ensemble), "modes" (each mode) and, if the config asks for it,
+    "test_dropout" (ensemble with dropout enabled). The prediction is the one without dropout.
     """
     if data.x_test is None or data.y_test is None:
         return {}, None
@@ -33,45 +37,57 @@ def test(
     with raise_on_oom(
         "Evaluation does",
         federation.learner.device,
-        "use fewer test examples, or a larger card or machine",
+        "use fewer test examples, or a GPU or host with more memory",
     ):
         prediction = _predict(config, federation, x, y)
-        found: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "test": evaluate(prediction, y),
             "modes": evaluate_modes(prediction, y),
         }
         if config.evaluation.dropout:
-            found["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
-        return found, prediction
+            metrics["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
+        return metrics, prediction
 
 
-def keep_predictions(
+def write_prediction_summary(
     config: Config,
     store: RunFolder,
     federation: Federation,
     data: FederatedData,
     prediction: Prediction | None,
 ) -> None:
-    """Writes what the report shows of the predictions for the test set, so that it needs no data
-    and no model.
+    """Writes predictions.json, so that the report needs neither data nor model.
+
+    Args:
+        config: of the run.
+        store: folder of the run.
+        federation: after the last round.
+        data: with the test set; without one, nothing is written.
+        prediction: for the test set; None to compute it here.
     """
     if data.x_test is not None and data.y_test is not None:
-        found = prediction or _predict(config, federation, data.x_test, data.y_test)
-        found = replace(found, mean=found.mean.cpu(), members=found.members.cpu())
-        described = describe_predictions(found, data.y_test, config.report.publish_targets)
-        store.write(store.predictions_file, compact_bytes(described))
+        prediction = prediction or _predict(config, federation, data.x_test, data.y_test)
+        on_cpu = replace(prediction, mean=prediction.mean.cpu(), members=prediction.members.cpu())
+        summary = describe_predictions(on_cpu, data.y_test, config.report.publish_targets)
+        store.write(store.predictions_file, compact_bytes(summary))
 
 
 def _predict(
     config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False
 ) -> Prediction:
-    """What the modes say of the test set; left on the device where that is small."""
-    ensemble, size = federation.ensemble, config.evaluation.batch_size
-    # The authors' way of testing is train mode. Without BatchNorm that is dropout alone, whatever
-    # the batch size is.
+    """Returns the prediction for the test set; small ones stay on the device."""
+    ensemble, batch_size = federation.ensemble, config.evaluation.batch_size
+    # The paper's code evaluates in train mode: dropout is on, and BatchNorm normalizes with the
+    # statistics of the test batch, so the batch size changes the result. Without BatchNorm only
+    # dropout differs, and the batch size does not matter.
     in_train_mode = dropout and federation.learner.has_batch_statistics and len(x) > 1
-    size = max(2, min(size, AUTHORS_BATCH)) if in_train_mode else size
-    small = ensemble.prediction_models * y.numel() * (federation.data.classes or 1) <= _ON_DEVICE
+    if in_train_mode:
+        batch_size = max(2, min(batch_size, AUTHORS_BATCH))
+    elements = ensemble.prediction_models * y.numel() * (federation.data.classes or 1)
     return ensemble.predict(
-        x, batch_size=size, dropout=dropout, batch_statistics=in_train_mode, on_device=small
+        x,
+        batch_size=batch_size,
+        dropout=dropout,
+        batch_statistics=in_train_mode,
+        on_device=elements <= _MAX_ELEMENTS_ON_DEVICE,
     )

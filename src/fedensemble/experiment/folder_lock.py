@@ -1,6 +1,4 @@
-"""One process at a time trains in a folder: a lock, and the certainty that the folder is still the
-locked one.
-"""
+"""Lock of a run's folder: only one process at a time may train in it."""
 
 from __future__ import annotations
 
@@ -15,12 +13,13 @@ from ..errors import StoreError
 LOCK = ".lock"
 
 
-class Claim:
-    """A process's hold on a folder.
+class FolderLock:
+    """An exclusive lock of a folder, held by one process.
 
-    The lock belongs to a file, not to the path that leads to it. If the folder is deleted or moved
-    while a process trains in it, another process may make and lock a folder of the same name;
-    without `check`, both would write into it.
+    The operating system locks a file, not a path. If the folder is deleted or moved while a process
+    trains in it, another process can create and lock a folder with the same name, and both would
+    write into it. `check` detects this: it compares the identity of the lock file (device and
+    inode) with the one that was locked.
 
     Args:
         path: the folder.
@@ -31,10 +30,8 @@ class Claim:
         self._lock = FileLock(str(self._file))
         self._identity: tuple[int, int] | None = None
 
-    def take(self) -> None:
-        """Makes the folder where it is missing, locks it, and deletes what killed processes left
-        half-written.
-        """
+    def acquire(self) -> None:
+        """Creates and locks the folder, and deletes temporary files of killed processes."""
         try:
             durable.make_folders(self.path)
             self._lock.acquire(timeout=0)
@@ -44,37 +41,38 @@ class Claim:
                     durable.clean_leftovers(folder)
         except Timeout:
             raise StoreError(
-                f"Another process trains in {self.path}; wait for it, or use another folder (--out or --runs)."
+                f"Another process trains in {self.path}; wait until it ends, or choose another "
+                "folder (--out or --runs)."
             ) from None
         except OSError as error:
             self.release()
             raise StoreError(
-                f"Cannot write to {self.path}: {durable.reason(error)} The folder is given by --out or --runs."
+                f"Cannot write to {self.path}: {durable.reason(error)} "
+                "The folder is set by --out or --runs."
             ) from None
 
     def release(self) -> None:
-        """Lets others in."""
+        """Unlocks the folder."""
         self._lock.release()
         self._identity = None
 
     def check(self) -> None:
-        """Raises unless the folder at the path is the one that was locked; to be called before each
-        write.
-        """
+        """Raises if the path no longer leads to the locked folder; call it before each write."""
         if self._identity is None:
             return
         try:
-            there = _identity(self._file)
+            current = _identity(self._file)
         except OSError:
-            there = None
-        if there != self._identity:
-            what = "deleted or moved" if there is None else "replaced by another one"
+            current = None
+        if current != self._identity:
+            what = "deleted or moved" if current is None else "replaced by another one"
             raise StoreError(
-                f"{self.path} was {what} while this process trained in it; nothing more is written to it. "
-                "Start the command again once no other process uses the folder, or choose another --out or --runs."
+                f"{self.path} was {what} while this process trained in it; nothing more is written "
+                "to it. Start the command again when no other process uses the folder, or choose "
+                "another --out or --runs."
             )
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    facts = os.stat(path)
-    return facts.st_dev, facts.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

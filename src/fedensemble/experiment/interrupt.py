@@ -1,5 +1,6 @@
-"""Ctrl-C between rounds: the first one waits for the round to end, so that its work is on disk; the
-second does not.
+"""Ctrl-C during training: the first one stops after the current round, the second one at once.
+
+Stopping after a round loses no work: the round is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,30 +13,33 @@ from types import FrameType
 
 
 class Interruption:
-    """Whether the user has asked to stop."""
+    """Signal handler that records whether the user has pressed Ctrl-C.
+
+    Args:
+        say: prints a message to the user.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.asked, self._say = False, say
+        self.requested, self._say = False, say
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
-        if self.asked:
+        """Sets `requested`, or raises KeyboardInterrupt if it is set already."""
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self._say("Stopping after this round; press Ctrl-C again to stop at once.")
 
 
 @contextmanager
 def interruptible(say: Callable[[str], None]) -> Iterator[Interruption]:
-    """Within it, Ctrl-C only sets `asked`; elsewhere than in the main thread Python knows no
-    signals.
-    """
+    """Context in which the first Ctrl-C sets `requested` instead of raising KeyboardInterrupt."""
     interruption = Interruption(say)
+    # Python allows signal handlers in the main thread only; other threads never get the signal.
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = signal.signal(signal.SIGINT, interruption)
+    previous_handler = signal.signal(signal.SIGINT, interruption)
     try:
         yield interruption
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

@@ -1,6 +1,4 @@
-"""The file metrics.jsonl: one JSON record per round, and a compressed copy of it for
-checkpoints.
-"""
+"""The file metrics.jsonl, with one JSON record per round; checkpoints hold a compressed copy."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ BLOCK = 1 << 14  # bytes of text that are compressed together
 
 
 class MetricsLog:
-    """Records of a run's rounds, in a file that only grows.
+    """Records of a run's rounds, in an append-only file.
 
-    A checkpoint takes a copy along (`packed`), so that it needs no other file: whatever became of
-    metrics.jsonl, a run that resumes from the checkpoint ends with the same bytes. The copy is
-    compressed in blocks of fixed size, and each block is compressed once; taking a checkpoint costs
-    the last block and a copy, and reads nothing from disk.
+    Each checkpoint contains a copy (`packed`), so that it depends on no other file: even if
+    metrics.jsonl is damaged or deleted, a run that resumes from the checkpoint ends with the same
+    bytes. The copy is compressed in blocks of fixed size, and each block is compressed once.
+    Writing a checkpoint therefore compresses only the last block, and reads nothing from disk.
 
     Args:
         path: the file.
@@ -36,10 +34,11 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start(b"")
-        self._known = False  # whether the fields below describe the file
+        # The digest, blocks and size describe an empty log until the file has been read.
+        self._loaded = False
 
     def read(self) -> bytes:
-        """The file's content; empty if there is none."""
+        """Returns the content of the file; empty if it does not exist."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
@@ -48,22 +47,22 @@ class MetricsLog:
             raise StoreError(f"Cannot read {self.path}: {durable.reason(error)}") from None
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the lines that are complete."""
-        lines = self.read().split(b"\n")[:-1]  # what follows the last newline was cut short
-        found = []
+        """Returns the records of all complete lines."""
+        # A process that was killed may have left an incomplete line after the last newline.
+        lines = self.read().split(b"\n")[:-1]
+        records = []
         for number, line in enumerate(lines, 1):
             record = _parse(line)
             if record is None:
                 raise StoreError(
                     f"{self.path} is damaged: line {number} is not the record of a round."
                 )
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds the record of a round; it is durable after the next `sync`."""
-        if not self._known:
-            self._start(self.read())
+        """Appends the record of a round; it is durable after the next `sync`."""
+        self._load()
         line = (json.dumps(record) + "\n").encode()
         with durable.appending(self.path) as descriptor:
             durable.disk.write(descriptor, line)
@@ -75,22 +74,23 @@ class MetricsLog:
             durable.sync_file(self.path)
 
     def facts(self) -> dict[str, Any]:
-        """Length and hash of the file, found without reading it."""
-        if not self._known:
-            self._start(self.read())
+        """Returns length and hash of the file, without reading it again."""
+        self._load()
         return {"metrics_bytes": self.size, "metrics_sha256": self._digest.copy().hexdigest()}
 
     def packed(self) -> Tensor:
-        """The whole file, compressed, as a tensor of bytes; a function of the content alone."""
-        if not self._known:
-            self._start(self.read())
-        packed = b"".join(
-            [*self._blocks, zlib.compress(self._rest)] if self._rest else self._blocks
-        )
+        """Returns the compressed file as a uint8 tensor.
+
+        The result depends on the content alone, not on how often it was appended to, so that equal
+        runs write equal checkpoints.
+        """
+        self._load()
+        last_block = [zlib.compress(self._rest)] if self._rest else []
+        packed = b"".join([*self._blocks, *last_block])
         return torch.from_numpy(np.frombuffer(packed, np.uint8).copy())
 
     def restore(self, content: bytes) -> bool:
-        """Makes this the file's content; returns whether the file held all of it."""
+        """Sets the content of the file; returns whether the file began with it already."""
         before = self.read()
         if before != content:
             durable.write_bytes(self.path, content)
@@ -98,25 +98,30 @@ class MetricsLog:
         return before.startswith(content)
 
     def salvage(self, rounds: int) -> bytes:
-        """The first lines of the file that are records of rounds 1, 2, ... up to `rounds`."""
-        kept = b""
+        """Returns the leading lines that are intact records of rounds 1, 2, ..., `rounds`."""
+        intact = b""
         for number, line in enumerate(self.read().split(b"\n")[:-1][:rounds], 1):
             record = _parse(line)
             if record is None or record["round"] != number:
                 break
-            kept += line + b"\n"
-        return kept
+            intact += line + b"\n"
+        return intact
+
+    def _load(self) -> None:
+        """Reads the file, unless this object knows its content already."""
+        if not self._loaded:
+            self._start(self.read())
 
     def _start(self, content: bytes) -> None:
         self._digest, self._blocks, self._rest, self.size = sha256(), list[bytes](), b"", 0
         self._add(content)
-        self._known = True
+        self._loaded = True
 
     def _add(self, text: bytes) -> None:
         self._digest.update(text)
         self.size += len(text)
         self._rest += text
-        full = len(self._rest) - len(self._rest) % BLOCK
+        full = len(self._rest) - len(self._rest) % BLOCK  # bytes that fill whole blocks
         self._blocks += [
             zlib.compress(self._rest[start : start + BLOCK]) for start in range(0, full, BLOCK)
         ]
@@ -124,23 +129,24 @@ class MetricsLog:
 
 
 def unpack(packed: Tensor, size: int) -> bytes | None:
-    """The text that `packed` gave, of `size` bytes; None if it is not that. Never makes more than
-    `size` bytes.
+    """Returns the content of a log from `MetricsLog.packed`; None if it is not `size` bytes long.
+
+    At most `size` + 1 bytes are decompressed: a forged checkpoint cannot exhaust the memory.
     """
     if packed.dtype != torch.uint8 or size < 0:
         return None
-    rest, parts, left = packed.numpy().tobytes(), list[bytes](), size
+    compressed, parts, bytes_left = packed.numpy().tobytes(), list[bytes](), size
     try:
-        while rest:
+        while compressed:
             block = zlib.decompressobj()
-            parts.append(block.decompress(rest, left + 1))
-            left -= len(parts[-1])
-            if left < 0 or not block.eof:
+            parts.append(block.decompress(compressed, bytes_left + 1))
+            bytes_left -= len(parts[-1])
+            if bytes_left < 0 or not block.eof:
                 return None
-            rest = block.unused_data
+            compressed = block.unused_data
     except zlib.error:
         return None
-    return b"".join(parts) if left == 0 else None
+    return b"".join(parts) if bytes_left == 0 else None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Several runs at once: those whose visits fit into one program advance together, round by round.
+"""Trains several runs at once: runs with the same model and training advance in one batch.
 
-Each run keeps its folder, records, checkpoints and seed, and gives the results it gives alone (up
-to the rounding of sums). A run that fails keeps nothing from the others: they go on to their end.
+Each run has its own folder, records, checkpoints and seed, and gives the results it would give
+alone (up to the rounding of sums). A run that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -18,131 +18,154 @@ from ..errors import DivergedError, FedEnsembleError
 from ..federation.federation import Federation
 from .data_cache import DataCache
 from .interrupt import Interruption, interruptible
-from .run import RunCallbacks, Work, run_steps
-from .run_groups import Groups, kind
+from .run import RunCallbacks, RunSteps, run_steps
+from .run_groups import Groups, batch_key
 
-MOST = 48  # runs at a time: each holds its own modes, and data where nobody has the same
+# Runs that are open at the same time. Each holds its modes in memory, and its data unless another
+# run has the same.
+MAX_OPEN_RUNS = 48
 
-Outcome = dict[str, Any] | DivergedError  # a summary, or what went wrong
+Outcome = dict[str, Any] | DivergedError  # the summary, or the error of a run that has diverged
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to be carried out."""
+    """A run that is to be trained in a folder."""
 
     config: Config
     folder: Path
-    watcher: RunCallbacks
+    callbacks: RunCallbacks
 
 
 def run_all(
     tasks: Sequence[Task],
-    finished: Callable[[int], None] = lambda place: None,
-    shelf: DataCache | None = None,
+    finished: Callable[[int], None] = lambda index: None,
+    cache: DataCache | None = None,
 ) -> list[Outcome]:
-    """The summaries of some runs, in their order; in place of a summary, why a run has diverged.
+    """Trains all runs and returns their outcomes in order: summaries, or errors of divergence.
 
-    Any other failure is raised once the others are at their end.
+    Any other error is raised after the other runs have finished.
 
     Args:
-        finished: called with a run's place as soon as it is done, or has diverged.
-        shelf: where the runs' data are read.
+        tasks: the runs.
+        finished: called with the index of a task as soon as its run is done or has diverged.
+        cache: from which the runs get their data.
     """
     outcomes: dict[int, Outcome] = {}
     failures: list[Exception] = []
-    # rows of a table may be the same run: it is carried out once
-    twins: dict[tuple[Path, str], list[int]] = {}
-    for place, task in enumerate(tasks):
-        twins.setdefault((task.folder, task.config.hash()), []).append(place)
+    # Several rows of a table may be the same run, which is trained once.
+    duplicates: dict[tuple[Path, str], list[int]] = {}
+    for index, task in enumerate(tasks):
+        duplicates.setdefault((task.folder, task.config.hash()), []).append(index)
     order = sorted(
-        (places[0] for places in twins.values()), key=lambda place: _alike(tasks[place].config)
+        (indices[0] for indices in duplicates.values()),
+        key=lambda index: _similarity_key(tasks[index].config),
     )
 
-    def done(first: int) -> None:
-        for place in twins[tasks[first].folder, tasks[first].config.hash()]:
-            outcomes[place] = outcomes[first]
-            finished(place)
+    def finish_duplicates(first: int) -> None:
+        for index in duplicates[tasks[first].folder, tasks[first].config.hash()]:
+            outcomes[index] = outcomes[first]
+            finished(index)
 
-    say = tasks[0].watcher.say if tasks else print
-    shelf = shelf or DataCache()
+    say = tasks[0].callbacks.say if tasks else print
+    cache = cache or DataCache()
     with interruptible(say) as interruption:
-        for _, group in groupby(order, key=lambda place: _alike(tasks[place].config)):
-            places = list(group)
-            for first in range(0, len(places), MOST):
-                chosen = places[first : first + MOST]
-                failures += _carry_out(
-                    {place: tasks[place] for place in chosen}, shelf, interruption, outcomes, done
+        for _, group in groupby(order, key=lambda index: _similarity_key(tasks[index].config)):
+            indices = list(group)
+            for first in range(0, len(indices), MAX_OPEN_RUNS):
+                open_tasks = {
+                    index: tasks[index] for index in indices[first : first + MAX_OPEN_RUNS]
+                }
+                failures += _run_together(
+                    open_tasks, cache, interruption, outcomes, finish_duplicates
                 )
     if failures:
         raise failures[0]
-    return [outcomes[place] for place in range(len(tasks))]
+    return [outcomes[index] for index in range(len(tasks))]
 
 
-def _alike(config: Config) -> str:
-    """What runs that may fit together have in common; the rest is looked at once they are built."""
+def _similarity_key(config: Config) -> str:
+    """Returns a key that is equal for runs which may be batched; `batch_key` decides later."""
     return repr((config.model, config.training, config.engine, config.algorithm["name"]))
 
 
-def _carry_out(
+def _run_together(
     tasks: dict[int, Task],
-    shelf: DataCache,
+    cache: DataCache,
     interruption: Interruption,
     outcomes: dict[int, Outcome],
     finished: Callable[[int], None],
 ) -> list[Exception]:
-    """Carries out some runs together, from opening their folders to their ends; what else went
-    wrong is returned.
+    """Trains some runs together, and returns all errors other than divergence.
+
+    Each run is a generator (`run_steps`): it yields its federation when it needs a round, and is
+    sent the report of that round. In between, the runs wait in `waiting`, and `Groups` trains one
+    round of all of them.
+
+    Args:
+        tasks: the runs by index.
+        cache: from which the runs get their data.
+        interruption: set by Ctrl-C.
+        outcomes: by index; summaries and divergence errors are added to it.
+        finished: called with the index of each run that is done or has diverged.
     """
     failures: list[Exception] = []
-    works: dict[int, Work] = {}
+    runs: dict[int, RunSteps] = {}
     waiting: dict[int, Federation] = {}
 
-    def go_on(place: int, report: RoundReport | None) -> None:
+    def resume(index: int, report: RoundReport | None) -> None:
+        """Lets a run continue to its next round or to its end."""
         try:
-            waiting[place] = next(works[place]) if report is None else works[place].send(report)
+            waiting[index] = next(runs[index]) if report is None else runs[index].send(report)
         except StopIteration as end:
-            outcomes[place] = dict(end.value)
-            works.pop(place)
-            waiting.pop(place, None)
-            finished(place)
+            outcomes[index] = dict(end.value)
+            runs.pop(index)
+            waiting.pop(index, None)
+            finished(index)
 
     groups = Groups()
 
-    def advance(runs: dict[int, Federation]) -> None:
-        stopped = False
-        for place, outcome in groups.advance(runs):
+    def advance(federations: dict[int, Federation]) -> None:
+        """Trains one round of some waiting runs, and resumes these runs."""
+        interrupted = False
+        for index, outcome in groups.advance(federations):
             try:
                 if isinstance(outcome, Exception):
-                    works[place].throw(outcome)  # and it comes back: the run must know
+                    # The run must see the error, to record it and release its folder. It raises
+                    # the error again.
+                    runs[index].throw(outcome)
                 else:
-                    go_on(place, outcome)
+                    resume(index, outcome)
             except FedEnsembleError as error:
-                waiting.pop(place)
-                works.pop(place).close()
-                tasks[place].watcher.failed(error)
+                waiting.pop(index)
+                runs.pop(index).close()
+                tasks[index].callbacks.failed(error)
                 if isinstance(error, DivergedError):
-                    outcomes[place] = error
-                    finished(place)
+                    outcomes[index] = error
+                    finished(index)
                 else:
                     failures.append(error)
-            except KeyboardInterrupt:  # each run saves its round before it stops
-                waiting.pop(place)
-                stopped = True
-        if stopped:
+            except KeyboardInterrupt:
+                # The other runs must save this round, too, before the command stops.
+                waiting.pop(index)
+                interrupted = True
+        if interrupted:
             raise KeyboardInterrupt
 
     try:
-        for place, task in tasks.items():
-            works[place] = run_steps(
-                task.config, task.folder, task.watcher, interruption, read=shelf.build_data
+        for index, task in tasks.items():
+            runs[index] = run_steps(
+                task.config, task.folder, task.callbacks, interruption, load_data=cache.build_data
             )
-            go_on(place, None)
-            alone = place in waiting and kind(waiting[place]) is None
-            while alone and place in waiting:  # to its end, before the next one takes memory, too
-                advance({place: waiting[place]})
+            resume(index, None)
+            # A run that cannot be batched is trained to its end here, so that its memory is free
+            # before the next run starts.
+            unbatched = index in waiting and batch_key(waiting[index]) is None
+            while unbatched and index in waiting:
+                advance({index: waiting[index]})
         while waiting:
             advance(dict(waiting))
     finally:
-        for work in works.values():
-            work.close()
+        for run in runs.values():
+            run.close()
     return failures

@@ -1,7 +1,6 @@
-"""What is to be reproduced: the file of a table or figure of the paper, read at a scale, as cells
-of runs.
+"""Reads the TOML file of a table or figure of the paper as cells, each with one run per seed.
 
-It is a comparison file with columns, scales and the paper's own numbers beside ours.
+Such a file is a comparison file with columns, scales ("smoke", "full") and the paper's results.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ..config.schema import Config, resolve
 from ..config.toml import Values, merge, read_toml, with_settings
 from ..core.algorithm import algorithms
 from ..errors import InputError, unknown
-from .compare import ComparisonTable, RowTable, changes_of, problems_of
+from .compare import ComparisonTable, RowTable, changes_of, format_problems
 
-# In the order of the paper; `all` goes through them in this order.
+# In the order of the paper, which is also the order of `fedensemble reproduce all`.
 NAMES = (
     "table1",
     "table2-mnist",
@@ -42,8 +41,9 @@ NAMES = (
 
 
 class CellsTable(RowTable):
-    """A row or a column: a label, what it changes, and, for a row, perhaps seeds of its own and
-    only a few columns.
+    """A row or a column: a label and the settings it overrides.
+
+    A row may also have its own seeds, and may be restricted to some columns.
     """
 
     seeds: list[NonNegativeInt] | None = None
@@ -51,7 +51,7 @@ class CellsTable(RowTable):
 
 
 class ScaleTable(Table):
-    """How large: what a scale changes of the whole file."""
+    """A scale: the settings it overrides in all cells, its seeds, and its rows and columns."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     seeds: list[NonNegativeInt] | None = None
@@ -62,8 +62,9 @@ class ScaleTable(Table):
 
 
 class ReproductionTable(ComparisonTable):
-    """A comparison file with columns: a cell is a row's and a column's changes of the base, with
-    every seed.
+    """The content of the file of a table or figure.
+
+    The settings of a cell are the base config with the overrides of its row and its column.
     """
 
     title: str
@@ -71,19 +72,21 @@ class ReproductionTable(ComparisonTable):
     report: str = "grid"
     row: list[CellsTable] = Field(default_factory=list)  # type: ignore[assignment]
     column: list[CellsTable] = Field(default_factory=list)
-    of: list[str] = Field(default_factory=list, description="other files, whose cells are taken")
-    columns: list[str] | None = Field(default=None, description="only these of their columns")
-    shown: list[str] = Field(default_factory=list, description="metrics; left out, `metric` alone")
+    of: list[str] = Field(default_factory=list, description="other files whose cells are used")
+    columns: list[str] | None = Field(default=None, description="only these columns of the files")
+    shown: list[str] = Field(
+        default_factory=list, description="metrics to show; by default, only `metric`"
+    )
     ways: list[str] = Field(
-        default_factory=lambda: ["test"], description="of testing: test, test_dropout"
+        default_factory=lambda: ["test"], description="evaluations to show: test, test_dropout"
     )
     gap: list[str] = Field(
-        default_factory=list, description="two columns, whose difference is shown"
+        default_factory=list, description="two columns whose difference is shown"
     )
-    choose: bool = Field(default=False, description="mark each row's best column")
-    options: dict[str, Any] = Field(default_factory=dict, description="of the report")
+    choose: bool = Field(default=False, description="mark the best column of each row")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the report")
     paper: dict[str, dict[str, str]] = Field(
-        default_factory=dict, description="the paper's numbers, by row and column"
+        default_factory=dict, description="the paper's results, by row and column"
     )
     note: str = ""
     scale: dict[str, ScaleTable] = Field(default_factory=dict)
@@ -91,7 +94,7 @@ class ReproductionTable(ComparisonTable):
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a table: a run for each seed, or the reason why there is none."""
+    """A cell of a table: one config per seed, or the reason why the cell is skipped."""
 
     row: str
     column: str
@@ -100,30 +103,40 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What it is called in progress lines and on the command line."""
+        """The name of the cell in progress lines and for --only."""
         return f"{self.row} / {self.column}"
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table or figure at a scale, perhaps with changes: what `--set` and `--seeds` say."""
+    """A table or figure at a scale.
+
+    Attributes:
+        table: the content of its file.
+        scale: name of the scale.
+        note: on the scale, for the report.
+        cells: row by row.
+        argument: of `fedensemble reproduce`: the name or path of the file.
+        changes: the options --set and --seeds of the command.
+    """
 
     table: ReproductionTable
     scale: str
     note: str
     cells: tuple[Cell, ...]
-    given: str = ""
+    argument: str = ""
     changes: str = ""
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the table or figure."""
         return self.table.name
 
     @property
     def folder(self) -> str:
-        """Where it goes: by its name and, lest it takes the place of the table without changes, a
-        hash of them.
+        """The name of its output folder.
+
+        A hash of the changes is appended: results with other settings must not overwrite the table.
         """
         return (
             f"{self.name}-{sha256(self.changes.encode()).hexdigest()[:8]}"
@@ -133,18 +146,19 @@ class Reproduction:
 
     @property
     def command(self) -> str:
-        """What makes it."""
+        """The command that reproduces it."""
         scale = [] if self.scale == "full" else ["--scale", self.scale]
-        return f"{join(['fedensemble', 'reproduce', self.given or self.name, *scale])} {self.changes}".rstrip()
+        words = join(["fedensemble", "reproduce", self.argument or self.name, *scale])
+        return f"{words} {self.changes}".rstrip()
 
 
 def experiments_folder() -> Path:
-    """Where the files that come with the package are."""
+    """Returns the folder of the files that come with the package."""
     return Path(str(files("fedensemble") / "papers" / "fed_ensemble"))
 
 
 def find_experiment(name: str) -> Path:
-    """The file of a name, or the path itself where it is one."""
+    """Returns the path of a packaged file by its name; a name that ends in .toml is a path."""
     if name.endswith(".toml"):
         return Path(name)
     path = experiments_folder() / f"{name}.toml"
@@ -161,16 +175,24 @@ def read_reproduction(
     seeds: Sequence[int] | None = None,
     device: str | None = None,
 ) -> Reproduction:
-    """The table or figure a file describes, at a scale.
+    """Reads the file of a table or figure at a scale.
 
-    A cell's settings are the base's, then the scale's, then `settings`, then the row's, then the
-    column's.
+    A cell is the base config with overrides, in this order: the scale, `settings`, `device`, the
+    row, the column.
+
+    Args:
+        path: of the file.
+        scale: one of the scales in the file.
+        settings: overrides "key=value".
+        seeds: replace those of the file.
+        device: replaces that of the config.
     """
     try:
         table = ReproductionTable.model_validate(read_toml(path))
     except ValidationError as error:
         raise InputError(
-            f"{path} is no file of a table or figure: {problems_of(error, ReproductionTable)}"
+            f"{path} is not a valid file of a table or figure: "
+            f"{format_problems(error, ReproductionTable)}"
         ) from None
     if scale not in table.scale:
         raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
@@ -181,39 +203,41 @@ def read_reproduction(
         base = with_settings(
             merge(read_toml(path.parent / table.base), changes_of(size.set)), settings
         )
-        cells = _cells(
-            table, size, with_settings(base, [f"engine.device={device}"] if device else []), seeds
-        )
-    given = path.stem if path.parent == experiments_folder() else str(path)
-    said = [word for setting in settings for word in ("--set", setting)]
-    said += ["--seeds", ",".join(map(str, seeds))] if seeds else []
-    return Reproduction(table, scale, size.note, tuple(cells), given, join(said))
+        if device:
+            base = with_settings(base, [f"engine.device={device}"])
+        cells = _cells(table, size, base, seeds)
+    argument = path.stem if path.parent == experiments_folder() else str(path)
+    changes = [word for setting in settings for word in ("--set", setting)]
+    changes += ["--seeds", ",".join(map(str, seeds))] if seeds else []
+    return Reproduction(table, scale, size.note, tuple(cells), argument, join(changes))
 
 
 def _cells(
     table: ReproductionTable, size: ScaleTable, base: Values, seeds: Sequence[int] | None
 ) -> list[Cell]:
+    """Returns the cells of a table with its own rows and columns."""
     cells = []
-    for row in _chosen(table.row, size.rows, "row"):
-        for column in _chosen(table.column, size.columns, "column"):
+    for row in _select(table.row, size.rows, "row"):
+        for column in _select(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
-            chosen = (
+            # The most specific seeds win: of the command, the row, the column, the scale, the file.
+            cell_seeds = (
                 seeds
                 or row.seeds
                 or size.column_seeds.get(column.label)
                 or size.seeds
                 or table.seeds
             )
-            cells.append(_cell(row.label, column.label, values, chosen))
+            cells.append(_cell(row.label, column.label, values, cell_seeds))
     return cells
 
 
 def _cell(row: str, column: str, values: Values, seeds: Sequence[int]) -> Cell:
-    method = values.get("algorithm", {}).get("name", "fedavg")
-    if method not in algorithms:
-        return Cell(row, column, skipped=f"algorithm '{method}' is not there")
+    algorithm = values.get("algorithm", {}).get("name", "fedavg")
+    if algorithm not in algorithms:
+        return Cell(row, column, skipped=f"algorithm '{algorithm}' is not installed")
     resolved = [resolve(merge(values, {"seed": seed}), f"'{row} / {column}'") for seed in seeds]
     return Cell(row, column, tuple(resolve_device(config) for config in resolved))
 
@@ -227,6 +251,7 @@ def _cells_of_others(
     seeds: Sequence[int] | None,
     device: str | None,
 ) -> list[Cell]:
+    """Returns the cells of the other files that a table refers to (`of`)."""
     cells = [
         cell
         for name in table.of
@@ -236,15 +261,16 @@ def _cells_of_others(
     ]
     rows, columns = size.rows, size.columns or table.columns
     return [
-        c
-        for c in cells
-        if (rows is None or c.row in rows) and (columns is None or c.column in columns)
+        cell
+        for cell in cells
+        if (rows is None or cell.row in rows) and (columns is None or cell.column in columns)
     ]
 
 
-def _chosen(
+def _select(
     tables: Sequence[CellsTable], labels: Sequence[str] | None, what: str
 ) -> list[CellsTable]:
+    """Returns the rows or columns with these labels, or all of them if `labels` is None."""
     known = {table.label: table for table in tables}
     for label in labels or ():
         if label not in known:

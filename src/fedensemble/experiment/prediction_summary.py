@@ -1,9 +1,7 @@
-"""What is kept of a run's data and predictions for its report: numbers of bounded size, never
-inputs.
+"""Summaries of a run's data and predictions for its report; of bounded size, and without inputs.
 
-Of clients it is their names, sizes and label counts; of a regression's test set up to `MOST_POINTS`
-targets with what was predicted for them. Both can be left out, see the table `report` of the
-config.
+They hold the clients' names, sizes and label counts, and for regression up to `MAX_POINTS` targets
+of the test set with their predictions. Both can be disabled in the table `report` of the config.
 """
 
 from __future__ import annotations
@@ -18,21 +16,22 @@ from torch import Tensor
 from ..data import FederatedData
 from ..predict import Prediction
 
-BINS = 15  # of the calibration diagram, as of the calibration error
-BARS = 30  # of a histogram
-GROUPS = 10  # of equal size, from the surest prediction to the least sure
-# what is beyond would make the report heavy, not clearer
-MOST_CLASSES, MOST_CLIENTS, MOST_POINTS = 100, 200, 1000
+CALIBRATION_BINS = 15  # of the calibration diagram; the same as for the calibration error
+HISTOGRAM_BINS = 30
+SPREAD_GROUPS = 10  # groups of equal size, from the most to the least certain prediction
+# More would make the report larger, but not clearer.
+MAX_CLASSES, MAX_CLIENTS, MAX_POINTS = 100, 200, 1000
 
 
 def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any]:
-    """Sizes of the first clients, and their labels where the targets are labels.
+    """Returns sizes of the first clients and, for classification, their label counts.
 
     Args:
-        publish: tell of single clients; otherwise only how many they are, and totals.
+        data: of all clients.
+        publish: whether to include values of single clients; otherwise only totals are returned.
     """
-    shown = min(len(data), MOST_CLIENTS)
-    found: dict[str, Any] = {
+    shown = min(len(data), MAX_CLIENTS)
+    summary: dict[str, Any] = {
         "clients": len(data),
         "examples": int(data.size.sum()),
         "test_examples": 0 if data.x_test is None else len(data.x_test),
@@ -40,26 +39,29 @@ def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any
         "partition": str(data.info.get("partition", "")),
     }
     if not publish:
-        return {**found, "published": False}
-    found |= {
+        return {**summary, "published": False}
+    summary |= {
         "size": data.size[:shown].tolist(),
         "names": list(data.names[:shown]) if data.names is not None else None,
     }
     if data.classes is None:
-        return found
+        return summary
     counts = torch.stack([_count(data.client(client)[1], data.classes) for client in range(shown)])
-    place, labels = _shown_classes(counts.sum(0))
-    merged = torch.zeros(shown, len(labels), dtype=torch.int64).index_add_(1, place, counts)
-    return {**found, "labels": labels, "counts": merged.tolist()}
+    row_of_class, labels = _group_classes(counts.sum(0))
+    merged = torch.zeros(shown, len(labels), dtype=torch.int64).index_add_(1, row_of_class, counts)
+    return {**summary, "labels": labels, "counts": merged.tolist()}
 
 
 def describe_predictions(
     prediction: Prediction, targets: Tensor, publish: bool = True
 ) -> dict[str, Any]:
-    """Calibration, entropies and confusions, or residuals and spreads for regression.
+    """Returns calibration, entropy and confusion matrix; residuals and spreads for regression.
 
     Args:
-        publish: for regression, tell single targets; otherwise only counts and means over groups.
+        prediction: for the test set.
+        targets: of the test set.
+        publish: for regression, whether to include single targets with their predictions; otherwise
+            only counts and means over groups are returned.
     """
     if prediction.task == "regression":
         return _regression(prediction, targets.cpu(), publish)
@@ -67,7 +69,7 @@ def describe_predictions(
 
 
 def compact_bytes(content: Any) -> bytes:
-    """JSON on one line: there are many numbers, and no person reads them here."""
+    """Returns JSON on one line, without spaces: the arrays are long, and only code reads them."""
     return (json.dumps(content, separators=(",", ":")) + "\n").encode()
 
 
@@ -75,92 +77,105 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
     classes = prediction.mean.shape[-1]
     mean, target = prediction.mean.reshape(-1, classes), targets.reshape(-1).long()
     label = mean.argmax(-1)
-    right = label == target
-    uncertainty, most = prediction.entropy.reshape(-1).double(), math.log(classes)
-    bar = (uncertainty / (most or 1) * BARS).long().clamp(0, BARS - 1)
-    place, labels = _shown_classes(_count(target, classes))
-    pairs = place[target] * len(labels) + place[label]
-    apart = [_calibration(mode.reshape(-1, classes), target) for mode in prediction.modes]
+    correct = label == target
+    entropy, max_entropy = prediction.entropy.reshape(-1).double(), math.log(classes)
+    entropy_bin = _bin_index(entropy / (max_entropy or 1))
+    row_of_class, labels = _group_classes(_count(target, classes))
+    # The confusion matrix [target, label], counted as one flat index per example.
+    cell = row_of_class[target] * len(labels) + row_of_class[label]
+    per_mode = [_calibration_sums(mode.reshape(-1, classes), target) for mode in prediction.modes]
     return {
         "task": "classification",
         "examples": len(target),
         "modes": len(prediction.modes),
-        "calibration": _binned(_calibration(mean, target)),
-        "calibration_modes": _binned(torch.stack(apart).sum(0)),
+        "calibration": _calibration(_calibration_sums(mean, target)),
+        "calibration_modes": _calibration(torch.stack(per_mode).sum(0)),
         "entropy": {
-            "most": most,
-            "right": _count(bar[right], BARS).tolist(),
-            "wrong": _count(bar[~right], BARS).tolist(),
+            "most": max_entropy,
+            "right": _count(entropy_bin[correct], HISTOGRAM_BINS).tolist(),
+            "wrong": _count(entropy_bin[~correct], HISTOGRAM_BINS).tolist(),
         },
         "labels": labels,
-        "confusion": _count(pairs, len(labels) ** 2).reshape(len(labels), -1).tolist(),
+        "confusion": _count(cell, len(labels) ** 2).reshape(len(labels), -1).tolist(),
     }
 
 
-def _calibration(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Examples, summed confidence and right answers by confidence, [3, BINS]."""
+def _bin_index(fraction: Tensor) -> Tensor:
+    """Returns the bin of a histogram over [0, 1] that each value falls into."""
+    return (fraction * HISTOGRAM_BINS).long().clamp(0, HISTOGRAM_BINS - 1)
+
+
+def _calibration_sums(probabilities: Tensor, target: Tensor) -> Tensor:
+    """Returns examples, summed confidence and correct predictions, [3, CALIBRATION_BINS]."""
     confidence, label = probabilities.double().max(-1)
-    place = (confidence * BINS).long().clamp(max=BINS - 1)
-    weights = torch.stack([torch.ones_like(confidence), confidence, (label == target).double()])
-    return torch.zeros(3, BINS, dtype=torch.double).index_add_(1, place, weights)
+    index = (confidence * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
+    values = torch.stack([torch.ones_like(confidence), confidence, (label == target).double()])
+    return torch.zeros(3, CALIBRATION_BINS, dtype=torch.double).index_add_(1, index, values)
 
 
-def _binned(sums: Tensor) -> dict[str, list[Any]]:
+def _calibration(sums: Tensor) -> dict[str, list[Any]]:
+    """Returns the number of examples, mean confidence and accuracy per bin."""
     count = sums[0].clamp(min=1)
     return {
         "count": sums[0].long().tolist(),
-        "confidence": _short(sums[1] / count),
-        "accuracy": _short(sums[2] / count),
+        "confidence": _round(sums[1] / count),
+        "accuracy": _round(sums[2] / count),
     }
 
 
 def _regression(prediction: Prediction, targets: Tensor, publish: bool) -> dict[str, Any]:
-    mean, spread = (
-        prediction.mean.double().reshape(-1),
-        prediction.variance.double().sqrt().reshape(-1),
-    )
+    mean = prediction.mean.double().reshape(-1)
+    spread = prediction.variance.double().sqrt().reshape(-1)
     target = targets.double().reshape(-1)
     error = mean - target
-    reach = float(error.abs().max()) or 1.0
-    bar = ((error / reach + 1) / 2 * BARS).long().clamp(0, BARS - 1)
-    step = -(-len(mean) // MOST_POINTS)
-    found: dict[str, Any] = {
+    max_error = float(error.abs().max()) or 1.0  # the histogram covers [-max_error, max_error]
+    residual_bin = _bin_index((error / max_error + 1) / 2)
+    step = -(-len(mean) // MAX_POINTS)
+    summary: dict[str, Any] = {
         "task": "regression",
         "examples": len(mean),
         "modes": len(prediction.modes),
-        "residuals": {"reach": reach, "count": _count(bar, BARS).tolist()},
+        "residuals": {"reach": max_error, "count": _count(residual_bin, HISTOGRAM_BINS).tolist()},
     }
     if publish:
-        shown = {"target": target, "mean": mean, "spread": spread}
-        found["points"] = {name: _short(values[::step]) for name, values in shown.items()}
+        columns = {"target": target, "mean": mean, "spread": spread}
+        summary["points"] = {name: _round(values[::step]) for name, values in columns.items()}
     if len(prediction.members) > 1:
-        groups = torch.tensor_split(spread.argsort(), min(GROUPS, len(spread)))
-        found["spreads"] = {
-            "spread": _short(
-                torch.stack([spread[group].square().mean().sqrt() for group in groups])
-            ),
-            "error": _short(torch.stack([error[group].square().mean().sqrt() for group in groups])),
+        groups = torch.tensor_split(spread.argsort(), min(SPREAD_GROUPS, len(spread)))
+        summary["spreads"] = {
+            "spread": _round(torch.stack([_root_mean_square(spread[group]) for group in groups])),
+            "error": _round(torch.stack([_root_mean_square(error[group]) for group in groups])),
             "count": [len(group) for group in groups],
         }
-    return found
+    return summary
 
 
-def _shown_classes(totals: Tensor) -> tuple[Tensor, list[str]]:
-    """For each class the row it is shown in, and the rows' labels: where classes are many, the
-    rarest share one.
+def _root_mean_square(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt()
+
+
+def _group_classes(totals: Tensor) -> tuple[Tensor, list[str]]:
+    """Returns each class's row in the report, and the labels of the rows.
+
+    If there are more than `MAX_CLASSES` classes, the rarest ones share the last row, "others".
+
+    Args:
+        totals: number of examples per class.
     """
     classes = len(totals)
-    if classes <= MOST_CLASSES:
+    if classes <= MAX_CLASSES:
         return torch.arange(classes), [str(c) for c in range(classes)]
-    kept = totals.argsort(descending=True, stable=True)[: MOST_CLASSES - 1].sort().values
-    place = torch.full((classes,), MOST_CLASSES - 1)
-    place[kept] = torch.arange(len(kept))
-    return place, [*(str(c) for c in kept.tolist()), "others"]
+    frequent = totals.argsort(descending=True, stable=True)[: MAX_CLASSES - 1].sort().values
+    row_of_class = torch.full((classes,), MAX_CLASSES - 1)
+    row_of_class[frequent] = torch.arange(len(frequent))
+    return row_of_class, [*(str(c) for c in frequent.tolist()), "others"]
 
 
-def _count(values: Tensor, most: int) -> Tensor:
-    return torch.bincount(values.cpu().reshape(-1).long(), minlength=most)
+def _count(values: Tensor, length: int) -> Tensor:
+    """Returns how often each of 0, ..., `length` - 1 occurs."""
+    return torch.bincount(values.cpu().reshape(-1).long(), minlength=length)
 
 
-def _short(values: Tensor) -> list[float]:
+def _round(values: Tensor) -> list[float]:
+    """Returns the values with five significant digits, which keeps the file small."""
     return [float(f"{value:.5g}") for value in values.tolist()]

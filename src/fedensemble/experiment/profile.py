@@ -1,5 +1,7 @@
-"""Where a round's time goes: functions are wrapped while a run is profiled, and left alone
-otherwise.
+"""Measures how much time each phase of a round takes.
+
+While a run is profiled, the functions that make up the phases are replaced by timed wrappers.
+Without profiling the code is unchanged and has no overhead.
 """
 
 from __future__ import annotations
@@ -18,41 +20,43 @@ import torch
 from ..checkpoint import write_json
 from ..core.engine import engines
 from ..federation.federation import Federation
-from . import run as running
+from . import run as run_module
 from .run_folder import RunFolder
 
 FILE = "profile.json"
 PLANNING, PREPARING, TRAINING = "planning", "preparing and gathering", "local training"
 AGGREGATION, SERVER, EVALUATION, WRITING = "aggregation", "server update", "evaluation", "writing"
 PHASES = (PLANNING, PREPARING, TRAINING, AGGREGATION, SERVER, EVALUATION, WRITING)
-# the round, counted from 1 in this process, whose operations are recorded; it is not timed
-_LOOKED_AT = 3
-_OPERATIONS = 12
-_SILENT = "99"  # above all levels: torch's profiler would print where it starts and stops
+# The round, counted from 1 in this process, that torch.profiler records. The profiler slows it
+# down, so this round does not count towards the times of the phases.
+_RECORDED_ROUND = 3
+_MAX_OPERATIONS = 12
+# A log level above all others: otherwise torch.profiler prints when it starts and stops.
+_KINETO_SILENT = "99"
 
 
 class Profile:
-    """Seconds by phase. A phase's time is its own: that of a phase inside it goes to that phase."""
+    """Seconds per phase. Time spent in a nested phase counts for the nested phase only."""
 
     def __init__(self) -> None:
         self.cuda = False
         self.rounds = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.operations: list[dict[str, Any]] = []
-        # ms the card was at work in the round whose operations were recorded
+        # Milliseconds of GPU kernels in the recorded round; None on a CPU.
         self.busy: float | None = None
-        self._stack: list[tuple[str, float]] = []
-        self._recording: Any = None
+        self._stack: list[tuple[str, float]] = []  # open phases, and since when they are charged
+        self._recorder: Any = None
 
     def now(self) -> float:
-        """The time, once the card is done with what it was asked for."""
+        """Returns the time after the GPU has finished all work that was launched."""
         self.cuda = self.cuda or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
 
     def wrapped(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        """The function, its time counted."""
+        """Returns the function with its time added to a phase."""
 
         @wraps(function)
         def timed(*args: Any, **options: Any) -> Any:
@@ -83,44 +87,44 @@ class Profile:
             self._end_round()
 
     def _add(self, phase: str, seconds: float) -> None:
-        if self._recording is None:
+        if self._recorder is None:
             self.seconds[phase] += seconds
 
     def _begin_round(self) -> None:
         self.rounds += 1
-        if self.rounds == _LOOKED_AT:
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            kinds += [torch.profiler.ProfilerActivity.CUDA] if self.cuda else []
-            self._recording = torch.profiler.profile(activities=kinds)
-            self._recording.__enter__()
+        if self.rounds == _RECORDED_ROUND:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            activities += [torch.profiler.ProfilerActivity.CUDA] if self.cuda else []
+            self._recorder = torch.profiler.profile(activities=activities)
+            self._recorder.__enter__()
 
     def _end_round(self) -> None:
-        if self._recording is None:
+        if self._recorder is None:
             return
-        recording, self._recording = self._recording, None
-        recording.__exit__(None, None, None)
-        found = [
+        recorder, self._recorder = self._recorder, None
+        recorder.__exit__(None, None, None)
+        operations = [
             {
                 "name": event.key,
                 "calls": event.count,
                 "cpu_ms": event.self_cpu_time_total / 1000,
                 "device_ms": event.self_device_time_total / 1000,
             }
-            for event in recording.key_averages()
+            for event in recorder.key_averages()
         ]
         by = "device_ms" if self.cuda else "cpu_ms"
-        self.operations = sorted(found, key=lambda event: -event[by])[:_OPERATIONS]
-        self.busy = sum(event["device_ms"] for event in found) if self.cuda else None
+        self.operations = sorted(operations, key=lambda each: -each[by])[:_MAX_OPERATIONS]
+        self.busy = sum(each["device_ms"] for each in operations) if self.cuda else None
 
     def stop(self) -> None:
-        """Ends a recording that a failed round left behind."""
-        if self._recording is not None:
-            self._recording.__exit__(None, None, None)
-            self._recording = None
+        """Ends the recording of a round that has failed."""
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
 
     def facts(self) -> dict[str, Any]:
-        """The profile as plain values; times are those of a round on average."""
-        timed = max(1, self.rounds - (self.rounds >= _LOOKED_AT))
+        """Returns the profile as plain values; times are means per round."""
+        timed = max(1, self.rounds - (self.rounds >= _RECORDED_ROUND))
         total = sum(self.seconds.values()) or 1.0
         phases = {
             name: {"ms": 1000 * self.seconds[name] / timed, "share": self.seconds[name] / total}
@@ -136,40 +140,41 @@ class Profile:
         }
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Writes the profile to a run's folder, and gives it."""
+        """Writes the profile to a run's folder, and returns it."""
         write_json(folder / FILE, self.facts())
         return self.facts()
 
 
 @contextmanager
 def profiling() -> Iterator[Profile]:
-    """Within it, whatever a run does is timed. On a GPU every phase waits for the card, which costs
-    some speed.
+    """Context in which runs are timed.
+
+    On a GPU, the start and the end of each phase wait for the GPU, which slows training down.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
     profile = Profile()
-    places: list[tuple[Any, str, str]] = [
+    targets: list[tuple[Any, str, str]] = [  # owner, name of the function, phase
         (Federation, "ask", PLANNING),
         (Federation, "conclude", SERVER),
-        (running, "test", EVALUATION),
+        (run_module, "evaluate_run", EVALUATION),
         (RunFolder, "append_metrics", WRITING),
         (RunFolder, "save", WRITING),
     ]
-    kinds = {kind for name in engines for kind in engines[name].__mro__}
-    inside = (("visit", AGGREGATION), ("prepare", PREPARING), ("train", TRAINING))
-    places += [(kind, name, phase) for kind in kinds for name, phase in inside if _has(kind, name)]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    classes = {base for name in engines for base in engines[name].__mro__}
+    methods = (("visit", AGGREGATION), ("prepare", PREPARING), ("train", TRAINING))
+    targets += [(c, name, phase) for c in classes for name, phase in methods if _defines(c, name)]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in targets]
     try:
-        for owner, name, phase in places:
+        for owner, name, phase in targets:
             setattr(owner, name, profile.wrapped(getattr(owner, name), phase))
         yield profile
     finally:
-        for owner, name, function in before:
+        for owner, name, function in originals:
             setattr(owner, name, function)
         profile.stop()
 
 
-def _has(kind: type, name: str) -> bool:
-    """Whether a class defines a method itself, and not only in name."""
-    method = vars(kind).get(name)
+def _defines(cls: type, name: str) -> bool:
+    """Returns whether a class itself, not a base class, implements a method."""
+    method = vars(cls).get(name)
     return callable(method) and not getattr(method, "__isabstractmethod__", False)

@@ -1,6 +1,4 @@
-"""Reads text files of a run; what is missing, unreadable or of another form is a StoreError that
-names the file.
-"""
+"""Reads JSON files of a run; a missing, unreadable or malformed file raises a StoreError."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ..errors import StoreError
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file."""
+    """Returns the content of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -22,7 +20,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """Returns the value in a JSON file."""
     try:
         return json.loads(read_bytes(path).decode("utf-8"))
     except StoreError:
@@ -34,19 +32,26 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What a JSON file holds, which must be a table."""
-    held = read_json(path)
-    if not isinstance(held, dict):
+    """Returns the value in a JSON file, which must be an object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
         raise StoreError(
-            f"{path} is damaged: it should hold a table, and holds {json.dumps(held)[:40]}."
+            f"{path} is damaged: expected a JSON object, but got {json.dumps(value)[:40]}."
         )
-    return held
+    return value
 
 
-def need_keys(path: Path, held: Mapping[str, Any], keys: Sequence[str], what: str = "it") -> None:
-    """Raises if a table of a file lacks one of these keys; dotted ones are keys of tables in it."""
+def need_keys(path: Path, table: Mapping[str, Any], keys: Sequence[str], what: str = "it") -> None:
+    """Raises a StoreError if a table lacks one of the keys.
+
+    Args:
+        path: the file of the table, which the error names.
+        table: in which the keys are required.
+        keys: a dotted key "a.b" is key "b" of the table "a".
+        what: the table's name in the error.
+    """
     for key in keys:
-        inner: Any = held
+        inner: Any = table
         for part in key.split("."):
             if not isinstance(inner, Mapping) or part not in inner:
                 raise StoreError(f"{path} is damaged: {what} lacks '{key}'.")
@@ -54,12 +59,11 @@ def need_keys(path: Path, held: Mapping[str, Any], keys: Sequence[str], what: st
 
 
 def need_numbers(
-    path: Path, held: Mapping[str, Any], keys: Sequence[str], what: str = "it"
+    path: Path, table: Mapping[str, Any], keys: Sequence[str], what: str = "it"
 ) -> None:
-    """As `need_keys`, for keys whose values must be numbers."""
-    need_keys(path, held, keys, what)
+    """Like `need_keys`, and also raises if a value is not a number."""
+    need_keys(path, table, keys, what)
     for key in keys:
-        if isinstance(held[key], bool) or not isinstance(held[key], (int, float)):
-            raise StoreError(
-                f"{path} is damaged: '{key}' of {what} is no number but {json.dumps(held[key])[:40]}."
-            )
+        if isinstance(table[key], bool) or not isinstance(table[key], (int, float)):
+            value = json.dumps(table[key])[:40]
+            raise StoreError(f"{path} is damaged: '{key}' of {what} is not a number but {value}.")

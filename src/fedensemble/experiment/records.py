@@ -1,6 +1,4 @@
-"""What is said and written of a run: remarks, what it was carried out with, a record of each round,
-a summary.
-"""
+"""The records of a run: notes for the user, the environment, one record per round, the summary."""
 
 from __future__ import annotations
 
@@ -24,49 +22,48 @@ from .run_folder import RunFolder
 
 
 def run_notes(federation: Federation) -> list[str]:
-    """What a user should know of a run: an assumption of the method that does not hold, and the
-    notes of its parts.
-    """
+    """Returns notes for the user: assumptions of the algorithm that do not hold, notes of parts."""
     algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
-    name, own = (
-        algorithms.name_of(type(algorithm)) or type(algorithm).__name__,
-        federation.data.x_server,
-    )
-    said = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
-    said += [federation.aggregator_note] if federation.aggregator_note else []
+    name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
+    notes = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
+    notes += [federation.aggregator_note] if federation.aggregator_note else []
     if federation.attack is not None and federation.malicious is not None:
         attack, count = type(federation.attack), int(federation.malicious.sum())
-        name_of_attack = attacks.name_of(attack) or attack.__name__
-        said.append(
-            f"Simulated attack '{name_of_attack}': {count} of {clients} clients are malicious."
+        attack_name = attacks.name_of(attack) or attack.__name__
+        notes.append(
+            f"Simulated attack '{attack_name}': {count} of {clients} clients are malicious."
         )
     steps = int(federation.work.count(federation.data.size).max())
     if type(algorithm) is FedProx and algorithm.mu > 0 and steps == 1:
-        said.insert(
+        # The gradient of the proximal term is 0 at the starting point, the only one that is used.
+        notes.insert(
             0,
-            "With one local step FedProx is FedAvg: where a client starts, mu pulls nowhere. For more steps raise "
-            "training.epochs or training.steps, or lower training.batch_size.",
+            "With one local step FedProx is FedAvg: the proximal term has no effect at a client's "
+            "starting point. For more steps raise training.epochs or training.steps, or lower "
+            "training.batch_size.",
         )
-    if own is not None and not algorithm.distils:
-        said.insert(0, f"{name} makes no use of the {len(own)} inputs that the server holds.")
-    asked, modes = schedule.clients_per_round, schedule.modes
-    shared = schedule.one_mode_a_client and modes > 1  # then no mode has all clients in a round
-    if algorithm.assumes_full_participation and (asked < clients or shared):
-        how = (
-            f"with {asked} of {clients}"
-            if asked < clients
-            else f"with {modes} modes, of which a client trains one"
+    x_server = federation.data.x_server
+    if x_server is not None and not algorithm.distils:
+        notes.insert(0, f"{name} does not use the {len(x_server)} inputs of the server.")
+    selected, modes = schedule.clients_per_round, schedule.modes
+    # If each client trains one of several modes, no mode is trained by all clients in a round.
+    modes_share_clients = schedule.one_mode_a_client and modes > 1
+    if algorithm.assumes_full_participation and (selected < clients or modes_share_clients):
+        setting = (
+            f"with {selected} of {clients}"
+            if selected < clients
+            else f"with {modes} modes, of which each client trains one"
         )
-        said.insert(
+        notes.insert(
             0,
-            f"{name} assumes that all clients take part in every round: {how}, the server goes by those who report, "
-            "and the others keep what they remember.",
+            f"{name} assumes that all clients take part in every round: {setting}, the server "
+            "uses only the clients that report, and the other clients keep their state.",
         )
-    return said
+    return notes
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """What the run is carried out with."""
+    """Returns versions, platform, device and command line of the run."""
     cuda = torch.cuda.is_available() and config.engine.device.startswith("cuda")
     return {
         "fedensemble": VERSION,
@@ -80,8 +77,9 @@ def environment(config: Config) -> dict[str, Any]:
 
 
 def describe(report: RoundReport) -> dict[str, Any]:
-    """A round as a record; without times but simulated ones, so that the same run gives the same
-    bytes.
+    """Returns the record of a round for metrics.jsonl.
+
+    It has no times other than simulated ones, so that equal runs write equal files.
     """
     record = {
         "round": report.round,
@@ -93,9 +91,9 @@ def describe(report: RoundReport) -> dict[str, Any]:
         "bytes_down": report.bytes_down,
     }
     if report.turnout is not None:
-        asked, late, dropped, away, seconds, clock, _ = report.turnout
+        selected, late, dropped, away, seconds, clock, _ = report.turnout
         record |= {
-            "asked": asked,
+            "asked": selected,
             "late": late,
             "dropped": dropped,
             "away": away,
@@ -106,9 +104,7 @@ def describe(report: RoundReport) -> dict[str, Any]:
 
 
 def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The clock after these rounds, and in how many nobody answered; empty where no time is
-    simulated.
-    """
+    """Returns the simulated clock and the number of rounds without replies; {} without a clock."""
     if not records or "clock" not in records[-1]:
         return {}
     return {
@@ -118,14 +114,18 @@ def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarize(
-    config: Config, store: RunFolder, federation: Federation, tested: Mapping[str, Any]
+    config: Config, store: RunFolder, federation: Federation, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is left of a run at its end: the last test, and what all rounds come to.
+    """Returns the summary of a finished run: the last test metrics, and totals over all rounds.
 
     Args:
-        tested: the record of the last round, or what a test of it gave.
+        config: of the run.
+        store: folder of the run.
+        federation: after the last round.
+        metrics: the record of the last round, or the result of `evaluate_run` after it.
     """
     records = store.metrics()
+    missing = federation.round - len(records)  # records that were lost in a damaged metrics.jsonl
     return {
         "name": config.name,
         "hash": config.hash(),
@@ -140,11 +140,7 @@ def summarize(
         "seconds": round(federation.seconds, 3),
         "combine": federation.ensemble.combine,
         "blocks": list(federation.engine.blocks),
-        **(
-            {"rounds_without_metrics": missing}
-            if (missing := federation.round - len(records))
-            else {}
-        ),
+        **({"rounds_without_metrics": missing} if missing else {}),
         **simulated(records),
-        **{key: value for key, value in tested.items() if key.startswith("test")},
+        **{key: value for key, value in metrics.items() if key.startswith("test")},
     }

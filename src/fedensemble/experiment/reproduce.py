@@ -1,6 +1,4 @@
-"""Carries out what is to be reproduced: trains the cells of a table or figure as far as they are
-not finished.
-"""
+"""Trains the unfinished cells of a table or figure of the paper, and collects all results."""
 
 from __future__ import annotations
 
@@ -20,19 +18,26 @@ from .run_folder import RunFolder
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell with its runs, or without them."""
+    """A cell with its runs.
+
+    Attributes:
+        cell: of the table.
+        runs: None if they are unfinished, were skipped or have diverged.
+        failed: error messages of diverged runs, by seed.
+    """
 
     cell: Cell
     runs: RowResult | None
-    failed: Mapping[int, str] = field(default_factory=dict)  # how its runs have diverged, by seed
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
-    """The same with those cells skipped whose data are not there; what has been trained already
-    needs no data.
+    """Returns the reproduction with those cells skipped whose data are not available.
+
+    Finished cells are kept: they need no data.
     """
     reasons: dict[str, str] = {}
-    shelf = DataCache()
+    cache = DataCache()
     cells = []
     for cell in reproduction.cells:
         unfinished = [
@@ -41,17 +46,17 @@ def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
         if unfinished:
             key = same_data(unfinished[0])
             if key not in reasons:
-                reasons[key] = _missing(unfinished[0], shelf)
+                reasons[key] = _data_problem(unfinished[0], cache)
             if reasons[key]:
                 cell = replace(cell, configs=(), skipped=reasons[key])  # noqa: PLW2901
         cells.append(cell)
     return replace(reproduction, cells=tuple(cells))
 
 
-def _missing(config: Config, shelf: DataCache) -> str:
-    """Why the data cannot be loaded; empty if they can."""
+def _data_problem(config: Config, cache: DataCache) -> str:
+    """Returns why the data cannot be loaded; empty if they can."""
     try:
-        shelf.build_data(config)
+        cache.build_data(config)
     except DataError as error:
         return str(error)
     return ""
@@ -60,29 +65,36 @@ def _missing(config: Config, shelf: DataCache) -> str:
 def reproduce(
     reproduction: Reproduction,
     root: Path,
-    watch: Callable[[str, int], RunCallbacks],
+    make_callbacks: Callable[[str, int], RunCallbacks],
     finished: Callable[[], None],
     only: Sequence[str] = (),
 ) -> list[CellResult]:
-    """Trains the chosen cells as far as they are not finished, and collects all that are.
+    """Trains the selected cells that are not finished, and returns the results of all cells.
 
-    A cell that diverges keeps nothing from the others.
+    A cell that diverges does not stop the others.
 
     Args:
-        only: parts of labels; cells with none of them are left for another time.
+        reproduction: the table or figure.
+        root: folder under which all runs are stored.
+        make_callbacks: returns the callbacks of a run for its cell's label and its seed.
+        finished: called after each run.
+        only: parts of labels; cells whose label contains none of them are not trained.
     """
     cells = [cell for cell in reproduction.cells if cell.configs]
-    chosen = [cell for cell in cells if is_chosen(cell, only)]
-    if only and not chosen:
+    selected = [cell for cell in cells if is_chosen(cell, only)]
+    if only and not selected:
         labels = "; ".join(cell.label for cell in cells)
-        raise InputError(f"--only {' '.join(only)} fits none of the cells that can run: {labels}.")
-    rows = tuple(Row(cell.label, cell.configs) for cell in chosen)
-    seeds = tuple(sorted({config.seed for cell in chosen for config in cell.configs}))
+        raise InputError(
+            f"--only {' '.join(only)} matches none of the cells that can run: {labels}."
+        )
+    rows = tuple(Row(cell.label, cell.configs) for cell in selected)
+    seeds = tuple(sorted({config.seed for cell in selected for config in cell.configs}))
     comparison = Comparison(reproduction.name, reproduction.table.metric, rows, seeds)
-    trained = {result.label: result for result in compare(comparison, root, watch, finished)}
+    row_results = compare(comparison, root, make_callbacks, finished)
+    trained = {result.label: result for result in row_results}
     results = []
     for cell in reproduction.cells:
-        runs = trained.get(cell.label) or _finished(cell, root)
+        runs = trained.get(cell.label) or _read_results(cell, root)
         results.append(
             CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs)
         )
@@ -90,15 +102,15 @@ def reproduce(
 
 
 def is_chosen(cell: Cell, only: Sequence[str]) -> bool:
-    """Whether a cell has one of these parts in its label, or there are none."""
+    """Returns whether a cell's label contains one of the parts; True if there are no parts."""
     return not only or any(part.lower() in cell.label.lower() for part in only)
 
 
-def _finished(cell: Cell, root: Path) -> RowResult | None:
-    """A cell's runs where all of them are done, or how they have diverged."""
+def _read_results(cell: Cell, root: Path) -> RowResult | None:
+    """Reads the runs of a cell from disk; None unless all are done, or one has diverged."""
     stores = [RunFolder(run_folder(config, root)) for config in cell.configs]
     failed = {
-        config.seed: str(read_table(store.diverged_file).get("error", "the reason was not kept"))
+        config.seed: str(read_table(store.diverged_file).get("error", "unknown reason"))
         for config, store in zip(cell.configs, stores, strict=True)
         if store.diverged_file.is_file()
     }

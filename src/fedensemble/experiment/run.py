@@ -1,4 +1,4 @@
-"""Carries out one run: resumes it, trains, evaluates, checkpoints, and sums it up."""
+"""Trains one run: resumes it, evaluates, writes checkpoints and the summary."""
 
 from __future__ import annotations
 
@@ -20,59 +20,71 @@ from ..federation.federation import Federation
 from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
 from .ensemble_file import write_modes
-from .evaluation import keep_predictions, test
+from .evaluation import evaluate_run, write_prediction_summary
 from .interrupt import Interruption, interruptible
 from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, environment, run_notes, summarize
 from .run_folder import RunFolder, Say
-from .setup import Read, assemble, end_round, fingerprint, meet, resume
+from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerprint, resume
 
 CHECKPOINT_SECONDS = 10.0
-# a run that asks for rounds and ends with its summary
-Work = Generator[Federation, RoundReport, dict[str, Any]]
+# A run as a generator: it yields its federation, is sent the report of the next round, and returns
+# the summary.
+RunSteps = Generator[Federation, RoundReport, dict[str, Any]]
 
 
 @dataclass
 class RunCallbacks:
-    """What a run tells whoever watches; the defaults stay silent."""
+    """Functions that a run calls to show its progress; the defaults do nothing.
+
+    Attributes:
+        say: called with messages for the user.
+        started: called with the config and the number of rounds done before training starts.
+        advanced: called with the report of each round and the latest test metrics.
+        failed: called with the error if one of several runs fails; the others continue.
+    """
 
     say: Say = lambda text: None
     started: Callable[[Config, int], None] = lambda config, round: None
     advanced: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
-    # of several runs, of which the others go on
     failed: Callable[[Exception], None] = lambda error: None
 
 
 def run(
     config: Config,
     folder: Path,
-    watcher: RunCallbacks | None = None,
+    callbacks: RunCallbacks | None = None,
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """The summary of a run: read if it is finished, continued if it was interrupted, trained if it
-    is new.
+    """Returns the summary of a run, after training the rounds that are not done yet.
+
+    A finished run is not trained again; an interrupted run is resumed.
 
     Args:
         config: with its device resolved.
-        checkpoint_seconds: least time between two checkpoints; how often they are taken never
-            changes a result.
-        ranks: the job whose rank 0 this is; the others `follow`.
+        folder: of the run.
+        callbacks: show the progress.
+        checkpoint_seconds: minimum time between checkpoints; it does not change any result.
+        ranks: the job, if this process is its rank 0; the other ranks call `follow_rank0`.
     """
-    watcher = watcher or RunCallbacks()
-    with interruptible(watcher.say) as interruption:
-        work = run_steps(config, folder, watcher, interruption, checkpoint_seconds, ranks)
+    callbacks = callbacks or RunCallbacks()
+    with interruptible(callbacks.say) as interruption:
+        steps = run_steps(config, folder, callbacks, interruption, checkpoint_seconds, ranks)
         try:
-            federation = next(work)
+            federation = next(steps)
             while True:
                 try:
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", EngineWarning)  # `run_notes` says it
+                        # `run_notes` contains the same messages.
+                        warnings.simplefilter("ignore", EngineWarning)
                         report = next(federation.rounds(1))
-                except BaseException as error:  # the run must know, to let go of its folder
-                    work.throw(error)
-                federation = work.send(report)
+                except BaseException as error:
+                    # The generator must see the error, to record it and release its folder. It
+                    # raises the error again.
+                    steps.throw(error)
+                federation = steps.send(report)
         except StopIteration as end:
             return dict(end.value)
 
@@ -80,41 +92,51 @@ def run(
 def run_steps(
     config: Config,
     folder: Path,
-    watcher: RunCallbacks,
+    callbacks: RunCallbacks,
     interruption: Interruption,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
-    read: Read = build_data,
-) -> Work:
-    """A run as a generator: it gives its federation whenever it wants a round trained, and is sent
-    the report.
+    load_data: DataLoader = build_data,
+) -> RunSteps:
+    """A run as a generator: yields its federation for each round, and is sent the report.
+
+    The caller trains the rounds. It can thus train one round of several runs in one batch.
+
+    Args:
+        config: with its device resolved.
+        folder: of the run.
+        callbacks: show the progress.
+        interruption: set by Ctrl-C; the run stops after the current round.
+        checkpoint_seconds: minimum time between checkpoints.
+        ranks: the job whose rank 0 this process is.
+        load_data: returns the clients' data for a config.
     """
     store, ranks = RunFolder(folder), ranks or ProcessGroup()
     store.claim(config)
     try:
-        if meet(config, ranks, store.done):
-            summary = _unchanged(config, store, read, watcher.say)
+        if check_ranks_agree(config, ranks, store.done):
+            summary = _read_finished(config, store, load_data, callbacks.say)
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
-        data, federation, facts = assemble(config, ranks, read)
-        if resume(federation, store.resume(facts, watcher.say), ranks):
-            watcher.say(f"Continuing {folder} after round {federation.round}.")
-        told = run_notes(federation)
-        for sentence in told:
-            watcher.say(sentence)
+        data, federation, facts = assemble(config, ranks, load_data)
+        if resume(federation, store.resume(facts, callbacks.say), ranks):
+            callbacks.say(f"Continuing {folder} after round {federation.round}.")
+        notes = run_notes(federation)
+        for note in notes:
+            callbacks.say(note)
         engine = federation.engine
-        facts_of_engine = {
+        engine_facts = {
             "precision": engine.precision,
             "ranks": ranks.size,
             "blocks": list(engine.blocks),
         }
-        store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
+        store.write(folder / "env.json", json_bytes({**environment(config), **engine_facts}))
         store.write(
             store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))
         )
-        store.retry()
-        watcher.started(config, federation.round)
+        store.clear_diverged()
+        callbacks.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
                 config,
@@ -122,46 +144,51 @@ def run_steps(
                 federation,
                 data,
                 facts,
-                watcher,
+                callbacks,
                 interruption,
                 checkpoint_seconds,
                 trackers,
                 ranks,
             )
-        for sentence in (new for new in run_notes(federation) if new not in told):
-            watcher.say(sentence)
+        # Engines may add notes during training, e.g. that a block did not fit into memory.
+        for note in (note for note in run_notes(federation) if note not in notes):
+            callbacks.say(note)
         store.check_claim()
         write_modes(
             store.modes_file,
             federation.ensemble,
             {"model": model_facts(data, config.training.loss)},
         )
-        keep_predictions(config, store, federation, data, prediction)
+        write_prediction_summary(config, store, federation, data, prediction)
         records = store.metrics()
+        # The record of the last round has the final metrics, unless it was lost (see
+        # `RunFolder.resume`).
         complete = bool(records) and records[-1]["round"] == federation.round
-        tested = records[-1] if complete else test(config, federation, data)[0]
-        store.finish({**summarize(config, store, federation, tested), **facts})
+        metrics = records[-1] if complete else evaluate_run(config, federation, data)[0]
+        store.finish({**summarize(config, store, federation, metrics), **facts})
         return store.summary()
     except DivergedError as error:
-        store.diverge(error)
+        store.mark_diverged(error)
         raise
     except RankError as error:
-        raise RankError(f"{error} {store.kept()}") from None
+        raise RankError(f"{error} {store.resume_advice()}") from None
     finally:
         store.release()
 
 
-def _unchanged(config: Config, store: RunFolder, read: Read, say: Say) -> dict[str, Any]:
-    """The summary of a finished run; raises if it was trained on a file of the user's that has
-    changed since.
-    """
+def _read_finished(
+    config: Config, store: RunFolder, load_data: DataLoader, say: Say
+) -> dict[str, Any]:
+    """Returns the summary of a finished run; raises if the user's data file has changed since."""
     summary = store.summary()
     store.check_modes()
     if changes := store.changes():
         say(changes)
-    if config.data["source"] == "npz" and fingerprint(read(config)) != summary.get("data"):
+    # Datasets other than the user's own files are fixed by their settings.
+    if config.data["source"] == "npz" and fingerprint(load_data(config)) != summary.get("data"):
         raise StoreError(
-            f"{config.data['path']} has changed since {store.path} was trained on it. Choose another --out or --runs."
+            f"{config.data['path']} has changed since {store.path} was trained on it. "
+            "Choose another --out or --runs."
         )
     return summary
 
@@ -172,37 +199,37 @@ def _train(
     federation: Federation,
     data: FederatedData,
     facts: dict[str, Any],
-    watcher: RunCallbacks,
+    callbacks: RunCallbacks,
     interruption: Interruption,
     checkpoint_seconds: float,
     trackers: Sequence[Tracker],
     ranks: ProcessGroup,
 ) -> Generator[Federation, RoundReport, Prediction | None]:
-    """Asks for the rounds that are left, and ends with what is predicted after them, where that is
-    known.
+    """Yields the federation for each round that is left; returns the prediction of the last test.
 
-    A Ctrl-C ends it after the round, with that round on disk.
+    The prediction is None if no round was left. After Ctrl-C it saves the round and raises
+    KeyboardInterrupt.
     """
     saved_at = time.monotonic()
-    prediction: Prediction | None = None
-    latest: dict[str, float] = {}
+    final_prediction: Prediction | None = None
+    latest_test: dict[str, float] = {}
     while federation.round < config.rounds:
         report = yield federation
         record = describe(report)
         if report.round == config.last_test(report.round):
-            tested, found = test(config, federation, data)
-            prediction = found if report.round == config.rounds else None
-            record |= tested
-            latest = tested.get("test", {})
+            metrics, prediction = evaluate_run(config, federation, data)
+            final_prediction = prediction if report.round == config.rounds else None
+            record |= metrics
+            latest_test = metrics.get("test", {})
         store.append_metrics(record)
         for tracker in trackers:
             tracker.record(record)
-        watcher.advanced(report, latest)
+        callbacks.advanced(report, latest_test)
         due = time.monotonic() - saved_at >= checkpoint_seconds
-        save, stop = end_round(ranks, interruption.asked, due or report.round == config.rounds)
+        save, stop = end_round(ranks, interruption.requested, due or report.round == config.rounds)
         if save:
             store.save(federation.checkpoint_tensors(), federation.round, facts)
             saved_at = time.monotonic()
         if stop:
             raise KeyboardInterrupt
-    return prediction
+    return final_prediction

@@ -1,9 +1,9 @@
-"""A run's folder: config, environment, metrics, checkpoints, modes; `summary.json` is written last
-and means done.
+"""The folder of a run: config, environment, metrics, checkpoints, modes, summary.
 
-What a run leaves on disk at any moment is enough to continue it to the same bytes. A checkpoint
-holds the tensors and the records of all rounds before it; it is synced, and so is its name, before
-the one before the last is deleted.
+`summary.json` is written last; a run that has one is finished. The process may be killed at any
+time: the files on disk always suffice to resume the run, and it ends with the same bytes. A
+checkpoint holds the tensors and the records of all rounds before it. The checkpoint and its
+directory entry are synced to disk before an older checkpoint is deleted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ..checkpoint import check_start, read_checkpoint, write_checkpoint
 from ..config.schema import NOT_HASHED, Config
 from ..errors import DivergedError, InputError, StoreError
 from .checksums import changed_files, describe_changes, write_checksums
-from .folder_lock import LOCK, Claim
+from .folder_lock import LOCK, FolderLock
 from .metrics_log import MetricsLog, unpack
 from .read_json import need_keys, need_numbers, read_bytes, read_json, read_table
 
-__all__ = ["KEPT", "RunFolder", "Say", "find_runs", "read_json"]
+__all__ = ["MAX_CHECKPOINTS", "RunFolder", "Say", "find_runs", "read_json"]
 
-KEPT = 2  # checkpoints: should the newest be damaged, the one before it is still good
-_METRICS = "metrics"  # the tensor of a checkpoint that holds the records of the rounds before it
-# keys that every version has written to config.toml: one that lacks them was cut short
-_WRITTEN = (
+MAX_CHECKPOINTS = 2  # if the newest one is damaged, the run resumes from the one before it
+_METRICS = "metrics"  # name of the tensor that holds the records of all rounds in a checkpoint
+# Keys that every version has written to config.toml. A file without them was truncated. It may
+# still be valid TOML, and defaults would silently replace what is missing.
+_REQUIRED_KEYS = (
     "name",
     "seed",
     "rounds",
@@ -49,10 +50,10 @@ Say = Callable[[str], None]
 
 
 class RunFolder:
-    """One run on disk; only one process at a time may train in it.
+    """The files of one run; only one process at a time may train in the folder.
 
     Args:
-        path: the folder; made when the run is claimed.
+        path: the folder; it is created by `claim`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,14 +62,12 @@ class RunFolder:
         self.modes_file, self.summary_file = path / "modes.safetensors", path / "summary.json"
         self.diverged_file = path / "diverged.json"
         self.clients_file, self.predictions_file = path / "clients.json", path / "predictions.json"
-        self._claim, self._log = Claim(path), MetricsLog(self.metrics_file)
+        self._lock, self._log = FolderLock(path), MetricsLog(self.metrics_file)
 
     def claim(self, config: Config) -> None:
-        """Takes the folder for a config, alone; raises if it belongs to another config or
-        process.
-        """
-        self._refuse_strangers(config)
-        self._claim.take()
+        """Locks the folder for this process; raises if another config or process uses it."""
+        self._check_owner(config)
+        self._lock.acquire()
         try:
             if not self.config_file.exists():
                 self.write(self.config_file, config.toml().encode())
@@ -77,21 +76,20 @@ class RunFolder:
             raise
 
     def release(self) -> None:
-        """Lets others in."""
-        self._claim.release()
+        """Unlocks the folder."""
+        self._lock.release()
 
     def check_claim(self) -> None:
-        """Raises if the folder is no longer the one that was claimed; every write must be preceded
-        by it.
-        """
-        self._claim.check()
+        """Raises if the folder was deleted or replaced since `claim`; call it before each write."""
+        self._lock.check()
 
     def write(self, file: Path, content: bytes) -> None:
-        """Writes a file of the claimed folder."""
+        """Writes a file of the folder, atomically."""
         self.check_claim()
         durable.write_bytes(file, content)
 
-    def _refuse_strangers(self, config: Config) -> None:
+    def _check_owner(self, config: Config) -> None:
+        """Raises unless the folder is new, empty, or belongs to a run with the same config."""
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(
                 f"{self.path} is a file; a run needs a folder. Choose another --out or --runs."
@@ -101,15 +99,14 @@ class RunFolder:
                 name != LOCK and not durable.is_leftover(name) for name in self._names()
             ):
                 raise StoreError(
-                    f"{self.path} holds other files and no run of ours. Choose another --out or --runs."
+                    f"{self.path} holds other files, but no run. Choose another --out or --runs."
                 )
             return
-        theirs = self.read_config()
-        ours = tomllib.loads(config.toml())
-        keys = ", ".join(sorted(_differences(theirs, ours))[:5])
+        keys = _differing_keys(self.read_config(), tomllib.loads(config.toml()))
         if keys:
             raise StoreError(
-                f"{self.path} belongs to a run with other settings ({keys}). Choose another --out or --runs."
+                f"{self.path} belongs to a run with other settings "
+                f"({', '.join(sorted(keys)[:5])}). Choose another --out or --runs."
             )
 
     def _names(self) -> list[str]:
@@ -119,7 +116,7 @@ class RunFolder:
             raise StoreError(f"{self.path} cannot be read: {durable.reason(error)}") from None
 
     def read_config(self) -> dict[str, Any]:
-        """The settings the folder was made with."""
+        """Returns the settings in config.toml."""
         if not self.config_file.exists():
             raise InputError(f"{self.path} is not a run: it has no config.toml.")
         try:
@@ -128,7 +125,7 @@ class RunFolder:
             raise StoreError(f"{self.config_file} cannot be read: it is nested too deep.") from None
         except ValueError as error:  # not UTF-8, or not TOML
             raise StoreError(f"{self.config_file} cannot be read: {error}.") from None
-        need_keys(self.config_file, values, _WRITTEN)
+        need_keys(self.config_file, values, _REQUIRED_KEYS)
         return values
 
     @property
@@ -138,164 +135,177 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """How far the run is, in a word."""
+        """One of "done", "diverged" and "unfinished"."""
         return "done" if self.done else "diverged" if self.diverged_file.exists() else "unfinished"
 
     def summary(self) -> dict[str, Any]:
-        """The summary of a finished run."""
+        """Returns the summary of a finished run; raises if the run is not finished."""
         if not self.done:
             raise InputError(
-                f"The run in {self.path} is not finished; run its command again to go on."
+                f"The run in {self.path} is not finished; start its command again to resume it."
             )
         try:
-            found = read_table(self.summary_file)
-            need_keys(self.summary_file, found, ("name",))
-            need_numbers(self.summary_file, found, ("rounds", "modes", "bytes_up", "bytes_down"))
+            summary = read_table(self.summary_file)
+            need_keys(self.summary_file, summary, ("name",))
+            need_numbers(self.summary_file, summary, ("rounds", "modes", "bytes_up", "bytes_down"))
         except StoreError as error:
-            raise StoreError(f"{error} {self._again()}") from None
-        return found
+            raise StoreError(f"{error} {self._repair_advice()}") from None
+        return summary
 
     def changes(self) -> str:
-        """What has changed in the files of a finished run since it was finished, as a sentence;
-        empty if nothing.
-        """
+        """Returns a message if files have changed since the run finished; empty otherwise."""
         names = changed_files(self.path) if self.done else []
         return describe_changes(self.path, names) if names else ""
 
-    def refuse_changes(self, *names: str) -> None:
-        """Raises if one of these files has changed since the run was finished."""
+    def require_unchanged(self, *names: str) -> None:
+        """Raises if one of these files has changed since the run finished."""
         if changed := [name for name in changed_files(self.path) if name in names]:
             raise StoreError(describe_changes(self.path, changed))
 
     def check_modes(self) -> None:
-        """Raises if the file of the modes is damaged, as far as its beginning and its length
-        show.
-        """
+        """Raises if modes.safetensors is damaged; checks only its header and its length."""
         try:
             check_start(self.modes_file)
         except StoreError as error:
-            raise self.modes_lost(error) from None
+            raise self.unreadable_modes(error) from None
 
-    def modes_lost(self, error: StoreError) -> StoreError:
-        """The error for modes that cannot be read, with what to do."""
-        return StoreError(f"{error} {self._again()}")
+    def unreadable_modes(self, error: StoreError) -> StoreError:
+        """Returns the error for modes that cannot be read, with advice."""
+        return StoreError(f"{error} {self._repair_advice()}")
 
-    def _again(self) -> str:
-        return f"Delete {self.summary_file} and start the run's command again: it goes on from the last checkpoint."
+    def _repair_advice(self) -> str:
+        return (
+            f"Delete {self.summary_file} and start the run's command again: "
+            "it resumes from the last checkpoint."
+        )
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per round, as far as they are complete."""
+        """Returns one record per round; a last line that is incomplete is ignored."""
         return self._log.records()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds a round's record."""
+        """Appends the record of a round."""
         self.check_claim()
         self._log.append(record)
 
     def save(self, tensors: Mapping[str, Tensor], round: int, facts: Mapping[str, Any]) -> None:
-        """Writes a checkpoint with the metrics so far, and drops all but the last ones.
+        """Writes a checkpoint with the metrics so far, and deletes old checkpoints.
 
-        Checkpoints hold what clients keep between visits: only this user may read them.
+        Only this user can read the files: checkpoints contain client state.
+
+        Args:
+            tensors: of the federation.
+            round: number of rounds done.
+            facts: that must be equal when the checkpoint is resumed (the data's fingerprint).
         """
         self.check_claim()
         self._log.sync()
-        held = {**tensors, _METRICS: self._log.packed()}
-        write_checkpoint(
-            self._checkpoint(round),
-            held,
-            {**facts, "round": round, **self._log.facts()},
-            private=True,
-        )
-        # it may be there from before checkpoints were private
-        durable.make_private(self._checkpoint(round).parent)
-        durable.remove(*self._checkpoints()[KEPT:])
+        path = self._checkpoint(round)
+        metadata = {**facts, "round": round, **self._log.facts()}
+        write_checkpoint(path, {**tensors, _METRICS: self._log.packed()}, metadata, private=True)
+        # Earlier versions created this folder with the default permissions.
+        durable.make_private(path.parent)
+        durable.remove(*self._checkpoints()[MAX_CHECKPOINTS:])
 
     def resume(self, facts: Mapping[str, Any], say: Say) -> tuple[dict[str, Tensor], int] | None:
-        """Tensors and round of the newest checkpoint that is whole, with the metrics cut back to
-        it; or None.
+        """Returns tensors and round of the newest intact checkpoint; None if there is none.
+
+        Also truncates metrics.jsonl to the rounds of that checkpoint. Damaged checkpoints are
+        skipped with a message.
 
         Args:
-            facts: must be what the checkpoint was saved with (the data's fingerprint).
+            facts: must equal those that the checkpoint was saved with (the data's fingerprint).
+            say: called with messages for the user.
         """
         self.check_claim()
-        saved = self._checkpoints()
-        for path in saved:
-            last = path == saved[-1]
-            back = (
-                "There is none before it: starting again from round 0."
-                if last
-                else "Going back to the one before."
-            )
+        checkpoints = self._checkpoints()
+        for path in checkpoints:
             try:
-                tensors, held = read_checkpoint(path)
-                need_numbers(path, held, ("round", "metrics_bytes"), "its description")
+                tensors, metadata = read_checkpoint(path)
+                need_numbers(path, metadata, ("round", "metrics_bytes"), "its metadata")
             except StoreError as error:
-                say(f"{error} {back}")
+                fallback = (
+                    "There is none before it: starting again from round 0."
+                    if path == checkpoints[-1]
+                    else "Going back to the one before."
+                )
+                say(f"{error} {fallback}")
                 continue
-            changed = [key for key, value in facts.items() if held.get(key) != value]
-            if changed:
+            if any(metadata.get(key) != value for key, value in facts.items()):
                 raise StoreError(
-                    f"{self.path} was trained on other data; they have changed since. "
+                    f"{self.path} was trained on other data, or the data have changed since. "
                     "Choose another --out or --runs, or delete the folder."
                 )
-            self._restore_metrics(path, tensors.pop(_METRICS, None), held, say)
-            # a kill may have come between a checkpoint and the removal of the last but one
-            if path == saved[0]:
-                durable.remove(*saved[KEPT:])
-            return tensors, int(held["round"])
+            self._restore_metrics(path, tensors.pop(_METRICS, None), metadata, say)
+            # A process that was killed in `save` may not have deleted the old checkpoints.
+            if path == checkpoints[0]:
+                durable.remove(*checkpoints[MAX_CHECKPOINTS:])
+            return tensors, int(metadata["round"])
         self._log.restore(b"")
         return None
 
     def _restore_metrics(
-        self, path: Path, packed: Tensor | None, held: Mapping[str, Any], say: Say
+        self, path: Path, packed: Tensor | None, metadata: Mapping[str, Any], say: Say
     ) -> None:
-        """Gives metrics.jsonl the records up to a checkpoint: those it holds or, if it is older,
-        those that are there.
+        """Sets metrics.jsonl to the records of the rounds up to a checkpoint.
 
-        A checkpoint whose tensors are good is never given up because of metrics.
+        They are in the checkpoint. Earlier versions stored only their hash; then the intact records
+        of the file are used. Missing records are reported, but never prevent a run from resuming.
+
+        Args:
+            path: of the checkpoint, for messages.
+            packed: the records in the checkpoint, or None.
+            metadata: of the checkpoint.
+            say: called with messages for the user.
         """
-        round, size = int(held["round"]), int(held["metrics_bytes"])
+        round, size = int(metadata["round"]), int(metadata["metrics_bytes"])
         content = None if packed is None else unpack(packed, size)
         if content is not None:
             if not self._log.restore(content):
                 say(
-                    f"{self.metrics_file} did not match {path.name}; its records were restored from there."
+                    f"{self.metrics_file} did not match {path.name}; "
+                    "its records were restored from the checkpoint."
                 )
             return
         content = self._log.salvage(round)
         self._log.restore(content)
         missing = round - content.count(b"\n")
-        if missing or self._log.facts()["metrics_sha256"] != held.get("metrics_sha256"):
+        if missing or self._log.facts()["metrics_sha256"] != metadata.get("metrics_sha256"):
             lost = (
-                f" The records of its last {missing} rounds are lost, and totals are without them."
-                * bool(missing)
+                f" The records of its last {missing} rounds are lost; totals do not include them."
+                if missing
+                else ""
             )
             say(
-                f"{self.metrics_file} does not match {path.name}; training goes on from there.{lost}"
+                f"{self.metrics_file} does not match {path.name}; "
+                f"training resumes from the checkpoint.{lost}"
             )
 
-    def kept(self) -> str:
-        """What there is to go on from, in a sentence."""
-        saved = self._checkpoints()
-        if not saved:
+    def resume_advice(self) -> str:
+        """Returns a sentence on the newest checkpoint, and how to resume from it."""
+        checkpoints = self._checkpoints()
+        if not checkpoints:
             return "There is no checkpoint yet; start the same command again."
-        last = int(saved[0].stem.removeprefix("round-"))
-        return f"The checkpoint of round {last} in {self.path} is intact; start the same command again to go on."
+        last = int(checkpoints[0].stem.removeprefix("round-"))
+        return (
+            f"The checkpoint of round {last} in {self.path} is intact; "
+            "start the same command again to go on."
+        )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Marks the run as done: everything else is durable before the summary is there."""
+        """Writes summary.json, which marks the run as done, after all other files are durable."""
         self.check_claim()
         self._log.sync()
         content = durable.json_bytes(summary)
         write_checksums(self.path, content)
         self.write(self.summary_file, content)
 
-    def diverge(self, error: DivergedError) -> None:
-        """Notes why the run cannot go on, until it is tried again."""
+    def mark_diverged(self, error: DivergedError) -> None:
+        """Writes diverged.json with the error."""
         self.write(self.diverged_file, durable.json_bytes({"error": str(error)}))
 
-    def retry(self) -> None:
-        """Takes back what `diverge` noted."""
+    def clear_diverged(self) -> None:
+        """Deletes diverged.json, because the run is trained again."""
         self.check_claim()
         durable.remove(self.diverged_file)
 
@@ -303,7 +313,7 @@ class RunFolder:
         return self.path / "checkpoint" / f"round-{round:08d}.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        """Checkpoints, newest first; half-written leftovers are not among them."""
+        """Returns the paths of all checkpoints, newest first, without temporary files."""
         folder = self.path / "checkpoint"
         try:
             return sorted(
@@ -317,17 +327,17 @@ class RunFolder:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """All runs below a folder."""
+    """Returns all runs below a folder."""
     return [RunFolder(path.parent) for path in sorted(root.glob("**/config.toml"))]
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Keys whose values differ, dotted."""
-    found = []
+def _differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns the dotted keys whose values differ, without settings that do not affect results."""
+    keys = []
     for key in {*a, *b}:
-        ours, theirs = a.get(key), b.get(key)
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            found += _differences(ours, theirs, f"{prefix}{key}.")
-        elif ours != theirs and f"{prefix}{key}".partition(".")[0] not in NOT_HASHED:
-            found.append(f"{prefix}{key}")
-    return found
+        value_a, value_b = a.get(key), b.get(key)
+        if isinstance(value_a, Mapping) and isinstance(value_b, Mapping):
+            keys += _differing_keys(value_a, value_b, f"{prefix}{key}.")
+        elif value_a != value_b and f"{prefix}{key}".partition(".")[0] not in NOT_HASHED:
+            keys.append(f"{prefix}{key}")
+    return keys

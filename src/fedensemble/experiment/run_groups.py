@@ -1,4 +1,4 @@
-"""Which runs fit into one program, and one round of all of them."""
+"""Finds runs that can be trained in one batch, and trains one round of all of them."""
 
 from __future__ import annotations
 
@@ -15,61 +15,69 @@ from ..engines.local.run_visits import RATES, concatenate_data, run_visits
 from ..errors import FedEnsembleError
 from ..federation.federation import Federation
 
-_SHARE = 0.2  # of a device's free memory that data put together may take
-_ON_CPU = 4 << 30
+# Limits on the concatenated data of a group: a fraction of the free GPU memory, bytes on the CPU.
+_GPU_FRACTION = 0.2
+_CPU_BYTES = 4 << 30
 
 
 class Groups:
-    """Which runs fit into one program; found when they change."""
+    """Groups of runs that train in one batch; computed again when the set of runs changes."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[int, ...], list[list[int]]] = {}
-        self._apart: set[Hashable] = set()
+        self._groups: dict[tuple[int, ...], list[list[int]]] = {}  # by the indices of all runs
+        # Types of algorithms that failed in a batch of runs with different hyperparameters.
+        self._unbatchable: set[Hashable] = set()
 
     def advance(self, runs: dict[int, Federation]) -> list[tuple[int, RoundReport | Exception]]:
-        """One more round of each run, or what went wrong in it."""
-        together = self._of.get(tuple(runs))
-        if together is None:
-            together = self._of[tuple(runs)] = self._find(runs)
+        """Trains one round of each run; returns the report or the error of each run, by index."""
+        groups = self._groups.get(tuple(runs))
+        if groups is None:
+            groups = self._groups[tuple(runs)] = self._find_groups(runs)
         outcomes: list[tuple[int, RoundReport | Exception]] = []
-        for places in together:
-            outcomes += zip(places, self._round([runs[place] for place in places]), strict=True)
+        for indices in groups:
+            federations = [runs[index] for index in indices]
+            outcomes += zip(indices, self._train_round(federations), strict=True)
         return outcomes
 
-    def _find(self, runs: dict[int, Federation]) -> list[list[int]]:
-        found: dict[Hashable, list[int]] = {}
-        for place, federation in runs.items():
-            found.setdefault(kind(federation, self._apart) or ("alone", place), []).append(place)
-        groups = [part for places in found.values() for part in _parts(places, runs)]
-        for places in groups:
-            concatenate_data(_engines([runs[place] for place in places]))
+    def _find_groups(self, runs: dict[int, Federation]) -> list[list[int]]:
+        """Returns the indices of the runs of each group, and concatenates each group's data."""
+        by_key: dict[Hashable, list[int]] = {}
+        for index, federation in runs.items():
+            key = batch_key(federation, self._unbatchable) or ("alone", index)
+            by_key.setdefault(key, []).append(index)
+        groups = [part for indices in by_key.values() for part in _split_by_size(indices, runs)]
+        for indices in groups:
+            concatenate_data(_engines([runs[index] for index in indices]))
         return groups
 
-    def _round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
+    def _train_round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
+        """Trains one round of the runs of a group, and returns their reports or errors."""
         started = time.perf_counter()
         requests = [federation.ask() for federation in federations]
         try:
             if len(federations) == 1:
-                answers = [federations[0].engine.visit(*requests[0])]
+                results = [federations[0].engine.visit(*requests[0])]
             else:
-                answers = run_visits(_engines(federations), requests)
+                results = run_visits(_engines(federations), requests)
         except FedEnsembleError as error:
             return [error] * len(federations)
         except (RuntimeError, TypeError, ValueError):
-            # A method may look at its numbers ("if self.mu > 0"), which cannot be done for several
-            # runs at once.
+            # In a batch of runs with different hyperparameters, these are tensors with one value
+            # per client. Python control flow on them ("if self.mu > 0") fails. Train the runs one
+            # by one, and never batch this algorithm with different hyperparameters again.
             if len({federation.algorithm for federation in federations}) == 1:
                 raise
-            self._apart.add(type(federations[0].algorithm))
-            self._of.clear()
-            return [outcome for federation in federations for outcome in self._round([federation])]
+            self._unbatchable.add(type(federations[0].algorithm))
+            self._groups.clear()
+            return [outcome for each in federations for outcome in self._train_round([each])]
         for federation in federations:
-            if federation.learner.device.type == "cuda":  # which is busy now
+            # The GPU is still busy with this round: prepare the next one on the CPU meanwhile.
+            if federation.learner.device.type == "cuda":
                 federation.foresee()
         outcomes: list[RoundReport | Exception] = []
-        for federation, request, answer in zip(federations, requests, answers, strict=True):
+        for federation, request, result in zip(federations, requests, results, strict=True):
             try:
-                outcomes.append(federation.conclude(request, answer))
+                outcomes.append(federation.conclude(request, result))
             except FedEnsembleError as error:
                 outcomes.append(error)
         for federation in federations:
@@ -82,16 +90,21 @@ def _engines(federations: Sequence[Federation]) -> list[LocalEngine]:
     return [engine for engine in engines if isinstance(engine, LocalEngine)]
 
 
-def kind(federation: Federation, apart: Collection[Hashable] = ()) -> Hashable:
-    """Runs of the same model, training and engine that are also of the same kind can train in one
-    block; None never.
+def batch_key(federation: Federation, unbatchable: Collection[Hashable] = ()) -> Hashable:
+    """Returns a key that is equal for runs which can train in one batch; None for a single run.
+
+    The runs must also have the same model, training and engine settings.
+
+    Args:
+        federation: of the run.
+        unbatchable: types of algorithms that need equal hyperparameters in a batch.
     """
     engine, data, learner = federation.engine, federation.data, federation.learner
     if not isinstance(engine, LocalEngine) or not engine.batched:
         return None
-    if data.x.nbytes > _room(learner.device) / 4:
+    if data.x.nbytes > _max_data_bytes(learner.device) / 4:
         return None
-    facts = (
+    data_format = (
         data.x.shape[1:],
         data.x.dtype,
         data.y.shape[1:],
@@ -99,42 +112,49 @@ def kind(federation: Federation, apart: Collection[Hashable] = ()) -> Hashable:
         data.classes,
         data.standardise,
     )
-    return (
-        federation.work,
-        facts,
-        _method(federation.algorithm, type(federation.algorithm) in apart),
-    )
+    exact = type(federation.algorithm) in unbatchable
+    return federation.work, data_format, _algorithm_key(federation.algorithm, exact)
 
 
-def _parts(places: Sequence[int], runs: Mapping[int, Federation]) -> list[list[int]]:
-    """Runs of one kind in parts whose data there is room for, put together; data that are together
-    cost nothing.
+def _split_by_size(indices: Sequence[int], runs: Mapping[int, Federation]) -> list[list[int]]:
+    """Splits runs with equal `batch_key` into groups whose concatenated data fit into memory.
+
+    Data that several runs share, or that are concatenated already, count once.
     """
-    if len(places) == 1:
-        return [list(places)]
-    room = _room(runs[places[0]].learner.device)
-    parts: list[list[int]] = [[]]
-    held: dict[tuple[int, int], int] = {}
-    for place, engine in zip(places, _engines([runs[place] for place in places]), strict=True):
+    if len(indices) == 1:
+        return [list(indices)]
+    max_bytes = _max_data_bytes(runs[indices[0]].learner.device)
+    groups: list[list[int]] = [[]]
+    bytes_by_data: dict[tuple[int, int], int] = {}
+    for index, engine in zip(indices, _engines([runs[index] for index in indices]), strict=True):
         arrays = (id(engine.data.x), id(engine.data.y))
-        held[arrays] = engine.data.x.nbytes
-        if parts[-1] and len(held) > 1 and sum(held.values()) > room:
-            parts.append([])
-            held = {arrays: engine.data.x.nbytes}
-        parts[-1].append(place)
-    return parts
+        bytes_by_data[arrays] = engine.data.x.nbytes
+        if groups[-1] and len(bytes_by_data) > 1 and sum(bytes_by_data.values()) > max_bytes:
+            groups.append([])
+            bytes_by_data = {arrays: engine.data.x.nbytes}
+        groups[-1].append(index)
+    return groups
 
 
-def _room(device: torch.device) -> float:
-    """Bytes that data put together may take."""
-    return _ON_CPU if device.type == "cpu" else _SHARE * torch.cuda.mem_get_info(device)[0]
+def _max_data_bytes(device: torch.device) -> float:
+    """Returns the maximum size of the concatenated data of a group."""
+    if device.type == "cpu":
+        return _CPU_BYTES
+    return _GPU_FRACTION * torch.cuda.mem_get_info(device)[0]
 
 
-def _method(algorithm: Algorithm, whole: bool) -> Hashable:
-    """A method without the numbers that may differ between runs."""
-    if whole:
+def _algorithm_key(algorithm: Algorithm, exact: bool) -> Hashable:
+    """Returns a key of the algorithm, without the hyperparameters that may differ in a batch.
+
+    Args:
+        algorithm: of a run.
+        exact: whether all hyperparameters must be equal.
+    """
+    if exact:
         return algorithm
-    named = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return type(algorithm), *(
-        (n, v) for n, v in named.items() if not isinstance(v, float) and n not in RATES
+        (name, value)
+        for name, value in values.items()
+        if not isinstance(value, float) and name not in RATES
     )

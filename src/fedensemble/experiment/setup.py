@@ -1,6 +1,4 @@
-"""What a run is made of, the same on every rank that works on it; one process is a job of one
-rank.
-"""
+"""Sets up a run on each rank: data, federation, checkpoint. One process is a job of one rank."""
 
 from __future__ import annotations
 
@@ -20,88 +18,106 @@ from ..errors import InputError
 from ..federation.federation import Federation
 from ..version import VERSION
 
-Read = Callable[[Config], FederatedData]
-_PRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
+DataLoader = Callable[[Config], FederatedData]
+# Hashing takes seconds for large data, and runs of one command share data.
+_FINGERPRINTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()
 
 
-def meet(config: Config, ranks: ProcessGroup, done: bool = False) -> bool:
-    """Whether the run is done, as rank 0 knows; raises if the ranks have different settings or
-    versions.
+def check_ranks_agree(config: Config, ranks: ProcessGroup, done: bool = False) -> bool:
+    """Returns whether rank 0 says that the run is done; raises if configs or versions differ.
+
+    Args:
+        config: of this rank.
+        ranks: of the job.
+        done: whether the run is finished; only the value on rank 0 counts.
     """
-    said = ranks.agree({"config": config.hash(), "version": VERSION, "done": done})
-    _same(
-        said,
+    reports = ranks.agree({"config": config.hash(), "version": VERSION, "done": done})
+    _require_equal(
+        reports,
         "config",
         ranks,
-        'Give all the same file and options; "auto" must mean the same device everywhere.',
+        'Use the same file and options on all ranks; "auto" must mean the same device everywhere.',
     )
-    _same(said, "version", ranks, "Install the same version of fedensemble everywhere.")
-    return bool(said[0]["done"])
+    _require_equal(reports, "version", ranks, "Install the same version of fedensemble everywhere.")
+    return bool(reports[0]["done"])
 
 
 def assemble(
-    config: Config, ranks: ProcessGroup, read: Read = build_data
+    config: Config, ranks: ProcessGroup, load_data: DataLoader = build_data
 ) -> tuple[FederatedData, Federation, dict[str, Any]]:
-    """Data, federation and what a checkpoint must fit (the data's fingerprint)."""
+    """Returns data, federation, and the facts that a checkpoint must match (hash of the data)."""
     ranks.use(config.engine.device)
 
     def build() -> tuple[FederatedData, Federation, dict[str, Any]]:
-        data = read(config)
+        data = load_data(config)
         return data, build_federation(config, data), {"data": fingerprint(data)}
 
-    (data, federation, facts), said = ranks.together(build, lambda built: built[2])
-    _same(said, "data", ranks, "Give all the same data files.")
+    (data, federation, facts), reports = ranks.together(build, lambda built: built[2])
+    _require_equal(reports, "data", ranks, "Use the same data files on all ranks.")
     if ranks.size > 1:
         federation.engine = DistributedEngine(federation.engine, ranks)
     return data, federation, facts
 
 
 def resume(
-    federation: Federation, found: tuple[dict[str, Tensor], int] | None, ranks: ProcessGroup
+    federation: Federation, checkpoint: tuple[dict[str, Tensor], int] | None, ranks: ProcessGroup
 ) -> bool:
-    """Whether there was a checkpoint, which rank 0 found: each rank takes the server's state and
-    its own clients'.
+    """Restores the federation from the checkpoint of rank 0; returns whether there was one.
+
+    Args:
+        federation: to restore.
+        checkpoint: tensors and round, or None; only the value on rank 0 counts.
+        ranks: of the job.
     """
-    round = ranks.agree({"round": None if found is None else found[1]})[0]["round"]
+    round = ranks.agree({"round": None if checkpoint is None else checkpoint[1]})[0]["round"]
     if round is None:
         return False
-    tensors = {} if found is None else found[0]
-    memory = {name: value for name, value in tensors.items() if name.startswith("memory/")}
-    shared = ranks.share({name: value for name, value in tensors.items() if name not in memory})
-    federation.restore({**shared, **memory}, int(round))
+    tensors = {} if checkpoint is None else checkpoint[0]
+    # The server's state is sent to all ranks. Client state ("memory/...") can be large and is not:
+    # the distributed engine gives each rank the state of its own clients.
+    client_state = {name: value for name, value in tensors.items() if name.startswith("memory/")}
+    server_state = ranks.share(
+        {name: value for name, value in tensors.items() if name not in client_state}
+    )
+    federation.restore({**server_state, **client_state}, int(round))
     return True
 
 
-def end_round(ranks: ProcessGroup, asked: bool, save: bool = False) -> tuple[bool, bool]:
-    """Whether to save (rank 0 says) and whether to stop (any rank's user asked), the same on all
-    ranks.
+def end_round(ranks: ProcessGroup, interrupted: bool, save: bool = False) -> tuple[bool, bool]:
+    """Returns whether to save a checkpoint and whether to stop, the same on all ranks.
+
+    Args:
+        ranks: of the job.
+        interrupted: whether Ctrl-C was pressed; all ranks stop if it was on any of them.
+        save: whether a checkpoint is due; only the value on rank 0 counts.
     """
-    said = ranks.agree({"asked": asked, "save": save})
-    stop = any(each["asked"] for each in said)
-    return said[0]["save"] or stop, stop
+    reports = ranks.agree({"asked": interrupted, "save": save})
+    stop = any(report["asked"] for report in reports)
+    return reports[0]["save"] or stop, stop
 
 
 def fingerprint(data: FederatedData) -> str:
-    """A hash of what is trained on, so that a run never continues on other data; found once, as
-    runs share data.
-    """
-    if data in _PRINTS:
-        return _PRINTS[data]
+    """Returns a hash of the data, so that a run is never resumed on other data."""
+    if data in _FINGERPRINTS:
+        return _FINGERPRINTS[data]
     digest = sha256()
     for tensor in (data.x, data.y, data.size, data.x_test, data.y_test, data.x_server):
         if tensor is None:
             continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        # as it lies there, without a copy
+        # `.data` is a view of the array's memory: the data are hashed without a copy.
         digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)
-    return _PRINTS.setdefault(data, digest.hexdigest())
+    return _FINGERPRINTS.setdefault(data, digest.hexdigest())
 
 
-def _same(said: list[dict[str, Any]], key: str, ranks: ProcessGroup, advice: str) -> None:
-    """Raises if a rank says something else than rank 0."""
-    for rank, each in enumerate(said):
-        if each[key] != said[0][key]:
+def _require_equal(
+    reports: list[dict[str, Any]], key: str, ranks: ProcessGroup, advice: str
+) -> None:
+    """Raises if the value of a rank differs from that of rank 0."""
+    expected = reports[0][key]
+    for rank, report in enumerate(reports):
+        if report[key] != expected:
             raise InputError(
-                f"Ranks differ in {key}: rank 0 on {ranks.hosts[0]} has {str(said[0][key])[:12]}, rank {rank} on "
-                f"{ranks.hosts[rank]} has {str(each[key])[:12]}. {advice}"
+                f"Ranks differ in {key}: rank 0 on {ranks.hosts[0]} has {str(expected)[:12]}, "
+                f"rank {rank} on {ranks.hosts[rank]} has {str(report[key])[:12]}. {advice}"
             )

@@ -1,6 +1,4 @@
-"""A rank that only trains: it goes through a run's rounds in step with rank 0, which writes, tests
-and reports.
-"""
+"""Ranks other than 0 under torchrun: they only train; rank 0 evaluates and writes the files."""
 
 from __future__ import annotations
 
@@ -8,23 +6,26 @@ from ..config.schema import Config
 from ..engines.distributed.process_group import ProcessGroup
 from ..errors import RankError
 from .interrupt import interruptible
-from .setup import assemble, end_round, meet, resume
+from .setup import assemble, check_ranks_agree, end_round, resume
 
 
-def follow(config: Config, ranks: ProcessGroup) -> None:
-    """Takes part in the run that rank 0 carries out."""
+def follow_rank0(config: Config, ranks: ProcessGroup) -> None:
+    """Trains the rounds of a run in step with rank 0.
+
+    The sequence of collective calls must be that of `run_steps` on rank 0, or the job hangs.
+    """
     try:
-        with interruptible(lambda text: None) as interruption:  # rank 0 says it
-            if meet(config, ranks):
+        with interruptible(lambda text: None) as interruption:  # rank 0 prints the message
+            if check_ranks_agree(config, ranks):
                 return
             _, federation, _ = assemble(config, ranks)
             resume(federation, None, ranks)
             for _ in federation.rounds(config.rounds - federation.round):
-                save, stop = end_round(ranks, interruption.asked)
+                save, stop = end_round(ranks, interruption.requested)
                 if save:
-                    federation.checkpoint_tensors()
+                    federation.checkpoint_tensors()  # sends this rank's client state to rank 0
                 if stop:
                     raise KeyboardInterrupt
     except RankError as error:
-        again = "Its last checkpoint is intact; start the same command again to go on."
-        raise RankError(f"{error} {again}", error.heard) from None
+        advice = "Its last checkpoint is intact; start the same command again to go on."
+        raise RankError(f"{error} {advice}", error.heard) from None

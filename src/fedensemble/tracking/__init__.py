@@ -1,1 +1,1 @@
-"""Metrics sent to TensorBoard and MLflow."""
+"""Trackers: log the metrics of a run to TensorBoard or MLflow."""

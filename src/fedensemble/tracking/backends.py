@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow as trackers; their packages are imported when one is made."""
+"""Trackers for TensorBoard and MLflow; their packages are imported only if a run uses them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from ..checkpoint import write_json
 from ..errors import StoreError
 from ..redact import redact
-from .tracker import Record, Tracker, flat, scalars, trackers
+from .tracker import Record, Tracker, flatten, scalars, trackers
 
 __all__ = ["MLflow", "TensorBoard", "trackers"]
 
 
 @trackers.register("tensorboard")
 class TensorBoard(Tracker):
-    """Event files in the run's folder: `tensorboard --logdir runs`."""
+    """Writes event files to the run's folder; view them with `tensorboard --logdir runs`."""
 
     package, trace = "tensorboard", "tensorboard"
 
@@ -29,12 +29,13 @@ class TensorBoard(Tracker):
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = folder / self.trace
-        # written anew: it may hold rounds that the resumed run repeats
-        shutil.rmtree(place, ignore_errors=True)
-        self.writer: Any = SummaryWriter(str(place))
+        event_folder = folder / self.trace
+        # Event files cannot be truncated, and may contain rounds after the checkpoint, which the
+        # resumed run trains again. Write all rounds again.
+        shutil.rmtree(event_folder, ignore_errors=True)
+        self.writer: Any = SummaryWriter(str(event_folder))
         self.writer.add_text(
-            "config", "".join(f"    {key} = {value}\n" for key, value in flat(settings).items())
+            "config", "".join(f"    {key} = {value}\n" for key, value in flatten(settings).items())
         )
         for record in records:
             self.record(record)
@@ -49,9 +50,7 @@ class TensorBoard(Tracker):
 
 @trackers.register("mlflow")
 class MLflow(Tracker):
-    """A run at MLFLOW_TRACKING_URI, or in `mlflow.db` beside the run's folder where that is not
-    set.
-    """
+    """Logs to MLFLOW_TRACKING_URI; if it is not set, to `mlflow.db` next to the run's folder."""
 
     package, trace = "mlflow", "mlflow.json"
 
@@ -60,69 +59,71 @@ class MLflow(Tracker):
     ) -> None:
         from mlflow import MlflowClient
 
-        beside = folder.resolve().parent
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{beside / 'mlflow.db'}"
+        parent = folder.resolve().parent
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{parent / 'mlflow.db'}"
         self.client: Any = MlflowClient(tracking_uri=self.uri)
         self.file = folder / self.trace
-        self.run, self.told = self._known() or (self._new(settings, beside), 0)
+        existing = self._find_run()
+        self.run_id, self.last_round = existing or (self._create_run(settings, parent), 0)
         for record in records:
             self.record(record)
 
-    def _known(self) -> tuple[str, int] | None:
-        """The run of before and the last round it was told, or None."""
+    def _find_run(self) -> tuple[str, int] | None:
+        """Returns the id of the MLflow run of this folder and its last logged round, or None."""
         from mlflow.exceptions import MlflowException
 
         try:
-            held = json.loads(self.file.read_text(encoding="utf-8"))
-            if redact(held["uri"]) != redact(self.uri):
+            saved = json.loads(self.file.read_text(encoding="utf-8"))
+            run_id = saved["run_id"]
+            if redact(saved["uri"]) != redact(self.uri):
                 return None
-            self.client.update_run(held["run_id"], status="RUNNING")
-            told = self.client.get_metric_history(held["run_id"], "train/loss")
-        # none yet, or deleted there
+            self.client.update_run(run_id, status="RUNNING")
+            history = self.client.get_metric_history(run_id, "train/loss")
+        # There is no such run yet, or it was deleted from MLflow.
         except (OSError, ValueError, KeyError, TypeError, MlflowException):
             return None
-        if held["uri"] != redact(held["uri"]):  # written before credentials were left out
-            self._write(held["run_id"])
-        return held["run_id"], max((metric.step for metric in told), default=0)
+        if saved["uri"] != redact(saved["uri"]):
+            # Earlier versions wrote the address with its credentials: overwrite it.
+            self._write_run_id(run_id)
+        return run_id, max((metric.step for metric in history), default=0)
 
-    def _new(self, settings: Mapping[str, Any], beside: Path) -> str:
+    def _create_run(self, settings: Mapping[str, Any], parent: Path) -> str:
+        """Creates an MLflow run, in the experiment with the config's name, and returns its id."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         name = str(settings["name"])
         try:
             experiment = self.client.get_experiment_by_name(name)
-            place = (
-                None
-                if os.environ.get("MLFLOW_TRACKING_URI")
-                else (beside / "mlflow-artifacts").as_uri()
-            )
-            key = (
-                experiment.experiment_id
-                if experiment
-                else self.client.create_experiment(name, place)
-            )
-            run = str(self.client.create_run(key, run_name=self.file.parent.name).info.run_id)
-            params = [Param(name, str(value)[:500]) for name, value in flat(settings).items()]
-            self.client.log_batch(run, params=params[:100])
+            if experiment:
+                experiment_id = experiment.experiment_id
+            else:
+                on_server = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+                artifacts = None if on_server else (parent / "mlflow-artifacts").as_uri()
+                experiment_id = self.client.create_experiment(name, artifacts)
+            run = self.client.create_run(experiment_id, run_name=self.file.parent.name)
+            run_id = str(run.info.run_id)
+            params = [Param(key, str(value)[:500]) for key, value in flatten(settings).items()]
+            self.client.log_batch(run_id, params=params[:100])  # MLflow's limit per request
         except MlflowException as error:
-            raise self._refused(error) from None
-        self._write(run)
-        return run
+            raise self._store_error(error) from None
+        self._write_run_id(run_id)
+        return run_id
 
-    def _write(self, run: str) -> None:
-        """Notes where the run is; without the credentials, which are those of the environment next
-        time, too.
+    def _write_run_id(self, run_id: str) -> None:
+        """Saves address and id of the run, so that a resumed run continues the log.
+
+        The address is saved without credentials; those are read from the environment each time.
         """
-        write_json(self.file, {"uri": redact(self.uri), "run_id": run})
+        write_json(self.file, {"uri": redact(self.uri), "run_id": run_id})
 
-    def _refused(self, error: Exception) -> StoreError:
-        """MLflow's own words may hold the whole address."""
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return StoreError(f"MLflow at {redact(self.uri)} refused the run: {redact(said)}")
+    def _store_error(self, error: Exception) -> StoreError:
+        """Returns the error for the user; removes credentials, which MLflow's message may quote."""
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        return StoreError(f"MLflow at {redact(self.uri)} rejected the run: {redact(message)}")
 
     def record(self, record: Record) -> None:
-        if record["round"] <= self.told:
+        if record["round"] <= self.last_round:
             return
         from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
@@ -132,15 +133,15 @@ class MLflow(Tracker):
             Metric(name, value, now, record["round"]) for name, value in scalars(record).items()
         ]
         try:
-            for first in range(0, len(metrics), 1000):  # a server takes no more at once
-                self.client.log_batch(self.run, metrics=metrics[first : first + 1000])
+            for first in range(0, len(metrics), 1000):  # MLflow's limit per request
+                self.client.log_batch(self.run_id, metrics=metrics[first : first + 1000])
         except MlflowException as error:
-            raise self._refused(error) from None
+            raise self._store_error(error) from None
 
     def close(self, finished: bool) -> None:
         from mlflow.exceptions import MlflowException
 
         try:
-            self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+            self.client.set_terminated(self.run_id, "FINISHED" if finished else "KILLED")
         except MlflowException as error:
-            raise self._refused(error) from None
+            raise self._store_error(error) from None

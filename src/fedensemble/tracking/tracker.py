@@ -1,7 +1,7 @@
-"""Other programs that follow a run, where a config asks for them.
+"""Base class and registry of trackers, which log the metrics of a run to other programs.
 
-What they are told is what metrics.jsonl holds, round by round, so a run that is resumed tells
-nothing twice.
+The config key `track` selects them. They log the records of metrics.jsonl round by round; a resumed
+run logs no round twice.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Record = Mapping[str, Any]
 
 
 class Tracker(ABC):
-    """Follows one run.
+    """Logs the metrics of one run.
 
     Args:
-        folder: the run's.
-        settings: the run's config, as plain values.
-        records: what was recorded of the rounds before, when a run is resumed.
+        folder: of the run.
+        settings: the config of the run, as plain values.
+        records: of earlier rounds, if the run is resumed.
     """
 
-    package: ClassVar[str]  # to install
-    trace: ClassVar[str]  # in the run's folder once it has followed the run
+    package: ClassVar[str]  # Python package that it needs
+    trace: ClassVar[str]  # file or folder that it leaves in the run's folder
 
     @abstractmethod
     def __init__(
@@ -39,11 +39,15 @@ class Tracker(ABC):
 
     @abstractmethod
     def record(self, record: Record) -> None:
-        """Takes note of a round."""
+        """Logs the record of a round."""
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Writes what is left; `finished` tells a run that is done from one that was stopped."""
+        """Flushes and closes the log.
+
+        Args:
+            finished: False if the run was stopped before its last round.
+        """
 
 
 trackers: Registry[type[Tracker]] = Registry("tracker")
@@ -53,7 +57,7 @@ trackers: Registry[type[Tracker]] = Registry("tracker")
 def tracking(
     names: Sequence[str], folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
 ) -> Iterator[list[Tracker]]:
-    """The trackers of these names, opened; they are told whether the run came to its end."""
+    """Context with the trackers of these names; on exit they are closed."""
     check_installed(names)
     opened: list[Tracker] = []
     finished = False
@@ -70,7 +74,7 @@ def tracking(
 def catch_up(
     names: Sequence[str], folder: Path, settings: Mapping[str, Any], records: Sequence[Record]
 ) -> None:
-    """Tells a finished run to the trackers that have not followed it."""
+    """Logs a finished run to those trackers that have not logged it yet."""
     missing = [name for name in names if not (folder / trackers[name].trace).exists()]
     with tracking(missing, folder, settings, records):
         pass
@@ -78,7 +82,7 @@ def catch_up(
 
 def check_installed(names: Sequence[str]) -> None:
     """Raises if a tracker's package is missing."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # mlflow reads it when it is imported
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # must be set before the import
     for name in names:
         package = trackers[name].package
         try:
@@ -86,42 +90,41 @@ def check_installed(names: Sequence[str]) -> None:
         except ImportError:
             raise InputError(
                 f'track = ["{name}"] needs the package {package}, which is not installed: '
-                f'pip install "fedensemble[{name}]", or leave it out of track.'
+                f'pip install "fedensemble[{name}]", or remove it from track.'
             ) from None
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """A round's record as flat names and numbers.
+    """Returns the scalar metrics of a round's record, by names as TensorBoard groups them.
 
-    >>> scalars({"round": 1, "loss": 0.5, "test": {"accuracy": 0.9}, "modes": {"accuracy": [0.8, 0.7]}})
-    {'train/loss': 0.5, 'test/accuracy': 0.9, 'modes/accuracy/0': 0.8, 'modes/accuracy/1': 0.7}
+    >>> scalars({"round": 1, "loss": 0.5, "test": {"nll": 0.9}, "modes": {"nll": [0.8, 0.7]}})
+    {'train/loss': 0.5, 'test/nll': 0.9, 'modes/nll/0': 0.8, 'modes/nll/1': 0.7}
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for key, value in record.items():
         if key == "modes":
-            found |= {
-                f"modes/{name}/{mode}": v
-                for name, each in value.items()
-                for mode, v in enumerate(each)
+            metrics |= {
+                f"modes/{name}/{mode}": metric
+                for name, per_mode in value.items()
+                for mode, metric in enumerate(per_mode)
             }
         elif isinstance(value, Mapping):
-            found |= {f"{key}/{name}": inner for name, inner in value.items()}
+            metrics |= {f"{key}/{name}": metric for name, metric in value.items()}
         elif key not in ("round", "age") and isinstance(value, (int, float)):
-            found[f"train/{key}"] = value
-    return found
+            metrics[f"train/{key}"] = value
+    return metrics
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted keys.
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings as one table with dotted keys.
 
-    >>> flat({"seed": 0, "ensemble": {"modes": 5}})
+    >>> flatten({"seed": 0, "ensemble": {"modes": 5}})
     {'seed': 0, 'ensemble.modes': 5}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= (
-            flat(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
-        )
-    return found
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,4 +1,4 @@
-"""What `fedensemble ls` says of methods is what they do, and of options what they are."""
+"""Tests that `fedensemble ls` describes algorithms and options as they are."""
 
 from dataclasses import dataclass
 from io import StringIO
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedensemble import FedAvg, Stratified
 from fedensemble.algorithms.fedbe import FedBE
-from fedensemble.catalog.algorithm_facts import describe_method
+from fedensemble.catalog.algorithm_facts import describe_algorithm
 from fedensemble.catalog.listing import listing, listing_table, option_table
 from fedensemble.catalog.options import KINDS, explanations, options
 from fedensemble.catalog.options_page import page
@@ -31,7 +31,7 @@ def records(tmp_path_factory):
     }
 
 
-def test_every_method_says_who_described_it_and_what_it_sends(records):
+def test_every_algorithm_has_a_reference_and_describes_its_messages(records):
     assert set(records) == set(algorithms)
     for record in records.values():
         assert record["reference"] and record["what"]
@@ -50,22 +50,22 @@ def test_every_method_says_who_described_it_and_what_it_sends(records):
         ("dore", ["gradient", "e", "updates"], ["gradient", "updates"], 0.054, 0.054),
     ],
 )
-def test_state_memory_and_messages(name, server, client, up, down, records):
+def test_state_and_message_sizes(name, server, client, up, down, records):
     record = records[name]
     assert (record["server_state"], record["client_memory"]) == (server, client)
     assert (record["models_up"], record["models_down"]) == (up, down)
 
 
-def test_sentences_agree_with_lengths(records):
+def test_descriptions_of_messages_agree_with_their_sizes(records):
     for name, record in records.items():
         up, down = record["sends"].split(" up, ")
-        for said, models in ((up, record["models_up"]), (down, record["models_down"])):
-            assert ("encoded" in said) == (models < 1), name
-            assert ("2 models" in said or "control variate" in said) == (models == 2), name
+        for text, models in ((up, record["models_up"]), (down, record["models_down"])):
+            assert ("encoded" in text) == (models < 1), name
+            assert ("2 models" in text or "control variate" in text) == (models == 2), name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsaid(FedAvg):
+class WithoutDescription(FedAvg):
     sends = ""
 
     def init_mode(self, theta):
@@ -81,9 +81,9 @@ class NeedsASetting(FedAvg):
     must: int
 
 
-def test_methods_from_outside():
-    assert describe_method(Unsaid)["sends"] == "theta up, theta + pace down"
-    assert describe_method(NeedsASetting) == {"reference": "Mine 2030"}  # it cannot be tried
+def test_algorithms_of_other_packages():
+    assert describe_algorithm(WithoutDescription)["sends"] == "theta up, theta + pace down"
+    assert describe_algorithm(NeedsASetting) == {"reference": "Mine 2030"}  # no dry run
 
 
 def test_table(records):
@@ -96,7 +96,7 @@ def test_table(records):
     assert "lr, lr_decay, lr_decay_every, weighting, optimizer" in table.title
 
 
-def test_one_method(records):
+def test_one_algorithm(records):
     table = option_table("algorithms", records["fedpd"])
     assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2020" in table.title
     rows = {row[0]: row[1:] for row in table.rows}
@@ -116,25 +116,23 @@ PLACES = {
 
 
 @pytest.mark.parametrize("what", PLACES)
-def test_defaults_shown_are_those_a_config_gets(what, tmp_path):
-    """Each default, written into a config, changes nothing; an option not shown as required may be
-    left out.
-    """
+def test_listed_defaults_are_those_of_a_config(what, tmp_path):
+    """Writing a default into a config changes nothing; only required options must be given."""
     for record in listing(what, tmp_path):
-        found = record["options"]
+        listed = record["options"]
         required = {
-            o["name"]: "a.npz" if o["name"] == "path" else 2 for o in found if "default" not in o
+            o["name"]: "a.npz" if o["name"] == "path" else 2 for o in listed if "default" not in o
         }
-        defaults = {o["name"]: o["default"] for o in found if o.get("default") is not None}
+        defaults = {o["name"]: o["default"] for o in listed if o.get("default") is not None}
         short, long = (
-            resolve({"data": {"clients": 50}} | PLACES[what](record["name"], given)).values()
-            for given in (required, required | defaults)
+            resolve({"data": {"clients": 50}} | PLACES[what](record["name"], options)).values()
+            for options in (required, required | defaults)
         )
         assert short == long, record["name"]
 
 
 def test_no_option_is_missing():
-    """Whatever a config accepts for a partition is listed."""
+    """All options that a config accepts for a partition are listed."""
     kind = KINDS["partitions"]
     assert [option["name"] for option in options(kind, partitions["dirichlet"])] == [
         "alpha",
@@ -146,16 +144,16 @@ def test_no_option_is_missing():
     assert options(KINDS["schedules"], Stratified) == []
 
 
-def test_sentences_come_from_docstrings_also_of_ancestors():
-    said = explanations(FedBE)
-    assert said["server_lr"] == said["server_lr_low"]
-    # it goes over two lines
-    assert said["server_lr"].endswith("a student with nearly uniform ones.")
-    assert said["lr"] == "learning rate of local training." and "samples" in said
+def test_explanations_come_from_docstrings_also_of_base_classes():
+    docs = explanations(FedBE)
+    assert docs["server_lr"] == docs["server_lr_low"]
+    # The text continues on a second line.
+    assert docs["server_lr"].endswith("a student with nearly uniform ones.")
+    assert docs["lr"] == "learning rate of local training." and "samples" in docs
     assert explanations(len) == {}
 
 
-def test_names_that_are_not_there(tmp_path):
+def test_unknown_names(tmp_path):
     with pytest.raises(InputError, match="dirichlet"):
         listing("partitions", tmp_path, "dirichle")
     with pytest.raises(InputError, match="Runs have no names"):
@@ -163,7 +161,7 @@ def test_names_that_are_not_there(tmp_path):
 
 
 def test_brackets_reach_the_terminal(monkeypatch, tmp_path):
-    """rich takes [n] for markup unless told otherwise."""
+    """By default rich interprets [n] as markup."""
     screen = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
     monkeypatch.setattr(console, "console", screen)
     console.print_table(listing_table("datasets", listing("datasets", tmp_path)))

@@ -1,9 +1,8 @@
-"""A disk that notes every step of a run, and can tell what a kill or a power cut at any of them
-leaves behind.
+"""A disk that records every write step of a run, and the files left by a failure at each step.
 
-Steps are carried out for real. Beside them, the same steps change a model in memory of two states:
-what processes see, and what has been synced. A kill leaves the first; a power cut leaves the
-second, or anything in between.
+Each step is applied to the real disk, and to a model in memory of two states: what processes see,
+and what has been synced. A kill leaves the first state; a power cut leaves the second, or anything
+in between.
 """
 
 import random

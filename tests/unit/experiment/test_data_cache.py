@@ -1,4 +1,4 @@
-"""Runs of one command share data that are the same, and nothing else."""
+"""Runs of one command share data with equal settings, and nothing else."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def config(data=None, **changes):
 
 
 def mine(path, **options):
-    """A config of data in a file of one's own."""
+    """A config with data from the user's own file."""
     return config({"source": "npz", "path": str(path), **options})
 
 
@@ -46,7 +46,7 @@ def write(path, values, seconds=0):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Names of the sources that were read."""
+    """The names of the datasets that were loaded."""
     seen = []
     monkeypatch.setattr(
         data_cache,
@@ -57,17 +57,17 @@ def loads(monkeypatch):
 
 
 def same(one, other):
-    """Whether two data sets are the same numbers."""
+    """Returns whether two datasets have equal values."""
     return setup.fingerprint(one) == setup.fingerprint(other)
 
 
-def carry_out(folder, configs):
+def run_configs(folder, configs):
     return run_all(
         [Task(one, folder / str(place), RunCallbacks()) for place, one in enumerate(configs)]
     )
 
 
-def test_a_table_reads_its_source_once(tmp_path, loads):
+def test_a_table_loads_its_dataset_once(tmp_path, loads):
     divided = {"partition": "dirichlet", "alpha": 0.5}
     configs = [
         config(seed=0),
@@ -75,18 +75,18 @@ def test_a_table_reads_its_source_once(tmp_path, loads):
         config(divided, seed=2),
         config(seed=0, algorithm={"name": "fedprox"}),
     ]
-    carry_out(tmp_path, configs)
+    run_configs(tmp_path, configs)
     assert loads == ["digits"]
 
 
-def test_other_sources_and_options_are_read(loads):
+def test_other_datasets_and_options_are_loaded(loads):
     shared = DataCache()
-    kept = [
+    datasets = [
         shared.build_data(one)
         for one in (config(), config({"test_fraction": 0.3}), config({"source": "gaussians"}))
     ]
     assert loads == ["digits", "digits", "gaussians"]
-    assert len({data.x_test.shape for data in kept}) == 3
+    assert len({data.x_test.shape for data in datasets}) == 3
 
 
 def test_the_same_data_are_one_object():
@@ -146,26 +146,26 @@ def test_a_finished_table_still_notices_a_changed_file(tmp_path):
     path = tmp_path / "mine.npz"
     write(path, range(12))
     one = config({"source": "npz", "path": str(path), "validation": 0.5})
-    carry_out(tmp_path, [one])
-    carry_out(tmp_path, [one])
+    run_configs(tmp_path, [one])
+    run_configs(tmp_path, [one])
     write(path, range(1, 13), seconds=1)
     with pytest.raises(StoreError, match="has changed since"):
-        carry_out(tmp_path, [one])
+        run_configs(tmp_path, [one])
 
 
-def test_large_sources_and_data_nobody_has_are_let_go(monkeypatch, loads):
+def test_large_datasets_and_unused_data_are_freed(monkeypatch, loads):
     shared = DataCache()
     shared.build_data(config())
     gc.collect()
     assert not shared._data
     shared.build_data(config(seed=1))
     assert loads == ["digits"]
-    monkeypatch.setattr(data_cache, "MOST", 1000)
+    monkeypatch.setattr(data_cache, "MAX_BYTES", 1000)
     shared.build_data(config({"source": "gaussians"}))
     assert shared._source is None
 
 
-def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monkeypatch):
+def test_a_model_that_modifies_its_inputs_does_not_change_shared_data(tmp_path, monkeypatch):
     class Writing(nn.Module):
         def __init__(self, shape: list[int], outputs: int) -> None:
             super().__init__()
@@ -175,10 +175,10 @@ def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monke
             return self.inner(x.mul_(-3))
 
     monkeypatch.setitem(models._items, "writing", Writing)
-    held = []
+    shared = []
     original = DataCache.build_data
     monkeypatch.setattr(
-        DataCache, "build_data", lambda self, one: held.append(original(self, one)) or held[-1]
+        DataCache, "build_data", lambda self, one: shared.append(original(self, one)) or shared[-1]
     )
     data = {"source": "gaussians", "server_share": 0.2}
     methods = [{"name": "fedavg"}, {"name": "fedavg", "lr": 0.01}, {"name": "fedprox"}]
@@ -192,7 +192,7 @@ def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monke
             )
             for method in methods
         ]
-        carry_out(tmp_path / engine, configs)
+        run_configs(tmp_path / engine, configs)
         for place, one in enumerate(configs):
             run(one, tmp_path / f"{engine}-alone" / str(place))
             records = [
@@ -203,9 +203,9 @@ def test_a_model_that_writes_into_its_inputs_spoils_nobodys_data(tmp_path, monke
                 records[1][-1]["test"]["nll"], rel=1e-5
             )
     fresh = build_data(configs[0])
-    for kept in held:
+    for data in shared:
         assert all(
-            torch.equal(getattr(kept, name), getattr(fresh, name))
+            torch.equal(getattr(data, name), getattr(fresh, name))
             for name in ("x", "y", "x_test", "x_server")
         )
 
@@ -219,7 +219,7 @@ def test_the_last_prediction_is_kept_without_predicting_again(tmp_path, monkeypa
     assert [call["dropout"] for call in calls] == [False, True] * 2
 
 
-def test_initial_weights_are_torchs_own_for_a_seed_and_leave_no_trace():
+def test_initial_weights_are_torchs_own_for_a_seed_and_the_global_rng_is_unchanged():
     torch.manual_seed(11)
     expected = nn.Linear(3, 2)
     learner = FunctionalModel(

@@ -1,4 +1,4 @@
-"""Runs that advance together give what each of them gives alone."""
+"""Runs that train in one batch give the results that each of them gives alone."""
 
 from dataclasses import dataclass
 
@@ -45,31 +45,31 @@ def theta(folder):
     return read_checkpoint(RunFolder(folder).path / "modes.safetensors")[0]
 
 
-def apart_and_together(tmp_path, configs, monkeypatch):
-    """Both ways' modes; and how many runs trained in each call of the engine."""
+def compare_alone_and_batched(tmp_path, configs, monkeypatch):
+    """Compares runs trained alone and in a batch; returns the batch size of each engine call."""
     sizes, original = [], run_visits.run_visits
 
     def counted(engines, requests):
         sizes.append(len(requests))
         return original(engines, requests)
 
-    apart = [tmp_path / f"apart{n}" for n in range(len(configs))]
-    for folder, one in zip(apart, configs, strict=True):
+    alone = [tmp_path / f"alone{n}" for n in range(len(configs))]
+    for folder, one in zip(alone, configs, strict=True):
         run(one, folder)
     monkeypatch.setattr(run_groups, "run_visits", counted)
-    joined = [tmp_path / f"joined{n}" for n in range(len(configs))]
-    summaries = run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, joined, strict=True)])
-    for mine, other, summary in zip(joined, apart, summaries, strict=True):
-        assert summary == RunFolder(mine).summary()
+    batched = [tmp_path / f"batched{n}" for n in range(len(configs))]
+    summaries = run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, batched, strict=True)])
+    for one, other, summary in zip(batched, alone, summaries, strict=True):
+        assert summary == RunFolder(one).summary()
         for name, value in theta(other).items():
-            torch.testing.assert_close(theta(mine)[name], value, rtol=0, atol=1e-11)
-        for a, b in zip(RunFolder(mine).metrics(), RunFolder(other).metrics(), strict=True):
+            torch.testing.assert_close(theta(one)[name], value, rtol=0, atol=1e-11)
+        for a, b in zip(RunFolder(one).metrics(), RunFolder(other).metrics(), strict=True):
             assert a["loss"] == pytest.approx(b["loss"], abs=1e-11)
             assert a["bytes_up"] == b["bytes_up"]
     return sizes
 
 
-def test_seeds_numbers_modes_and_partitions_differ(tmp_path, monkeypatch):
+def test_seeds_hyperparameters_modes_and_partitions_differ(tmp_path, monkeypatch):
     prox = {"name": "fedprox", "lr": 0.1}
     configs = [
         config(algorithm={**prox, "mu": 0.1}, seed=0),
@@ -81,13 +81,13 @@ def test_seeds_numbers_modes_and_partitions_differ(tmp_path, monkeypatch):
             data={"source": "digits", "clients": 12, "partition": "iid"},
         ),
     ]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedadam", "diana"])
-def test_methods_with_memory_server_state_and_random_numbers(tmp_path, monkeypatch, name):
+def test_algorithms_with_client_state_server_state_and_randomness(tmp_path, monkeypatch, name):
     configs = [config(algorithm={"name": name, "lr": 0.05}, seed=seed) for seed in (0, 1)]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [2] * 4
 
 
 def test_fedac_has_the_mu_of_its_own_run(tmp_path, monkeypatch):
@@ -95,28 +95,28 @@ def test_fedac_has_the_mu_of_its_own_run(tmp_path, monkeypatch):
     configs = [
         config(algorithm={"name": "fedac", "lr": 0.1}, ensemble__modes=modes) for modes in (1, 2, 4)
     ]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == [3] * 4
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [3] * 4
 
 
-def test_clients_of_joined_runs_draw_their_own_models(tmp_path, monkeypatch):
+def test_clients_of_batched_runs_draw_their_own_models(tmp_path, monkeypatch):
     method = {"name": "fedma", "lr": 0.1, "own_rounds": 2}
     configs = [config(algorithm=method, seed=seed) for seed in (0, 1)]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == [2] * 4
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [2] * 4
 
 
-def test_other_models_go_their_own_way(tmp_path, monkeypatch):
+def test_runs_with_different_models_are_not_batched(tmp_path, monkeypatch):
     configs = [
         config(),
         config(model={"name": "mlp", "hidden": [5]}),
         config(engine={"name": "loop", "dtype": "float64"}),
     ]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == []
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == []
 
 
-def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
+def test_an_algorithm_with_control_flow_on_a_hyperparameter(tmp_path, monkeypatch):
     @dataclass(frozen=True, kw_only=True)
     class Looking(FedAvg):
-        """Decides by its own number, which cannot be done for several runs at once."""
+        """Branches on a hyperparameter, which fails in a batch where its values differ."""
 
         much: float = 0.5
 
@@ -133,31 +133,31 @@ def test_a_method_that_looks_at_its_numbers(tmp_path, monkeypatch):
         configs = [
             config(algorithm={"name": "looking", "lr": 0.1, "much": much}) for much in (0.5, 0.9)
         ]
-        assert apart_and_together(tmp_path, configs, monkeypatch) == [2]
+        assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [2]
     finally:
         algorithms._items.pop("looking")
 
 
-def test_a_run_that_fails_takes_nothing_with_it(tmp_path):
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     good, bad = (
         config(seed=1, rounds=40),
         config(algorithm={"name": "fedavg", "lr": 1e200}, rounds=40),
     )
     folders = [tmp_path / "bad", tmp_path / "good"]
-    said = []
+    errors = []
     tasks = [
-        Task(c, f, RunCallbacks(failed=said.append))
+        Task(c, f, RunCallbacks(failed=errors.append))
         for c, f in zip((bad, good), folders, strict=True)
     ]
     done = []
     outcomes = run_all(tasks, done.append)
     assert isinstance(outcomes[0], DivergedError) and "round" in str(outcomes[0])
-    assert said == [outcomes[0]] and sorted(done) == [0, 1]
+    assert errors == [outcomes[0]] and sorted(done) == [0, 1]
     assert outcomes[1] == RunFolder(folders[1]).summary()
     assert [RunFolder(folder).state for folder in folders] == ["diverged", "done"]
 
 
-def test_an_interrupted_group_goes_on(tmp_path):
+def test_an_interrupted_group_is_resumed(tmp_path):
     configs, folders = [config(seed=seed) for seed in (0, 1)], [tmp_path / "a", tmp_path / "b"]
     rounds = []
 
@@ -176,13 +176,13 @@ def test_an_interrupted_group_goes_on(tmp_path):
         torch.testing.assert_close(theta(folders[1])[name], value, rtol=0, atol=1e-11)
 
 
-def test_a_number_that_something_was_built_from(tmp_path, monkeypatch):
+def test_a_hyperparameter_that_other_values_are_derived_from(tmp_path, monkeypatch):
     method = {"name": "diana", "lr": 0.05, "compressor": "rand-k"}
     configs = [config(algorithm={**method, "share": share}) for share in (0.1, 0.9)]
-    apart_and_together(tmp_path, configs, monkeypatch)
+    compare_alone_and_batched(tmp_path, configs, monkeypatch)
 
 
-def test_data_are_put_together_once(tmp_path, monkeypatch):
+def test_data_are_concatenated_once(tmp_path, monkeypatch):
     sizes, original = [], run_groups.run_visits
 
     def counted(engines, requests):
@@ -205,7 +205,7 @@ def test_the_same_run_twice(tmp_path):
     assert sorted(done) == [0, 1, 2]
 
 
-def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
+def test_runs_that_cannot_be_batched_do_not_wait_for_each_other(tmp_path):
     order = []
 
     def watcher(seed):
@@ -220,7 +220,7 @@ def test_runs_that_cannot_join_do_not_wait_for_each_other(tmp_path):
     assert order == [(0, "start"), (0, 1), (0, 2), (1, "start"), (1, 1), (1, 2)]
 
 
-def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
+def test_prefetched_inputs_are_dropped_when_data_are_concatenated():
     engines = [build_federation(one, build_data(one)).engine for one in (config(), config(seed=1))]
     plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
     expected = before.x[engines[1].batch_plan(plan, 0).batch_index]
@@ -229,15 +229,15 @@ def test_what_was_prepared_for_data_that_have_moved_is_forgotten():
     assert torch.equal(engines[1].data.x[engines[1].batch_plan(plan, 0).batch_index], expected)
 
 
-def test_no_more_data_are_put_together_than_there_is_room_for(tmp_path, monkeypatch):
+def test_no_more_data_are_concatenated_than_fit_into_memory(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
-    monkeypatch.setattr(run_groups, "_ON_CPU", 4 * one)
+    monkeypatch.setattr(run_groups, "_CPU_BYTES", 4 * one)
     # the last one has a round more
     configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]
-    assert apart_and_together(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]
 
 
-def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
+def test_a_run_that_cannot_be_written_does_not_stop_the_others(tmp_path):
     def full(report, metrics):
         raise StoreError("no space")
 
@@ -247,4 +247,4 @@ def test_a_run_that_cannot_be_written_takes_nothing_with_it(tmp_path):
             [Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)]
         )
     assert RunFolder(tmp_path / "1").done
-    run(config(), tmp_path / "0")  # it has let go of its folder
+    run(config(), tmp_path / "0")  # its folder is unlocked

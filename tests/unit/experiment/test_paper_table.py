@@ -1,4 +1,4 @@
-"""The paper's tables and figures: their files, what is run of them, and what is written."""
+"""The paper's tables and figures: their files, their runs, and the written results."""
 
 import json
 from pathlib import Path
@@ -243,9 +243,10 @@ def test_collect_replaces_what_stands_between_the_marks(file, tmp_path):
 def table(folder: Path, name: str, number: int, title: str = "", scale: str = "") -> str:
     """Writes a table as `reproduce` does, and returns its section of a page."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    table = f"| a |\n| --- |\n| {number} |"
-    command = f"`fedensemble reproduce {name}{scale}`"
-    text = f"## {title or name.capitalize()}\n\n{table}\n\n{command}\n"
+    text = (
+        f"## {title or name.capitalize()}\n\n| a |\n| --- |\n| {number} |\n\n"
+        f"`fedensemble reproduce {name}{scale}`\n"
+    )
     (folder / name / "table.md").write_text(text)
     (folder / name / "results.json").write_text('{"sittings": []}')
     return f"{text}\nThe runs are those of other tables.\n"

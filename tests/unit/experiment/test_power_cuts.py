@@ -1,6 +1,4 @@
-"""A run that is killed, or loses power, at any step on its way ends with the same bytes once it is
-started again.
-"""
+"""A run that is killed or loses power at any step ends with the same bytes after a restart."""
 
 import json
 import os
@@ -44,7 +42,7 @@ def config() -> Config:
 def train(
     config: Config, root: Path, tree: Tree | None = None, disk: SimulatedDisk | None = None
 ) -> SimulatedDisk:
-    """Carries a run out on a disk that holds `tree`."""
+    """Trains a run on a disk with the files `tree`."""
     disk = disk or SimulatedDisk(root, tree)
     before, durable.disk = durable.disk, disk
     try:

@@ -1,4 +1,4 @@
-"""What a run keeps of its predictions, by hand."""
+"""Summaries of predictions, compared with values computed by hand."""
 
 import math
 

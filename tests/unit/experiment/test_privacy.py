@@ -1,4 +1,4 @@
-"""What a run's files tell of people's data and of credentials."""
+"""Files of a run contain no credentials, and single values of clients only if published."""
 
 import json
 import os

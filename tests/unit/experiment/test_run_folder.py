@@ -1,4 +1,4 @@
-"""A run's folder: who may write, what is kept, and what is said of files that have changed."""
+"""The folder of a run: its lock, its checkpoints, and messages about files that have changed."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def at_round(number: int, do: Any) -> RunCallbacks:
 
 
 def test_a_folder_with_nothing_but_leftovers_is_taken(config: Config, tmp_path: Path) -> None:
-    """A process that is killed while it writes config.toml leaves no more than this."""
+    """A process that is killed while it writes config.toml leaves only these files."""
     (tmp_path / ".config.toml.4711-0a1b2c3d.part").write_bytes(b"rounds")
     (tmp_path / ".config.toml.4711.part").write_bytes(b"rounds")
     (tmp_path / ".lock").touch()
@@ -55,7 +55,7 @@ def test_leftovers_of_checkpoints_are_deleted(config: Config, tmp_path: Path) ->
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_folder_that_is_swapped_ends_the_run(config: Config, tmp_path: Path, again: bool) -> None:
-    """Two runs that write into one folder would both end well, with records of both in it."""
+    """Otherwise two runs would write into one folder without an error, and mix their records."""
     folder, expected = tmp_path / "a", tmp_path / "expected"
     run(config, expected)
 
@@ -90,7 +90,7 @@ def test_a_folder_that_is_swapped_after_the_last_round(config: Config, tmp_path:
 def test_saving_reads_nothing(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each checkpoint used to read and hash all metrics so far."""
+    """Checkpoints must not read and hash all metrics so far, or long runs become slow."""
     store = RunFolder(tmp_path)
     store.claim(config)
     assert store.resume({}, print) is None
@@ -120,7 +120,7 @@ def test_packed_metrics_are_a_function_of_the_content(tmp_path: Path, size: int)
 
 
 def as_older_version(folder: Path) -> None:
-    """Checkpoints as they were when they held only the hash of the metrics."""
+    """Rewrites checkpoints as earlier versions wrote them, with only the hash of the metrics."""
     for path in (folder / "checkpoint").iterdir():
         tensors, facts = read_checkpoint(path)
         del tensors["metrics"]
@@ -142,11 +142,11 @@ def test_older_checkpoints_are_kept_whatever_became_of_metrics(
     (tmp_path / "metrics.jsonl").write_bytes(
         b"\n".join(lines[:rounds]) + b"\n" * bool(rounds) + b'{"round": '
     )
-    said, began = list[str](), list[int]()
+    messages, began = list[str](), list[int]()
     run(
         config,
         tmp_path,
-        RunCallbacks(say=said.append, started=lambda config, round: began.append(round)),
+        RunCallbacks(say=messages.append, started=lambda config, round: began.append(round)),
     )
     assert began == [4] and (tmp_path / "modes.safetensors").read_bytes() == modes
     assert len(RunFolder(tmp_path).metrics()) == rounds
@@ -155,19 +155,22 @@ def test_older_checkpoints_are_kept_whatever_became_of_metrics(
         summary.get("rounds_without_metrics", 0) == 4 - rounds
         and summary["test"]["accuracy"] == accuracy
     )
-    assert any(f"its last {4 - rounds} rounds are lost" in text for text in said) == (rounds < 4)
+    lost = f"its last {4 - rounds} rounds are lost"
+    assert any(lost in message for message in messages) == (rounds < 4)
 
 
-def test_runs_without_checksums_are_loaded_without_a_word(config: Config, tmp_path: Path) -> None:
+def test_runs_without_checksums_are_loaded_without_a_message(
+    config: Config, tmp_path: Path
+) -> None:
     run(config, tmp_path)
     (tmp_path / "checksums.json").unlink()
     values = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(values + "\n")
     assert RunFolder(tmp_path).changes() == ""
     assert len(load_ensemble(tmp_path)) == 2
-    said: list[str] = []
-    run(config, tmp_path, RunCallbacks(say=said.append))
-    assert not said
+    messages: list[str] = []
+    run(config, tmp_path, RunCallbacks(say=messages.append))
+    assert not messages
 
 
 @pytest.mark.parametrize(
@@ -189,9 +192,9 @@ def test_a_changed_file_is_named(config: Config, tmp_path: Path, name: str) -> N
     before = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(before + b" " if name != "checksums.json" else before[:20])
     assert str(tmp_path / name) in store.changes() and "accept the change" in store.changes()
-    said: list[str] = []
-    run(config, tmp_path, RunCallbacks(say=said.append))
-    assert said == [store.changes()]
+    messages: list[str] = []
+    run(config, tmp_path, RunCallbacks(say=messages.append))
+    assert messages == [store.changes()]
     if name == "config.toml":
         with pytest.raises(StoreError, match=r"config\.toml does not match its checksum"):
             load_ensemble(tmp_path)
@@ -221,7 +224,7 @@ def test_checkpoints_are_private(config: Config, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "b" / "summary.json").stat().st_mode) == 0o666
 
 
-def refuse(*_: Any, **__: Any) -> Any:
+def deny(*_: Any, **__: Any) -> Any:
     raise PermissionError(13, "Permission denied")
 
 
@@ -232,7 +235,7 @@ def test_metrics_that_cannot_be_read(
     (tmp_path / "summary.json").unlink()
     real = Path.read_bytes
     monkeypatch.setattr(
-        Path, "read_bytes", lambda path: refuse() if path.name == "metrics.jsonl" else real(path)
+        Path, "read_bytes", lambda path: deny() if path.name == "metrics.jsonl" else real(path)
     )
     with pytest.raises(StoreError, match=r"metrics\.jsonl: no permission"):
         RunFolder(tmp_path).metrics()
@@ -248,10 +251,10 @@ def test_a_checkpoint_folder_that_cannot_be_read(
     real, calls = os.scandir, os.listdir
     wrong = str(tmp_path / "checkpoint")
     monkeypatch.setattr(
-        os, "scandir", lambda path=".": refuse() if str(path) == wrong else real(path)
+        os, "scandir", lambda path=".": deny() if str(path) == wrong else real(path)
     )
     monkeypatch.setattr(
-        os, "listdir", lambda path=".": refuse() if str(path) == wrong else calls(path)
+        os, "listdir", lambda path=".": deny() if str(path) == wrong else calls(path)
     )
     with pytest.raises(StoreError, match=r"no permission"):
         run(config, tmp_path)
@@ -273,7 +276,7 @@ def test_read_only_folders_are_named(
 
 
 @pytest.mark.parametrize("line", [b"[]", b"3", b"{}", b'{"round": "one"}', b"[" * 100_000, b"\xff"])
-def test_a_line_that_is_no_record(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_a_record(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n' + line + b"\n")
     with pytest.raises(StoreError, match="line 2 is not the record of a round"):
         RunFolder(tmp_path).metrics()

@@ -1,4 +1,4 @@
-"""Trackers are told what metrics.jsonl holds, once, whatever happens to the run."""
+"""Trackers log each record of metrics.jsonl exactly once, also if the run is interrupted."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ def config(*names: str) -> Config:
 
 
 def stop_after(rounds: int) -> RunCallbacks:
-    """Someone who pulls the plug after a round, before its checkpoint."""
+    """Callbacks that kill the run after a round, before its checkpoint."""
 
     def advanced(report: Any, metrics: Any) -> None:
         if report.round == rounds:
@@ -45,34 +45,34 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What a tracker of the test's own was told."""
-    told: dict[str, list[Any]] = {"opened": [], "rounds": [], "closed": []}
+    """Registers a tracker for the test, and returns its calls."""
+    calls: dict[str, list[Any]] = {"opened": [], "rounds": [], "closed": []}
 
     class Notebook(Tracker):
         package, trace = "json", "notebook"
 
         def __init__(self, folder: Path, settings: Any, records: Any) -> None:
-            told["opened"].append([record["round"] for record in records])
+            calls["opened"].append([record["round"] for record in records])
             (folder / self.trace).touch()
 
         def record(self, record: Any) -> None:
-            told["rounds"].append(record["round"])
+            calls["rounds"].append(record["round"])
 
         def close(self, finished: bool) -> None:
-            told["closed"].append(finished)
+            calls["closed"].append(finished)
 
     monkeypatch.setitem(trackers._items, "notebook", Notebook)
-    return told
+    return calls
 
 
-def test_every_round_is_told_and_the_end(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
+def test_every_round_and_the_end_are_logged(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
     run(config("notebook"), tmp_path / "a")
     assert notebook == {"opened": [[]], "rounds": [1, 2, 3, 4, 5, 6], "closed": [True]}
     run(config("notebook"), tmp_path / "a")
-    assert notebook["opened"] == [[]]  # finished, and known
+    assert notebook["opened"] == [[]]  # the finished run is in the log already
 
 
-def test_a_stopped_run_hands_over_what_is_kept(
+def test_a_resumed_run_passes_the_earlier_records(
     tmp_path: Path, notebook: dict[str, list[Any]]
 ) -> None:
     with pytest.raises(RuntimeError, match="pulled"):
@@ -83,13 +83,15 @@ def test_a_stopped_run_hands_over_what_is_kept(
     assert notebook["closed"] == [False, True]
 
 
-def test_a_finished_run_is_told_afterwards(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
+def test_a_finished_run_is_logged_afterwards(
+    tmp_path: Path, notebook: dict[str, list[Any]]
+) -> None:
     run(config(), tmp_path / "a")
     run(config("notebook"), tmp_path / "a")
     assert notebook["opened"] == [[1, 2, 3, 4, 5, 6]] and notebook["closed"] == [True]
 
 
-def test_tracking_is_no_part_of_the_run(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
+def test_tracking_does_not_change_the_run(tmp_path: Path, notebook: dict[str, list[Any]]) -> None:
     assert config().hash() == config("notebook").hash()
     for name in ("a", "b"):
         run(config(*(["notebook"] if name == "b" else [])), tmp_path / name)
@@ -114,40 +116,40 @@ def test_missing_package_says_what_to_install(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Whom the process asked for outside of it; such calls fail."""
-    asked: list[Any] = []
+    """Records network access of the process, which fails."""
+    accesses: list[Any] = []
 
-    def refuse(*arguments: Any, **options: Any) -> None:
-        asked.append(arguments)
+    def reject(*arguments: Any, **options: Any) -> None:
+        accesses.append(arguments)
         raise OSError("no network here")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    return asked
+    monkeypatch.setattr(socket, "getaddrinfo", reject)
+    monkeypatch.setattr(socket.socket, "connect", reject)
+    return accesses
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_tensorboard_has_every_number_once(tmp_path: Path, calls: list[Any]) -> None:
+def test_tensorboard_has_every_value_once(tmp_path: Path, calls: list[Any]) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with pytest.raises(RuntimeError, match="pulled"):
         run(config("tensorboard"), tmp_path / "a", stop_after(4), checkpoint_seconds=0)
     run(config("tensorboard"), tmp_path / "a")
-    held = EventAccumulator(
+    events = EventAccumulator(
         str(tmp_path / "a" / "tensorboard"), size_guidance={"scalars": 0}
     ).Reload()
-    found = [
+    logged = [
         (event.step, name, event.value)
-        for name in held.Tags()["scalars"]
-        for event in held.Scalars(name)
+        for name in events.Tags()["scalars"]
+        for event in events.Scalars(name)
     ]
-    check_once(found, records(tmp_path / "a"))
+    check_once(logged, records(tmp_path / "a"))
     assert not calls
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_mlflow_has_every_number_once(
+def test_mlflow_has_every_value_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     pytest.importorskip("mlflow")
@@ -161,17 +163,17 @@ def test_mlflow_has_every_number_once(
     (made,) = client.search_runs([client.get_experiment_by_name("tracked").experiment_id])
     assert made.info.status == "FINISHED" and made.data.params["ensemble.modes"] == "2"
     names = made.data.metrics
-    found = [
+    logged = [
         (m.step, name, m.value)
         for name in names
         for m in client.get_metric_history(made.info.run_id, name)
     ]
-    check_once(found, records(tmp_path / "a"))
+    check_once(logged, records(tmp_path / "a"))
     assert not calls
 
 
-def check_once(found: list[tuple[int, str, float]], records: list[dict[str, Any]]) -> None:
+def check_once(logged: list[tuple[int, str, float]], records: list[dict[str, Any]]) -> None:
     expected = {(r["round"], name): value for r in records for name, value in scalars(r).items()}
-    assert Counter((step, name) for step, name, _ in found) == Counter(expected.keys())
-    for step, name, value in found:
+    assert Counter((step, name) for step, name, _ in logged) == Counter(expected.keys())
+    for step, name, value in logged:
         assert value == pytest.approx(expected[step, name], rel=1e-6)

@@ -162,23 +162,26 @@ MODES = {
     "transposed": (transpose("0/layers.1.weight"), r"'0/layers.1.weight' has shape \(3, 8\)"),
     "another type": (
         lambda t, f: t.update({"1/layers.1.bias": t["1/layers.1.bias"].double()}),
-        "of float64, and .* is expected",
+        "dtype float64; expected shape",
     ),
     "nan": (put("1/layers.1.bias", float("nan")), "'1/layers.1.bias' holds nan or infinity"),
     "infinity": (put("0/layers.3.bias", float("inf")), "holds nan or infinity"),
     "missing": (lambda t, f: t.pop("0/layers.1.bias"), "it has no tensor '0/layers.1.bias'"),
     "one more": (
         lambda t, f: t.update({"9/x": torch.zeros(1)}),
-        "a tensor '9/x', which the model has not",
+        "the model has no tensor '9/x'",
     ),
     "more modes": (lambda t, f: f.update(modes=3), "it has no tensor '2/"),
     "a billion modes": (lambda t, f: f.update(modes=10**9), "its number of modes is 1000000000"),
     "huge model": (lambda t, f: f.update(model={"shape": [3], "outputs": 10**12}), "weights take"),
     "no shape": (
         lambda t, f: f.update(model={"shape": "x", "outputs": 2}),
-        "the facts of its model are",
+        "its entry 'model' is",
     ),
-    "std of 0": (lambda t, f: f.update(standardise=[[0.0], [0.0]]), "its rule for standardising"),
+    "std of 0": (
+        lambda t, f: f.update(standardise=[[0.0], [0.0]]),
+        "its means and standard deviations",
+    ),
 }
 
 
