@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import durable
 from ..checkpoint import check_start, read_checkpoint, write_checkpoint
-from ..config.schema import NOT_HASHED, Config
+from ..config.schema import NOT_HASHED, Config, check
 from ..errors import DivergedError, InputError, StoreError
 from .checksums import changed_files, describe_changes, write_checksums
 from .folder_lock import LOCK, FolderLock
@@ -102,7 +102,8 @@ class RunFolder:
                     f"{self.path} holds other files, but no run. Choose another --out or --runs."
                 )
             return
-        keys = _differing_keys(self.read_config(), tomllib.loads(config.toml()))
+        written = _with_defaults(self.read_config())
+        keys = _differing_keys(written, tomllib.loads(config.toml()))
         if keys:
             raise StoreError(
                 f"{self.path} belongs to a run with other settings "
@@ -329,6 +330,16 @@ class RunFolder:
 def find_runs(root: Path) -> list[RunFolder]:
     """Returns all runs below a folder."""
     return [RunFolder(path.parent) for path in sorted(root.glob("**/config.toml"))]
+
+
+def _with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a run folder, with the defaults of keys that were added after it was written.
+
+    Without them an unfinished run of an earlier version could not be resumed. Settings that are no
+    longer valid are returned as they are, and are then reported as different.
+    """
+    config, _ = check(values)
+    return values if config is None else tomllib.loads(config.toml())
 
 
 def _differing_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
