@@ -35,14 +35,9 @@ class RankError(FedEnsembleError, RuntimeError):
             process has to.
     """
 
-    def __init__(self, message: str, reported: bool = True, *, heard: bool | None = None) -> None:
+    def __init__(self, message: str, reported: bool = True) -> None:
         super().__init__(message)
-        self.reported = reported if heard is None else heard  # `heard` is the old name
-
-    @property
-    def heard(self) -> bool:
-        """Old name of `reported`."""
-        return self.reported
+        self.reported = reported
 
 
 class AggregatorWarning(UserWarning):

@@ -108,9 +108,6 @@ def select_rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree
     return {name: t[index] for name, t in tree.items()}
 
 
-rows = select_rows  # old name
-
-
 def tensor_leaves(values: Any) -> list[Tensor]:
     """All tensors in nested lists, tuples and dictionaries.
 

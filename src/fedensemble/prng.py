@@ -57,9 +57,6 @@ def fold_in(parent: Key, *words: Key) -> Key:
     return child
 
 
-fold = fold_in  # old name
-
-
 def bits(at: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """`count` integers of 63 random bits (never negative) per key, [..., count]."""
     if isinstance(at, Tensor):

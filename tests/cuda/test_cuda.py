@@ -280,7 +280,7 @@ def test_gradients_in_every_precision(name, precision):
         device="cuda",
         engine_options={"precision": precision},
     )
-    theta, buffers = (tensor.cuda() for tensor in made.learner.initial(0, visits))
+    theta, buffers = (tensor.cuda() for tensor in made.learner.init_params(0, visits))
     x, y = (tensor.reshape(visits, batch, *tensor.shape[1:]).cuda() for tensor in (x, y))
     more = (
         torch.ones(visits, batch, dtype=torch.bool, device="cuda"),

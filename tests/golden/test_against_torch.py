@@ -109,7 +109,7 @@ def test_dropout_between_layers(kind):
     x = numbers(8, 6, 4)
     key = prng.key(0, "test")
     outputs = []
-    for at in (key, key, prng.fold(key, 1)):
+    for at in (key, key, prng.fold_in(key, 1)):
         with KeyedRandomness(at):
             outputs.append(module(x)[0])
     assert torch.equal(outputs[0], outputs[1])

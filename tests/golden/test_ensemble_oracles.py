@@ -107,11 +107,11 @@ class Rounds:
 
     def key(self, round, mode, word):
         coin = float(shared_uniform(SEED, round, torch.tensor(mode)))
-        return prng.fold(torch.tensor([int(coin * 2.0**53)]), word)
+        return prng.fold_in(torch.tensor([int(coin * 2.0**53)]), word)
 
     def uniform(self, round, mode, client, size):
         key = visit_key("algorithm", SEED, round, torch.tensor([client]), torch.tensor([mode]))
-        return prng.uniform(prng.fold(key, 1), size)[0].numpy()
+        return prng.uniform(prng.fold_in(key, 1), size)[0].numpy()
 
 
 def compare(found, expected):
@@ -154,7 +154,8 @@ def drawn(rounds, mode, round, answers, share, count):
     spread = np.sqrt(share @ (np.stack(answers) - mean) ** 2)
     key = rounds.key(round, mode, 1)
     return mean, [
-        mean + spread * prng.normal(prng.fold(key, s), len(mean))[0].numpy() for s in range(count)
+        mean + spread * prng.normal(prng.fold_in(key, s), len(mean))[0].numpy()
+        for s in range(count)
     ]
 
 
@@ -197,7 +198,7 @@ def test_fedbe(reduction, engine):
         said /= said.sum(1, keepdims=True)
         velocity, ends, step = 0.0, [], 0
         for epoch in range(3):
-            order = prng.permutation(prng.fold(rounds.key(round, mode, 2), epoch), len(x))[
+            order = prng.permutation(prng.fold_in(rounds.key(round, mode, 2), epoch), len(x))[
                 0
             ].numpy()
             for rows in (order[at : at + 4] for at in range(0, len(x), 4)):
@@ -317,7 +318,7 @@ def test_matching(kind, own_rounds, start, engine):
     rounds = Rounds(made)
     theta, frozen, left, own = list(rounds.start), [0] * K, [own_rounds] * K, {}
     size, layered = len(theta[0]), kind is FedMA
-    drawn_models = made.learner.initial(0, 8)[0].numpy()
+    drawn_models = made.learner.init_params(0, 8)[0].numpy()
     pieces = [slice(a, b) for a, b in zip([0, *CUTS], [*CUTS, size], strict=True)]
     middle, width = (np.zeros(size) for _ in range(2))
     for piece in pieces:

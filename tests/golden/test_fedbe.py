@@ -123,7 +123,9 @@ def test_server_step_by_hand():
     ][0]
 
     spread = torch.sqrt((weight / 8) @ (theta - mean) ** 2)
-    samples = [mean + spread * prng.normal(prng.fold(cohort.key(1), s), size)[0] for s in range(2)]
+    samples = [
+        mean + spread * prng.normal(prng.fold_in(cohort.key(1), s), size)[0] for s in range(2)
+    ]
     model = small_model().double()
 
     def outputs(vector):
@@ -138,7 +140,7 @@ def test_server_step_by_hand():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     ends, step = [], 0
     for epoch in range(4):
-        order = prng.permutation(prng.fold(cohort.key(2), epoch), len(x))[0]
+        order = prng.permutation(prng.fold_in(cohort.key(2), epoch), len(x))[0]
         for rows in order.split(3):
             optimizer.param_groups[0]["lr"] = (0.3, 0.2, 0.1)[step % 3]
             optimizer.zero_grad()

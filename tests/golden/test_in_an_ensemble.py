@@ -35,7 +35,7 @@ class Visit:
         self.batches = [rows[s, 0][counted[s, 0].bool()].numpy() for s in range(len(rows))]
         self.x, self.y = (part.numpy() for part in world.data.client(client))
         self.random = prng.uniform(
-            prng.fold(visit_key("algorithm", *place)[0], 1), FEATURES
+            prng.fold_in(visit_key("algorithm", *place)[0], 1), FEATURES
         ).numpy()
 
     def gradient(self, w, batch):
@@ -55,7 +55,7 @@ class Server:
         self.round, self.share, self.lr = round, share, LR * DECAY ** (round // EVERY)
         self.decay = 0.9 ** (round // 4)
         self.coin = float(shared_uniform(world.seed, round, torch.tensor(mode)))
-        key = prng.fold(torch.tensor(int(self.coin * 2.0**53)), 0)
+        key = prng.fold_in(torch.tensor(int(self.coin * 2.0**53)), 0)
         self.random = prng.uniform(key, FEATURES).numpy()
 
 

@@ -87,7 +87,7 @@ def test_initialisations_are_the_models_own_and_differ():
     still = PFNM(lr=1e-12)
     federation, members = one_visit_each(still)
     drawn = federation.learner.theta_layout.unflatten(members.uploads["theta"])
-    reference = federation.learner.theta_layout.unflatten(federation.learner.initial(3, 200)[0])
+    reference = federation.learner.theta_layout.unflatten(federation.learner.init_params(3, 200)[0])
     for name, values in drawn.items():
         assert float(values.abs().max()) <= 1.1 * float(reference[name].abs().max())
         assert float((values[0] - values[1]).abs().min()) > 0
@@ -129,7 +129,7 @@ def test_aligned_networks_compute_the_same():
         lambda: MLP((4,), 3, hidden=(6, 5)), classification(), method, dtype=torch.float64
     )
     structure, learner = federation.algorithm.structure, federation.learner
-    own, x = learner.initial(1, 2)[0], numbers(9, 4)
+    own, x = learner.init_params(1, 2)[0], numbers(9, 4)
     random = torch.Generator().manual_seed(2)
     slot = torch.stack(
         [

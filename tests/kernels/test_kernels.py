@@ -390,7 +390,7 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
     )
     assert check_stackable(quick, x, y) == (None, fates)
     assert not used  # a trial is in float64
-    theta, buffers = exact.initial(0, visits)
+    theta, buffers = exact.init_params(0, visits)
     torch.set_float32_matmul_precision("highest")
     got = stacked_gradient(quick, fusions=fates)(theta.float(), buffers.float(), x, y, *more)
     assert len(used) == grouped

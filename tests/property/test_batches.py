@@ -14,7 +14,7 @@ def reference(key, size, work):
     """
     batches, epoch = [], 0
     while True:
-        order = prng.permutation(prng.fold(key, epoch), size).tolist()
+        order = prng.permutation(prng.fold_in(key, epoch), size).tolist()
         pieces = [order[at : at + work.batch_size] for at in range(0, size, work.batch_size)]
         if work.last_batch == "drop" and len(pieces) > 1 and len(pieces[-1]) < work.batch_size:
             pieces.pop()

@@ -192,7 +192,7 @@ class FedBE(PosteriorSampling):
         mode_of_model = torch.cat([index.repeat_interleave(count), members.mode, index])
         belongs = (mode_of_model == index.unsqueeze(1)).to(theta.dtype)
         weights = belongs / belongs.sum(1, keepdim=True)
-        predictions = context.mixture(weights, theta, all_buffers)
+        predictions = context.mixture_of_predictions(weights, theta, all_buffers)
         if context.learner.task == "regression" or self.temperature == 1:
             return predictions
         return (predictions.clamp(min=1e-30).log() / self.temperature).softmax(-1)
@@ -215,7 +215,7 @@ class FedBE(PosteriorSampling):
         mode_index = torch.arange(len(theta), device=theta.device).unsqueeze(1)
         epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
         # Each mode visits the inputs in its own random order.
-        for order in prng.permutation(prng.fold(key, epochs), teacher.shape[1]):  # [K, n]
+        for order in prng.permutation(prng.fold_in(key, epochs), teacher.shape[1]):  # [K, n]
             row_batches = torch.split(order, self.server_batch, 1)
             target_batches = torch.split(teacher[mode_index, order], self.server_batch, 1)
             for rows, target in zip(row_batches, target_batches, strict=True):

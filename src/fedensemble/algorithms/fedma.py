@@ -93,8 +93,8 @@ class FedMA(Matched):
             nearest = nearest_units(
                 models[:, units.incoming],
                 server_models[:, units.incoming],
-                structure.alive(models)[:, units.all],
-                structure.alive(server_models)[:, units.all],
+                structure.used_units(models)[:, units.all],
+                structure.used_units(server_models)[:, units.all],
             )
             identity = torch.arange(structure.units, device=models.device).repeat(len(models), 1)
             before, after = identity[:, : units.first], identity[:, units.first + units.width :]

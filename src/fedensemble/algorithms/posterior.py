@@ -26,7 +26,7 @@ def sample_gaussian(
     shares = members.shares(len(mean)).to(mean.dtype)
     spread = scale * torch.sqrt(shares @ (theta - mean[members.mode]) ** 2)
     noises = (
-        prng.normal(prng.fold(key, sample), mean.shape[-1]).to(mean.dtype)
+        prng.normal(prng.fold_in(key, sample), mean.shape[-1]).to(mean.dtype)
         for sample in range(samples)
     )
     return torch.stack([mean + spread * noise for noise in noises], 1)
@@ -40,7 +40,9 @@ def sample_dirichlet(
 
     # Normalised gamma variates are Dirichlet distributed. The inverse CDF turns keyed uniform
     # numbers into gamma variates, so that samples do not depend on a generator's state.
-    uniform = prng.uniform(prng.fold(key.unsqueeze(1), members.client), samples).cpu()  # [K, J, S]
+    uniform = prng.uniform(
+        prng.fold_in(key.unsqueeze(1), members.client), samples
+    ).cpu()  # [K, J, S]
     gamma = torch.as_tensor(gammaincinv(alpha, uniform.numpy())).clamp(min=_SMALLEST_GAMMA)
     weight = members.shares(len(mean)).double().unsqueeze(-1) * gamma.to(mean.device)
     weight = weight / weight.sum(1, keepdim=True).clamp(min=_SMALLEST_GAMMA**2)

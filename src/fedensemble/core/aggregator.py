@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..flat_params import Tree, rows
+from ..flat_params import Tree, select_rows
 from ..registry import Registry
 from .algorithm import Algorithm, algorithms
 from .probe import expected_uploads
@@ -167,6 +167,7 @@ def changes_of(
         buffers: running statistics of each mode, [K, R].
     """
     changes = {
-        name: value - unchanged[name][mode] for name, value in rows(members.uploads, visits).items()
+        name: value - unchanged[name][mode]
+        for name, value in select_rows(members.uploads, visits).items()
     }
     return {**changes, STATISTICS: members.buffers[visits] - buffers[mode]}

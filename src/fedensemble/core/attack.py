@@ -101,7 +101,7 @@ def corrupt(
         trained = changes_of(members, forged, unchanged, buffers, mode)
         keys = visit_key("attack", seed, round, members.client[forged], members.mode[forged])
         for index, (name, own) in enumerate(trained.items()):
-            change = attack.forge(own, known[name], torch.as_tensor(prng.fold(keys, index)))
+            change = attack.forge(own, known[name], torch.as_tensor(prng.fold_in(keys, index)))
             if name == STATISTICS:
                 statistics[forged] = buffers[mode] + change
             else:

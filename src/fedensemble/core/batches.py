@@ -102,7 +102,7 @@ def batch_table(
     steps_per_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
     # [E, J, n]
     orders = torch.stack(
-        [prng.permutation(prng.fold(keys, e), longest, sizes) for e in range(epochs)]
+        [prng.permutation(prng.fold_in(keys, e), longest, sizes) for e in range(epochs)]
     )
 
     # Place p of step s is example (s mod steps per epoch) * B + p of the epoch's order.

@@ -82,7 +82,7 @@ class LocalProblem:
         hide something from the server.
         """
         self._drawn += 1
-        return prng.uniform(prng.fold(self._key, self._drawn), like.shape[-1]).to(like.dtype)
+        return prng.uniform(prng.fold_in(self._key, self._drawn), like.shape[-1]).to(like.dtype)
 
     def secret_uniform(self, like: Tensor) -> Tensor:
         """New random values in (0, 1) shaped like `like` that only the client knows, [..., P].
@@ -111,7 +111,7 @@ class LocalProblem:
         self._secrets += 1
         if self._secret is not None:
             return self._secret(like.numel()).reshape(like.shape).to(like.device)
-        return prng.uniform(prng.fold(self._key, _SECRET, self._secrets), like.shape[-1])
+        return prng.uniform(prng.fold_in(self._key, _SECRET, self._secrets), like.shape[-1])
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.

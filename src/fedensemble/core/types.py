@@ -70,7 +70,9 @@ class Cohort:
         The key is made of the first 53 bits of the shared random draw (24 bits if the draw is
         float32). The draw is the same on every engine, and so is the key.
         """
-        return torch.as_tensor(prng.fold((self.coin.double() * 2.0**53).long().squeeze(-1), word))
+        return torch.as_tensor(
+            prng.fold_in((self.coin.double() * 2.0**53).long().squeeze(-1), word)
+        )
 
     def uniform(self, like: Tensor) -> Tensor:
         """Random values in (0, 1) for the server, shaped like `like`, [K, P].

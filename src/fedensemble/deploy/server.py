@@ -98,7 +98,7 @@ class Fleet:
             buffer_rules=BufferRules.from_model(self.learner),
             finite_check=FiniteCheck(self.learner, spec.shape),
         )
-        theta, buffers = self.learner.initial(config.seed, self.schedule.modes)
+        theta, buffers = self.learner.init_params(config.seed, self.schedule.modes)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers:

@@ -28,4 +28,4 @@ def follow_rank0(config: Config, ranks: ProcessGroup) -> None:
                     raise KeyboardInterrupt
     except RankError as error:
         advice = "Its last checkpoint is intact; start the same command again to go on."
-        raise RankError(f"{error} {advice}", error.heard) from None
+        raise RankError(f"{error} {advice}", error.reported) from None

@@ -25,7 +25,7 @@ from ..core.schedule import Schedule
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
 from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
-from ..flat_params import Tree, rows
+from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
@@ -139,7 +139,7 @@ class Federation:
             warnings.warn(note, EngineWarning, stacklevel=2)
 
         # The modes and the server.
-        theta, buffers = self.learner.initial(seed, self.schedule.modes)
+        theta, buffers = self.learner.init_params(seed, self.schedule.modes)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
@@ -261,7 +261,7 @@ class Federation:
         """What the next round sends to each visit of a plan, and its client state, [J, ...]."""
         sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.learner.device)
         fresh = self.algorithm.init_memory(sent["theta"])
-        return rows(sent, mode), self.engine.read_memory(plan, rows(fresh, mode))
+        return select_rows(sent, mode), self.engine.read_memory(plan, select_rows(fresh, mode))
 
     @property
     def ensemble(self) -> Ensemble:

@@ -27,9 +27,9 @@ from ..data.label_checks import advise_labels, check_whole
 from ..errors import InputError, first_line
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import check_loss
-from ..modeling.model_checks import try_training
+from ..modeling.model_checks import check_training_step
 from ..runtime.num_threads import num_threads
-from ..runtime.oom import SMALLER_VISIT, lack, out_of_memory, raise_on_oom
+from ..runtime.oom import SMALLER_VISIT, memory_report, out_of_memory, raise_on_oom
 from .memory_limits import check_memory, check_range
 from .token_ids import check_tokens
 
@@ -108,7 +108,7 @@ def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
         _check_labels(outputs, y, data)
     try:
         learner.loss(outputs, y)
-        check_loss(learner.loss_given, learner.loss, outputs, y)
+        check_loss(learner.user_loss, learner.loss, outputs, y)
     except _MODEL_ERRORS as error:
         if isinstance(error, InputError) or out_of_memory(error):
             raise
@@ -159,8 +159,8 @@ def _explain_failure(model: nn.Module, x: Tensor, error: Exception) -> str:
     """The reason why a model failed on `x`: out of memory, the wrong dtype, or torch's message."""
     if out_of_memory(error):
         return (
-            f"there is not enough memory{lack(error, x.device)}. Use a smaller model, or a GPU or "
-            "host with more memory."
+            f"there is not enough memory{memory_report(error, x.device)}. Use a smaller model, or a "
+            "GPU or host with more memory."
         )
     embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
     if embeds and x.is_floating_point():
@@ -187,7 +187,7 @@ def check_training(learner: FunctionalModel, data: FederatedData, batch_size: in
         x, y = _first_examples(learner, data, count)
         try:
             with raise_on_oom(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
-                return try_training(learner, x, y)
+                return check_training_step(learner, x, y)
         except _MODEL_ERRORS as error:
             if isinstance(error, InputError) or out_of_memory(error):
                 raise

@@ -74,7 +74,7 @@ def settings_of(
         "steps": work.steps,
         "batch_size": work.batch_size,
         "last_batch": work.last_batch,
-        "loss": learner.loss_given if isinstance(learner.loss_given, str) else None,
+        "loss": learner.user_loss if isinstance(learner.user_loss, str) else None,
         "engine": engine[0],
         "engine_options": engine[1],
         "combine": combine,

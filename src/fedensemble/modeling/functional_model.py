@@ -132,18 +132,6 @@ class FunctionalModel:
             buffers.append(own_buffers)
         return torch.stack(thetas).to(self.device), torch.stack(buffers).to(self.device, self.dtype)
 
-    initial = init_params  # old name
-
-    @property
-    def loss_given(self) -> str | Loss:
-        """Old name of `user_loss`."""
-        return self.user_loss
-
-    @property
-    def counters(self) -> Tree:
-        """Old name of `non_float_buffers`."""
-        return self.non_float_buffers
-
     def flatten_module(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Parameters [P] and buffers [R] of a module of this structure, as copies."""
         theta = self.theta_layout.flatten(dict(model.named_parameters())).detach()

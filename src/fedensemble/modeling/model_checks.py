@@ -118,9 +118,6 @@ def check_training_step(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
         )
 
 
-try_training = check_training_step  # old name
-
-
 def check_no_reentrant_checkpoint(value: Tensor) -> Tensor:
     """Returns `value`; raises if reentrant activation checkpointing is in its autograd graph.
 

@@ -96,10 +96,8 @@ def _replacement(function: Callable[..., Any], cell: Cell, states: int) -> Calla
         batch_first: Any = None,
         linear: Linear = F.linear,
         run_layer: Any = None,
-        layer_of: Any = None,
     ) -> Any:
         """As `function`; `dropout`, `linear` and `run_layer` implement its parts."""
-        run_layer = run_layer or layer_of  # old name
         # torch's functions have two signatures. Only that for packed sequences has a tensor here.
         if not isinstance(biases, bool):
             args = (x, initial, weights, biases, layers, p, training, bidirectional, batch_first)

@@ -121,8 +121,6 @@ class ServerContext:
             torch.cuda.empty_cache()
         return torch.cat(mixtures, 1)
 
-    mixture = mixture_of_predictions  # old name
-
     def _mix_predictions(
         self, weights: Tensor, theta: Tensor, buffers: Tensor, x: Tensor
     ) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.aggregator import SMALLEST_MAJORITY, Aggregator, aggregators
-from ..flat_params import Tree, rows
+from ..flat_params import Tree, select_rows
 from .options import check_share, tolerated
 
 
@@ -41,7 +41,7 @@ class Krum(Aggregator):
 
     def combine(self, changes: Tree, weight: Tensor) -> Tree:
         chosen = self.choose(changes, len(weight))
-        return {name: change.mean(0) for name, change in rows(changes, chosen).items()}
+        return {name: change.mean(0) for name, change in select_rows(changes, chosen).items()}
 
     def choose(self, changes: Tree, clients: int) -> Tensor:
         """Indices of the clients that count, of a mode's n clients."""
@@ -71,7 +71,8 @@ class MultiKrum(Krum):
         share = weight[chosen] if self.weighted else torch.ones_like(weight[chosen])
         share = share / share.sum()
         return {
-            name: share.to(change.dtype) @ change for name, change in rows(changes, chosen).items()
+            name: share.to(change.dtype) @ change
+            for name, change in select_rows(changes, chosen).items()
         }
 
     def choose(self, changes: Tree, clients: int) -> Tensor:

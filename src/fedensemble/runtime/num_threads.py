@@ -28,6 +28,3 @@ def num_threads(count: int) -> Iterator[None]:
 def available_threads() -> int:
     """Threads that torch may use, as set by torch.set_num_threads or OMP_NUM_THREADS."""
     return torch.get_num_threads()
-
-
-cores = available_threads  # old name

@@ -53,9 +53,6 @@ def memory_report(error: BaseException, device: torch.device) -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-lack = memory_report  # old name
-
-
 def format_gib(count: float) -> str:
     """A number of bytes in GiB, as text.
 

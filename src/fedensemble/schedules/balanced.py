@@ -38,7 +38,7 @@ class Balanced(Stratified):
 
     def permutations(self, state: Tree, age: int) -> Tensor:
         key = prng.key(int(state["seed"]), "latin square", age)
-        sigma = prng.permutation(prng.fold(key, 0), self.modes)
-        pi = prng.permutation(prng.fold(key, 1), self.strata)
-        rho = prng.permutation(prng.fold(key, 2), self.modes)
+        sigma = prng.permutation(prng.fold_in(key, 0), self.modes)
+        pi = prng.permutation(prng.fold_in(key, 1), self.strata)
+        rho = prng.permutation(prng.fold_in(key, 2), self.modes)
         return sigma[(pi.unsqueeze(1) + rho) % self.modes]

@@ -15,7 +15,7 @@ from ..core.round import Request, finish_round
 from ..core.types import Plan
 from ..engines.local.local_engine import LocalEngine
 from ..federation.federation import Federation
-from ..flat_params import Tree, rows
+from ..flat_params import Tree, select_rows
 from .arithmetic import check_arithmetic
 from .assertions import remembered, require, require_close, require_equal, snapshot
 from .reference import without_ensemble
@@ -108,7 +108,7 @@ def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> Non
         algorithm, small_federation(algorithm, engine, modes=1, strata=1), _ROUNDS
     )
     what = f"{_name(algorithm)}, engine '{engine}': one mode is not the method without ensemble"
-    require_close(rows(run.state.modes, 0), expected, what)
+    require_close(select_rows(run.state.modes, 0), expected, what)
     require_close(remembered(run.engine), memory, f"{what} in client memory")
 
 
@@ -156,7 +156,9 @@ def check_idle(algorithm: Algorithm, engine: str) -> None:
         now = remembered(federation.engine)
         for mode in set(range(modes)) - set(report.trained):
             require_equal(
-                rows(federation.state.modes, mode), rows(old.modes, mode), f"{what} (mode {mode})"
+                select_rows(federation.state.modes, mode),
+                select_rows(old.modes, mode),
+                f"{what} (mode {mode})",
             )
             idle = {name: row for name, row in stored.items() if name.endswith(f"mode {mode}")}
             require_equal(

@@ -11,7 +11,7 @@ from ..core.algorithm import Algorithm
 from ..core.probe import check_local_training_result
 from ..core.traffic import bytes_down, bytes_up
 from ..core.types import Cohort, Members
-from ..flat_params import Tree, rows
+from ..flat_params import Tree, select_rows
 from .assertions import require, require_close, require_equal, snapshot
 from .toy_problems import numbers, quadratic_problem, small_federation
 
@@ -89,10 +89,12 @@ def check_arithmetic(algorithm: Algorithm) -> None:
             f"(row {j})"
         )
         alone, own = algorithm.local_training(
-            rows(sent, j), rows(memory, j), quadratic_problem(algorithm, visits, size, only=j)
+            select_rows(sent, j),
+            select_rows(memory, j),
+            quadratic_problem(algorithm, visits, size, only=j),
         )
-        require_close(alone, rows(uploads, j), what.format("client"))
-        require_close(own, rows(new_memory, j), what.format("client's memory"))
+        require_close(alone, select_rows(uploads, j), what.format("client"))
+        require_close(own, select_rows(new_memory, j), what.format("client's memory"))
         # Algorithms that gather uploads always get a leading dimension of modes.
         place = torch.tensor([j]) if algorithm.gathers else j
         part = Cohort(
@@ -105,9 +107,13 @@ def check_arithmetic(algorithm: Algorithm) -> None:
             lr=lr,
         )
         if members is not None:
-            part = replace(part, members=two_members_per_mode(rows(uploads, place), weight[place]))
-        single = algorithm.server_update(rows(modes, place), rows(uploads, place), part)
-        require_close(single, rows(updated, place), what.format("mode"))
+            part = replace(
+                part, members=two_members_per_mode(select_rows(uploads, place), weight[place])
+            )
+        single = algorithm.server_update(
+            select_rows(modes, place), select_rows(uploads, place), part
+        )
+        require_close(single, select_rows(updated, place), what.format("mode"))
 
 
 def two_members_per_mode(uploads: Tree, weight: Tensor) -> Members:

@@ -121,7 +121,7 @@ def test_checkpointing_that_hides_its_gradient(engine):
 def test_a_submodule_that_all_models_share(monkeypatch):
     """As a pretrained backbone: without copies, threads would write to it at the same time."""
     monkeypatch.setattr(thread_pool, "_WORTH", 0)
-    monkeypatch.setattr(thread_pool, "cores", lambda: 3)
+    monkeypatch.setattr(thread_pool, "available_threads", lambda: 3)
     part = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     before = [(p, p.detach().clone()) for p in part.parameters()]
     federation = made(

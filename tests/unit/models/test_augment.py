@@ -109,7 +109,7 @@ def test_an_option_of_networks_active_where_dropout_is(name):
             "cross_entropy",
             torch.zeros(1, dtype=torch.int64),
         )
-        theta, buffers = learner.initial(0, 1)
+        theta, buffers = learner.init_params(0, 1)
         return learner.outputs(theta[0], buffers[0], x, key)
 
     plain, augmented = outputs(False, None), outputs(True, None)

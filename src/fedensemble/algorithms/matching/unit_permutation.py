@@ -164,8 +164,6 @@ class Structure:
         ]
         return torch.cat(parts, -1)
 
-    alive = used_units  # old name
-
     def used_weights(self, used: Tensor) -> Tensor:
         """Which weights have only used units [..., U] on both sides, [..., P]."""
         padded = torch.cat([used, used.new_ones(*used.shape[:-1], 1)], -1)

@@ -24,7 +24,7 @@ _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 # - If rank 0 fails, it tells the others the reason and raises.
 # - If another rank fails, it has sent its error to rank 0 (`ProcessGroup.together`), which raises
 #   it. The rank itself waits until rank 0 has ended and exits without a message.
-# - If rank 0 is gone and cannot speak, the others raise themselves (`RankError.heard` is False).
+# - If rank 0 is gone and cannot speak, the others raise themselves (`RankError.reported` is False).
 # - An error of another class is most likely a bug. The rank on which it occurs raises it, too, so
 #   that its traceback is printed.
 @contextmanager
@@ -55,7 +55,7 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise RankError(
-            f"Rank {rank} of {size} cannot join the others at {address}: {reason}", heard=False
+            f"Rank {rank} of {size} cannot join the others at {address}: {reason}", reported=False
         ) from None
     with _raise_on_sigterm() as sigterm_errors:
         ranks = ProcessGroup(rank, size, timeout)
@@ -70,7 +70,7 @@ def job(timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
             if rank == 0:
                 ranks.notify_exit(format_error(error))
                 raise error from None
-            if isinstance(error, RankError) and not error.heard:
+            if isinstance(error, RankError) and not error.reported:
                 raise
             ranks.wait_for_rank0()
             if isinstance(error, (FedEnsembleError, KeyboardInterrupt)):  # rank 0 reports it

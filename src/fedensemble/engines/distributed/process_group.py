@@ -259,7 +259,7 @@ class ProcessGroup:
     def _rank_error(self, other: int, timed_out: bool = False) -> RankError:
         state = f"has not answered for {self.timeout:g} seconds" if timed_out else "is gone"
         return RankError(
-            f"Rank {other} on {self.hosts[other]} {state}; the run stops.", heard=self.rank == 0
+            f"Rank {other} on {self.hosts[other]} {state}; the run stops.", reported=self.rank == 0
         )
 
 

@@ -16,11 +16,11 @@ from ...core.secret import system_uniform
 from ...core.types import Plan
 from ...data.federated import FederatedData
 from ...errors import InputError
-from ...flat_params import Tree, rows
+from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import SMALLER_VISIT, raise_on_oom
 from ...text import shorten
-from ..local.block import BlockResult, Inputs, summarize_losses
+from ..local.block import BlockInputs, BlockResult, summarize_losses
 from ..local.loop import LoopEngine
 from .client_state import ClientStateStore
 from .messages import (
@@ -108,7 +108,7 @@ class LocalClient:
             BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device)
         )
         inputs, result = self.visit(visit, sent, buffers, previous_state)
-        new_state = rows(result.memory, 0)
+        new_state = select_rows(result.memory, 0)
         loss, first_bad_step = summarize_losses(result, inputs)
         # The server rejects the reply of a diverged visit, so its state could never count.
         if new_state and bool(loss.isfinite()):
@@ -116,7 +116,7 @@ class LocalClient:
         uniform_draw = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(
             self.learner.dtype
         )
-        upload = self.algorithm.encode(rows(result.uploads, 0), uniform_draw)
+        upload = self.algorithm.encode(select_rows(result.uploads, 0), uniform_draw)
         if len(buffers):
             upload = {**upload, BUFFERS: result.buffers[0] - buffers}
         state_lost = bool(new_state) and visit.counted >= 0 and previous_state is None
@@ -135,7 +135,7 @@ class LocalClient:
 
     def visit(
         self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None
-    ) -> tuple[Inputs, BlockResult]:
+    ) -> tuple[BlockInputs, BlockResult]:
         """Runs one visit of the loop engine; returns its inputs and its result.
 
         Args:

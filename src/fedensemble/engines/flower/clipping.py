@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...flat_params import Tree, rows
+from ...flat_params import Tree, select_rows
 from .messages import BUFFERS, Visit
 from .reply_validation import ValidReply
 
@@ -76,7 +76,7 @@ def limit_lengths(
         elif clip_factor is not None and largest_clippable > clip_factor:
             ratio_by_name = dict(zip(names, ratios.tolist(), strict=True))
             accepted[visit] = _clip_reply(
-                reply, rows(reference, visit.mode), ratio_by_name, clip_factor
+                reply, select_rows(reference, visit.mode), ratio_by_name, clip_factor
             )
             clipped[visit] = round(largest_clippable / clip_factor, 4)
         else:

@@ -16,7 +16,7 @@ from ...core.engine import Engine
 from ...core.keys import shared_uniform
 from ...core.probe import expected_uploads
 from ...core.types import EnsembleState, Members, Plan, RoundResult
-from ...flat_params import Tree, payload_bytes, rows
+from ...flat_params import Tree, payload_bytes, select_rows
 from .clipping import limit_lengths
 from .collector import Collector
 from .deadline import RoundLog, RoundTimeout
@@ -220,7 +220,9 @@ class FlowerEngine(Engine):
         """
         nodes = self.roster.find_nodes(self.round_timeout.timeout)
         tensors = {**sent, BUFFERS: buffers} if buffers.shape[-1] else sent
-        models = {mode: pack(rows(tensors, mode)) for mode in sorted(set(plan.mode.tolist()))}
+        models = {
+            mode: pack(select_rows(tensors, mode)) for mode in sorted(set(plan.mode.tolist()))
+        }
         messages, visits = [], []
         pairs = list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))
         # If a mode has too few online clients, their replies could not count. Do not let them train

@@ -26,7 +26,7 @@ class FiniteCheck:
     def __init__(self, learner: FunctionalModel | None = None, shape: tuple[int, ...] = ()) -> None:
         self.learner, self.example = learner, None
         if learner is not None:
-            theta, buffers = learner.initial(0, 1)
+            theta, buffers = learner.init_params(0, 1)
             self.example = _find_example_input(learner, theta[0], buffers[0], shape)
 
     def find_broken(self, state: EnsembleState, modes: Iterable[int]) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...errors import InputError
-from ...flat_params import Tree, payload_bytes, rows
+from ...flat_params import Tree, payload_bytes, select_rows
 from .messages import (
     BUFFERS,
     UPLOAD,
@@ -117,7 +117,7 @@ def validate_reply(
     claimed = read_metric(content, "examples", int)
     if claimed != examples:
         raise UnreadableError(f"it claims {claimed} examples, and was enrolled with {examples}")
-    mode_reference = rows(reference, mode)
+    mode_reference = select_rows(reference, mode)
     expected = {
         **algorithm.encode(mode_reference, uniform_draw[mode]),
         **({BUFFERS: buffers[mode]} if buffers.shape[-1] else {}),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import prng
 from ...core.algorithm import Algorithm
 from ...data.federated import FederatedData
-from ...flat_params import Tree, rows
+from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import GradientFn
 from ..stacked.aligned_rows import gather_rows
 
@@ -36,9 +36,6 @@ class BlockInputs(NamedTuple):
     counts: Tensor  # [J, 1] local steps of the visit
     lr: Tensor  # [J, 1]
     hyperparameters: Tree  # [J, 1] each; those that differ between runs trained together
-
-
-Inputs = BlockInputs  # the name in engines/flower
 
 
 class BatchPlan(NamedTuple):
@@ -100,7 +97,7 @@ class Minibatches:
         """Keys of the random layers in each step, [S, ...]."""
         key = self.inputs.model_key
         steps = torch.arange(self.count, device=key.device).reshape(-1, *(1,) * key.dim())
-        return torch.as_tensor(prng.fold(key, steps))
+        return torch.as_tensor(prng.fold_in(key, steps))
 
     def on_batch(
         self, index: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
@@ -121,7 +118,7 @@ def squeeze_single_visit(inputs: BlockInputs) -> BlockInputs:
     """The inputs of a block of one visit, without the dimension of length J = 1."""
     values = inputs._asdict()
     for name in ("memory", "hyperparameters"):
-        values[name] = rows(values[name], 0)
+        values[name] = select_rows(values[name], 0)
     per_visit = ("mode", "buffers", "model_key", "algorithm_key", "coin", "sizes", "counts", "lr")
     for name in per_visit:
         values[name] = values[name][0]

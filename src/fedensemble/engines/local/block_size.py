@@ -14,7 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...modeling.functional_model import GradientFn
 from ...runtime.num_threads import num_threads
-from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, format_gib, lack, oom_error, out_of_memory
+from ...runtime.oom import (
+    OOM_ERRORS,
+    SMALLER_VISIT,
+    format_gib,
+    memory_report,
+    oom_error,
+    out_of_memory,
+)
 from ..stacked.gradient import stacked_gradient
 
 if TYPE_CHECKING:
@@ -104,7 +111,7 @@ def activations(engine: VectorEngine) -> int:
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
-            lacking = lack(error, device)
+            lacking = memory_report(error, device)
         torch.cuda.empty_cache()
     raise oom_error("One visit does", device, lacking, SMALLER_VISIT)
 
@@ -178,7 +185,7 @@ class _ForwardDone(Exception):  # noqa: N818 (not an error)
 def _make_batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
     """Arguments of a gradient function; the batches repeat the first examples of the data."""
     learner, device = engine.learner, engine.learner.device
-    theta, buffers = (tensor.repeat(visits, 1) for tensor in learner.initial(0, 1))
+    theta, buffers = (tensor.repeat(visits, 1) for tensor in learner.init_params(0, 1))
     index = torch.arange(visits * batch, device=device) % len(engine.data.x)
     x, y = engine.data.inputs(engine.data.x[index], learner.dtype), engine.data.y[index]
     x, y = (values.reshape(visits, batch, *values.shape[1:]) for values in (x, y))

@@ -21,7 +21,7 @@ from ...core.round import Request
 from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
 from ...data.federated import FederatedData
-from ...flat_params import Tree, rows
+from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, oom_error, out_of_memory
 from .block import (
@@ -115,7 +115,7 @@ class LocalEngine(Engine):
         return BlockInputs(
             sent=sent,
             mode=mode,
-            memory=self.memory.read(plan, rows(algorithm.init_memory(sent["theta"]), mode)),
+            memory=self.memory.read(plan, select_rows(algorithm.init_memory(sent["theta"]), mode)),
             buffers=buffers,
             lr=to_device_async(lr.to(self.learner.dtype), self.learner.device),
             hyperparameters={},
@@ -206,7 +206,7 @@ class LocalEngine(Engine):
         visits = len(inputs.model_key)
         sent = gather_sent(inputs)
         if not self.batched:
-            inputs, sent = squeeze_single_visit(inputs), rows(sent, 0)
+            inputs, sent = squeeze_single_visit(inputs), select_rows(sent, 0)
         minibatches = Minibatches(self.data, self.learner.dtype, self.gradient, inputs, ragged)
         problem = LocalProblem(
             minibatches,

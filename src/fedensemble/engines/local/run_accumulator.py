@@ -13,7 +13,7 @@ from ...core.keys import shared_uniform
 from ...core.round import Request
 from ...core.traffic import bytes_down, bytes_up, sees
 from ...core.types import Members, Plan, RoundResult
-from ...flat_params import Tree, rows
+from ...flat_params import Tree, select_rows
 from .block import BlockInputs, BlockResult, gather_sent, summarize_losses
 from .device_cache import to_device_async
 
@@ -61,7 +61,7 @@ class RunAccumulator:
         part = Plan(plan.client[positions], plan.mode[positions])
         modes = row = to_device_async(part.mode, buffers.device)
         if len(buffers) > len(modes):  # more modes than visits: pass on only the rows in use
-            sent, row = rows(sent, modes), torch.arange(len(modes), device=modes.device)
+            sent, row = select_rows(sent, modes), torch.arange(len(modes), device=modes.device)
         inputs = self.engine.prepare(algorithm, sent, row, buffers[modes], part, round)
         if self.hyperparameters:
             tensors = {

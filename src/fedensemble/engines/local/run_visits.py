@@ -20,8 +20,8 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...core.round import Request
 from ...core.types import RoundResult
-from ...flat_params import rows
-from ...runtime.oom import OOM_ERRORS, lack, out_of_memory, raise_on_oom
+from ...flat_params import select_rows
+from ...runtime.oom import OOM_ERRORS, memory_report, out_of_memory, raise_on_oom
 from .block import BlockInputs, BlockResult
 from .run_accumulator import RunAccumulator
 
@@ -69,7 +69,7 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
-            lacking = lack(error, lead.learner.device)
+            lacking = memory_report(error, lead.learner.device)
         # Retry outside the `except` block: inside it, the traceback of the error keeps the tensors
         # of the failed attempt alive. Visits of runs that were added already are not trained again.
         if lacking is not None:
@@ -180,8 +180,8 @@ def _select_visits(
         return result
     index = slice(first, first + count)
     return BlockResult(
-        rows(result.uploads, index),
-        rows(result.memory, index),
+        select_rows(result.uploads, index),
+        select_rows(result.memory, index),
         result.buffers[index],
         result.losses[:steps, index],
     )

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...core.algorithm import Algorithm
-from ...flat_params import Tree, rows
-from ...runtime.num_threads import cores, num_threads
+from ...flat_params import Tree, select_rows
+from ...runtime.num_threads import available_threads, num_threads
 from .block import BlockInputs, BlockResult
 from .flops import count_flops
 
@@ -52,7 +52,7 @@ class ThreadedTrainer:
         self, engine: VectorEngine, algorithm: Algorithm, inputs: BlockInputs, ragged: bool
     ) -> BlockResult:
         """Trains a block of visits."""
-        count, visits = cores(), len(inputs.model_key)
+        count, visits = available_threads(), len(inputs.model_key)
         if self.work < _WORTH or min(count, visits) < 2:
             with num_threads(1 if self.work * visits < _WORTH_INSIDE else count):
                 return engine.train_plainly(algorithm, inputs, ragged)
@@ -109,7 +109,7 @@ def _select_visits(inputs: BlockInputs, visits: Tensor) -> BlockInputs:
     """The inputs of some consecutive visits of a block."""
     index = slice(int(visits[0]), int(visits[-1]) + 1)
     values: dict[str, Any] = {
-        name: rows(value, index) if isinstance(value, dict) else value[index]
+        name: select_rows(value, index) if isinstance(value, dict) else value[index]
         for name, value in inputs._asdict().items()
     }
     steps = int(values["counts"].max())

@@ -20,7 +20,7 @@ from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree
 from ...modeling.functional_model import FunctionalModel, GradientFn
-from ...runtime.num_threads import cores, num_threads
+from ...runtime.num_threads import available_threads, num_threads
 from ...runtime.oom import SMALLER_VISIT, out_of_memory, raise_on_oom
 from ..stacked.equivalence import check_stackable, check_vmap, choose_examples
 from ..stacked.gradient import stacked_gradient
@@ -88,7 +88,7 @@ class VectorEngine(LocalEngine):
         explain_oom = raise_on_oom(
             "A check of the model on a few examples does", self.learner.device, SMALLER_VISIT
         )
-        with explain_oom, num_threads(cores() if flops * index.numel() > _HEAVY else 1):
+        with explain_oom, num_threads(available_threads() if flops * index.numel() > _HEAVY else 1):
             reason, self.fusions = check_stackable(self.learner, x, y)
             if reason is not None:
                 check_vmap(self.learner, x, y, reason)

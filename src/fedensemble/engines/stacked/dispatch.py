@@ -63,12 +63,12 @@ def triton_supported(x: Tensor) -> bool:
 
 
 def fold_in(keys: Tensor, word: int | Tensor) -> Tensor:
-    """As `prng.fold` of keys [J] and one word; one kernel launch on a GPU."""
+    """As `prng.fold_in` of keys [J] and one word; one kernel launch on a GPU."""
     if HAS_TRITON and keys.is_cuda:
         from ..kernels.triton.dropout import fold_in as triton_fold_in
 
         return triton_fold_in(keys, word)
-    return torch.as_tensor(prng.fold(keys, word))
+    return torch.as_tensor(prng.fold_in(keys, word))
 
 
 def dropout_mask(keys: Tensor, size: int, threshold: int) -> Tensor:

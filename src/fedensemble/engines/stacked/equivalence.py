@@ -58,10 +58,10 @@ def check_stackable(model: FunctionalModel, x: Tensor, y: Tensor) -> StackingRep
 
     The result is cached per model spec, because the runs of one table have the same model.
     """
-    if not isinstance(model.factory, ModelSpec) or not isinstance(model.loss_given, str):
+    if not isinstance(model.factory, ModelSpec) or not isinstance(model.user_loss, str):
         return _run_check(model, x, y)
     shapes = (x.shape, x.dtype, y.shape[2:], y.dtype)
-    key = (model.factory.key, model.loss_given, shapes, model.device)
+    key = (model.factory.key, model.user_loss, shapes, model.device)
     if key not in _CACHE:
         _CACHE[key] = _run_check(model, x, y)
     return _CACHE[key]
@@ -95,8 +95,8 @@ class _EquivalenceCheck:
     """Gradients of a few visits, stacked and one at a time."""
 
     def __init__(self, model: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype) -> None:
-        self.model = FunctionalModel(model.factory, model.loss_given, y[0], model.device, dtype)
-        self.start = self.model.initial(0, len(x))
+        self.model = FunctionalModel(model.factory, model.user_loss, y[0], model.device, dtype)
+        self.start = self.model.init_params(0, len(x))
         self.x = x.to(dtype) if x.is_floating_point() else x
         self.y = y.to(dtype) if y.is_floating_point() else y
 

@@ -42,7 +42,7 @@ def stacked_gradient(
         with torch.enable_grad():
             params = StackedParams(model, theta, compute, full_precision)
             statistics = model.buffer_layout.unflatten(buffers)
-            counters = {name: count.clone() for name, count in model.counters.items()}
+            counters = {name: count.clone() for name, count in model.non_float_buffers.items()}
             stacked = {**params.leaves, **statistics}
             fused = FusedNorms(fusions)
             forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer)

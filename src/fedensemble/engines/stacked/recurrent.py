@@ -37,7 +37,7 @@ def _register(func: Any) -> None:
             )
             fused = func is torch.lstm and dispatch.triton_supported(x) and x.dtype == torch.float32
             layer = _run_lstm_layer if fused else None
-            named |= {"linear": lambda *args: linear(forward, *args), "layer_of": layer}
+            named |= {"linear": lambda *args: linear(forward, *args), "run_layer": layer}
             return RECURRENT[func](forward.dropout, x, initial, weights, *others, **named)
         finally:
             forward.compute = compute

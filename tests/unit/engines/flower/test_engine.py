@@ -70,7 +70,7 @@ def test_running_statistics_travel_too():
     fleet = FakeFleet(federation)
     fleet.rounds(3)
     close(fleet, train(federation, 3))
-    assert not torch.equal(fleet.state.buffers, federation.learner.initial(0, 2)[1])
+    assert not torch.equal(fleet.state.buffers, federation.learner.init_params(0, 2)[1])
 
 
 @pytest.mark.parametrize("name", list(fe.aggregators))

@@ -28,4 +28,4 @@ def test_each_step_has_its_own_examples_and_key(visits):
         steps.gradient(step, torch.zeros(1), torch.zeros(0))
         x, key = seen.pop()
         assert torch.equal(x.squeeze(-1).long(), index[step])
-        assert torch.equal(key, torch.as_tensor(prng.fold(model_key, step)))
+        assert torch.equal(key, torch.as_tensor(prng.fold_in(model_key, step)))

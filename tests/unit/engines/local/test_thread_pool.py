@@ -41,7 +41,7 @@ class Net(nn.Module):
 def several_cores(monkeypatch):
     """Three cores, whatever the machine has, and threads for every model."""
     monkeypatch.setattr(thread_pool, "_WORTH", 0)
-    monkeypatch.setattr(thread_pool, "cores", lambda: 3)
+    monkeypatch.setattr(thread_pool, "available_threads", lambda: 3)
 
 
 def images(sizes=SIZES):
@@ -73,7 +73,7 @@ def used(federation):
 def test_equals_one_thread_up_to_rounding_and_is_reproducible_bit_for_bit(algorithm, monkeypatch):
     first, again = (train(federation(algorithm), 4) for _ in range(2))
     assert used(first)
-    monkeypatch.setattr(thread_pool, "cores", lambda: 1)
+    monkeypatch.setattr(thread_pool, "available_threads", lambda: 1)
     alone = train(federation(algorithm), 4)
     assert not used(alone)
     for name, value in first.tensors().items():

@@ -233,7 +233,7 @@ def test_other_ways_than_on_trial_are_noticed(model):
     gradient = stacked_gradient(learner, fusions=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
     given = (
-        *learner.initial(0, 1),
+        *learner.init_params(0, 1),
         x,
         y,
         torch.ones(1, 4, dtype=torch.bool),
@@ -317,7 +317,7 @@ def test_a_forward_hook_sees_the_output_of_its_layer():
     module = model.training_model
     keys = torch.zeros(3, dtype=torch.int64)
     weight = torch.ones(3, 2, dtype=torch.bool)
-    stacked_gradient(model, fusions=report.fusions)(*model.initial(0, 3), x, y, weight, keys)
+    stacked_gradient(model, fusions=report.fusions)(*model.init_params(0, 3), x, y, weight, keys)
     for inputs, out in module.seen:
         split = inputs.reshape(3, 2, 6)
         expected = (split - split.mean(1, keepdim=True)) / torch.sqrt(

@@ -28,7 +28,7 @@ def _dropout_mask(keys, out, SIZE, THRESHOLD, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["word"])  # type: ignore[untyped-decorator]
 def _fold_in(keys, word, out, J, AT: tl.constexpr, BLOCK: tl.constexpr):
-    """out[j] = prng.fold(keys[j], word); AT: `word` is a pointer."""
+    """out[j] = prng.fold_in(keys[j], word); AT: `word` is a pointer."""
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = tl.load(word) if AT else word
     z = tl.load(keys + j, mask=j < J, other=0).to(tl.uint64, bitcast=True)
@@ -37,7 +37,7 @@ def _fold_in(keys, word, out, J, AT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def fold_in(keys: Tensor, word: int | Tensor) -> Tensor:
-    """As `prng.fold` of keys [J] and one word, an integer or a tensor of one."""
+    """As `prng.fold_in` of keys [J] and one word, an integer or a tensor of one."""
     out, block = torch.empty_like(keys), 128
     at = isinstance(word, Tensor)
     _fold_in[(triton.cdiv(len(keys), block),)](
