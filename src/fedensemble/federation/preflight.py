@@ -159,8 +159,8 @@ def _explain_failure(model: nn.Module, x: Tensor, error: Exception) -> str:
     """The reason why a model failed on `x`: out of memory, the wrong dtype, or torch's message."""
     if out_of_memory(error):
         return (
-            f"there is not enough memory{memory_report(error, x.device)}. Use a smaller model, or a "
-            "GPU or host with more memory."
+            f"there is not enough memory{memory_report(error, x.device)}. Use a smaller model, or "
+            "a GPU or host with more memory."
         )
     embeds = any(isinstance(module, nn.Embedding) for module in model.modules())
     if embeds and x.is_floating_point():
