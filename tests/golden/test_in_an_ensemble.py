@@ -407,7 +407,7 @@ def test_against_numpy(name, weighting):
 
 
 def test_every_method_has_an_oracle():
-    """Those that fit a distribution or match units have theirs in test_fedbe and test_matching."""
+    """Those that fit a distribution or match units have theirs in test_ensemble_oracles."""
     known = {name.split(",")[0] for name in ORACLES}
     assert known | {"fedbe", "fedbe-nokd", "pfnm", "fedma"} == set(fe.algorithms)
 
