@@ -51,8 +51,8 @@ def write_reproduction(
 
     Args:
         root: the folder of the runs; runs.json lists their folders relative to it.
-        seconds: training time of this session.
-        trained: folders of the runs that were trained in this session.
+        seconds: training time of this call.
+        trained: folders of the runs that this call trained.
     """
     kind = reproduction.table.report
     if kind not in REPORTS:
