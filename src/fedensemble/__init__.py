@@ -5,7 +5,7 @@ from pathlib import Path as _Path
 from typing import Any as _Any
 from typing import TypeVar as _TypeVar
 
-from . import _interrupt as _interrupt
+from . import _import_interrupt as _import_interrupt
 from . import engines as _engines  # noqa: F401 (registers the engines)
 from .algorithms import (
     QSGD,

@@ -58,7 +58,7 @@ def check_names(
         raise InputError(f"{owner} needs the option '{missing[0]}'. Set it.")
 
 
-def whole(owner: str, name: str, value: Any, minimum: int = 0) -> int:
+def require_integer(owner: str, name: str, value: Any, minimum: int = 0) -> int:
     """`value` as an int; raises unless it is an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
         raise InputError(
@@ -67,14 +67,14 @@ def whole(owner: str, name: str, value: Any, minimum: int = 0) -> int:
     return int(value)
 
 
-def flag(owner: str, name: str, value: Any) -> bool:
+def require_bool(owner: str, name: str, value: Any) -> bool:
     """`value`; raises unless it is a bool."""
     if not isinstance(value, bool):
         raise InputError(f"{owner} needs {name} to be true or false; got {name}={value!r}.")
     return value
 
 
-def positive(owner: str, name: str, value: Any) -> float:
+def require_positive(owner: str, name: str, value: Any) -> float:
     """`value` as a float; raises unless it is finite and above 0."""
     if (
         isinstance(value, bool)
@@ -88,7 +88,7 @@ def positive(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def not_negative(owner: str, name: str, value: Any) -> float:
+def require_nonnegative(owner: str, name: str, value: Any) -> float:
     """`value` as a float; raises unless it is finite and at least 0."""
     if (
         isinstance(value, bool)
@@ -100,7 +100,7 @@ def not_negative(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def fraction(owner: str, name: str, value: Any) -> float:
+def require_fraction(owner: str, name: str, value: Any) -> float:
     """`value` as a float; raises unless it is at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise InputError(
@@ -109,7 +109,7 @@ def fraction(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def one_of(owner: str, name: str, value: Any, allowed: Collection[str]) -> str:
+def require_one_of(owner: str, name: str, value: Any, allowed: Collection[str]) -> str:
     """`value`; raises unless it is one of `allowed`."""
     if value not in allowed:
         raise InputError(

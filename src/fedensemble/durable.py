@@ -125,7 +125,7 @@ def write_pieces(
         # Deleting may fail as well, for example on a read-only file system: report the first error.
         with suppress(OSError):
             disk.remove(temporary)
-        raise StoreError(f"Could not write {path}: {reason(error)}") from None
+        raise StoreError(f"Could not write {path}: {describe_os_error(error)}") from None
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -168,7 +168,7 @@ def appending(path: Path) -> Iterator[int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StoreError(f"Could not write {path}: {reason(error)}") from None
+        raise StoreError(f"Could not write {path}: {describe_os_error(error)}") from None
 
 
 def sync_file(path: Path) -> None:
@@ -187,7 +187,7 @@ def remove(*paths: Path) -> None:
         if existing:
             disk.sync_folder(existing[0].parent)
     except OSError as error:
-        raise StoreError(f"Could not delete {existing[0]}: {reason(error)}") from None
+        raise StoreError(f"Could not delete {existing[0]}: {describe_os_error(error)}") from None
 
 
 def is_leftover(name: str, of: str | None = None) -> bool:
@@ -252,7 +252,7 @@ def _create_locked(path: Path, mode: int) -> int:
     raise OSError(errno.EBUSY, "another process keeps deleting it")
 
 
-def reason(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """The cause of a file error and what to do about it, as the end of a sentence."""
     permission = "no permission. Choose another folder, or change its permissions."
     not_a_folder = "a part of its path is a file, not a folder."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import prng
-from .arguments import flag, whole
+from .arguments import require_bool, require_integer
 from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
 from .data.normalize import Standardise
@@ -115,7 +115,7 @@ class Ensemble:
     """K trained modes of one model, ready to predict.
 
     Args:
-        learner: the model as a function of its parameters.
+        functional_model: the model as a function of its parameters.
         theta, buffers: parameters [K, P] and running statistics [K, R].
         standardise: normalization of the training inputs, or None.
         combine: what is averaged over the modes: class "probabilities" or "logits", and "outputs"
@@ -130,7 +130,7 @@ class Ensemble:
 
     def __init__(
         self,
-        learner: FunctionalModel,
+        functional_model: FunctionalModel,
         theta: Tensor,
         buffers: Tensor,
         *,
@@ -141,20 +141,22 @@ class Ensemble:
         predictors: Tensor | None = None,
         tokens: bool | None = None,
     ) -> None:
-        self.learner, self.theta, self.buffers = learner, theta, buffers
+        self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        default: Combine = "probabilities" if learner.task == "classification" else "outputs"
+        default: Combine = (
+            "probabilities" if functional_model.task == "classification" else "outputs"
+        )
         self.combine: Combine = default if combine is None else combine
         if (
             not isinstance(self.combine, str)
             or self.combine not in get_args(Combine)
-            or (self.combine == "outputs") != (learner.task == "regression")
+            or (self.combine == "outputs") != (functional_model.task == "regression")
         ):
             raise InputError(
                 "combine is 'probabilities' or 'logits' for classification and 'outputs' for "
-                f"regression; got {self.combine!r} for {learner.task}."
+                f"regression; got {self.combine!r} for {functional_model.task}."
             )
 
     def __len__(self) -> int:
@@ -179,9 +181,9 @@ class Ensemble:
         The module takes normalized inputs, that is after `standardise`. Raises IndexError if there
         is no such mode.
         """
-        model = self.learner.build(0)
-        weights = self.learner.theta_layout.unflatten(self.theta[mode])
-        buffers = self.learner.buffer_layout.unflatten(self.buffers[mode])
+        model = self.model.build(0)
+        weights = self.model.theta_layout.unflatten(self.theta[mode])
+        buffers = self.model.buffer_layout.unflatten(self.buffers[mode])
         model.load_state_dict({**model.state_dict(), **weights, **buffers})
         return model.eval()
 
@@ -206,10 +208,10 @@ class Ensemble:
                 evaluates, with batches of 16.
             on_device: leave the result on the device of the modes instead of the CPU.
         """
-        batch_size = min(whole("predict()", "batch_size", batch_size, minimum=1), 2**62)
+        batch_size = min(require_integer("predict()", "batch_size", batch_size, minimum=1), 2**62)
         dropout, on_device = (
-            flag("predict()", "dropout", dropout),
-            flag("predict()", "on_device", on_device),
+            require_bool("predict()", "dropout", dropout),
+            require_bool("predict()", "on_device", on_device),
         )
         inputs = as_tensor(x)
         inputs = (
@@ -228,13 +230,13 @@ class Ensemble:
                 f"Inputs contain nan or infinity (first in row {row}); there is no prediction for "
                 "them. Clean or drop such rows."
             )
-        check_range(inputs, "Inputs", self.learner.dtype)
+        check_range(inputs, "Inputs", self.model.dtype)
         if self.tokens and inputs.is_floating_point():
             raise InputError(
                 f"The modes were trained on integers (tokens); got inputs of type {inputs.dtype}."
             )
         if self.tokens is False and self.standardise is None:
-            inputs = inputs.to(self.learner.dtype)
+            inputs = inputs.to(self.model.dtype)
         if batch_statistics and (not dropout or len(inputs) < 2 or batch_size < 2):
             raise InputError(
                 "batch_statistics needs dropout=True, at least 2 inputs and batch_size >= 2; "
@@ -243,7 +245,7 @@ class Ensemble:
         # On out of memory, this raises instead of trying smaller batches: the same call must give
         # the same results, independent of the memory that other programs use.
         with raise_on_oom(
-            f"Evaluation in batches of {batch_size} does", self.learner.device, _SMALLER
+            f"Evaluation in batches of {batch_size} does", self.model.device, _SMALLER
         ):
             batches = torch.split(inputs, batch_size)
             # BatchNorm has no variance for one input, so a last single input joins the batch
@@ -262,7 +264,7 @@ class Ensemble:
     def _combine_outputs(self, raw: Tensor) -> Prediction:
         """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""
         mode_index = torch.arange(len(raw)).repeat_interleave(raw.shape[1])
-        if self.learner.task == "regression":
+        if self.model.task == "regression":
             return Prediction(
                 _mean_over_samples(raw).mean(0),
                 raw.flatten(0, 1),
@@ -285,17 +287,19 @@ class Ensemble:
         Args:
             batch: index of the batch, which determines the dropout masks.
         """
-        learner = self.learner
-        x = x.to(learner.device)
-        x = self.standardise(x, learner.dtype) if self.standardise is not None else x
-        x = x.to(learner.dtype) if x.is_floating_point() else x
+        functional_model = self.model
+        x = x.to(functional_model.device)
+        x = self.standardise(x, functional_model.dtype) if self.standardise is not None else x
+        x = x.to(functional_model.dtype) if x.is_floating_point() else x
         outputs = []
         for mode in range(len(self)):
             key = prng.key(self.seed, "evaluation", mode, batch) if dropout else None
             for theta in self.predictors[mode]:
                 inputs = x.clone()  # a model may write into its inputs
                 outputs.append(
-                    learner.outputs(theta, self.buffers[mode], inputs, key, batch_statistics)
+                    functional_model.outputs(
+                        theta, self.buffers[mode], inputs, key, batch_statistics
+                    )
                 )
         stacked = torch.stack(outputs)
         return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.core.aggregator import aggregate
-from fedensemble.core.types import Members
+from fedensemble.core.types import GatheredUploads
 from fedensemble.errors import AggregatorWarning, InputError
 from fedensemble.experiment.run_groups import Groups
 from fedensemble.federation import serialization
@@ -87,7 +87,7 @@ def test_both_engines_agree_on_running_statistics_and_in_small_blocks(aggregator
 def test_the_mean_gathers_nothing_and_is_what_it_was():
     plain, named = crowded("fedavg"), crowded("fedavg", aggregator=Mean())
     assert not named.algorithm.gathers
-    assert named.engine.visit(*named.ask()).cohort.members is None
+    assert named.engine.run_visits(*named.next_request()).cohort.members is None
     train(plain, 2), train(named, 2)
     assert all(
         torch.equal(plain.state.modes[name], named.state.modes[name]) for name in plain.state.modes
@@ -96,8 +96,8 @@ def test_the_mean_gathers_nothing_and_is_what_it_was():
 
 def test_the_mean_of_gathered_uploads_is_the_mean():
     federation = crowded("fedac", aggregator="median", model=normed, last_batch="wrap")
-    request = federation.ask()
-    returned = federation.engine.visit(*request)
+    request = federation.next_request()
+    returned = federation.engine.run_visits(*request)
     again = aggregate(Mean(), request.algorithm, request.sent, request.buffers, returned)
     for name, value in returned.uploads.items():
         torch.testing.assert_close(again.uploads[name], value, rtol=0, atol=CLOSE)
@@ -113,20 +113,20 @@ def test_one_mode_does_not_see_the_other(aggregator, method):
     results = []
     for lie in (0.0, 1e6):
         federation = crowded(method, aggregator=aggregator)
-        request = federation.ask()
-        returned = federation.engine.visit(*request)
+        request = federation.next_request()
+        returned = federation.engine.run_visits(*request)
         members = returned.cohort.members
         bent = {
             name: value + lie * (members.mode == 1).unsqueeze(1)
             for name, value in members.uploads.items()
         }
-        federation.conclude(request, with_members(returned, members._replace(uploads=bent)))
+        federation.run_round(with_members(returned, members._replace(uploads=bent)))
         results.append(federation.state.modes["theta"])
     assert torch.equal(results[0][0], results[1][0])
     assert not torch.equal(results[0][1], results[1][1])
 
 
-def with_members(returned, members: Members):
+def with_members(returned, members: GatheredUploads):
     return returned._replace(cohort=replace(returned.cohort, members=members))
 
 

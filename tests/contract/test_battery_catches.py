@@ -47,7 +47,7 @@ class MutatesModes(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class MutatesMemory(FedAvg):
-    def init_memory(self, theta):
+    def init_client_state(self, theta):
         return {"visits": torch.zeros_like(theta)}
 
     def local_training(self, sent, memory, problem):
@@ -128,15 +128,15 @@ class DependsOnTheNumberOfModes(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class CostsFractions(FedAvg):
-    def upload_bytes(self, uploads, coin):
-        return coin * 8
+    def upload_bytes(self, uploads, shared_draw):
+        return shared_draw * 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaysForModes(FedAvg):
     """Bytes may depend on the visit, but not on how many modes there are."""
 
-    def download_bytes(self, sent, coin):
+    def download_bytes(self, sent, shared_draw):
         return 8 * len(sent["theta"])
 
 
@@ -366,12 +366,12 @@ def test_schedule_may_prefer_clients_and_say_so():
 
 
 class ForgetsBuffers(LoopEngine):
-    def visit(self, algorithm, sent, buffers, plan, round):
-        return super().visit(algorithm, sent, buffers, plan, round)._replace(buffers=buffers)
+    def run_visits(self, algorithm, sent, buffers, plan, round):
+        return super().run_visits(algorithm, sent, buffers, plan, round)._replace(buffers=buffers)
 
 
 class ForgetsMemory(LoopEngine):
-    def load_memory(self, tensors):
+    def load_client_state(self, tensors):
         pass
 
 
@@ -397,9 +397,9 @@ class AnotherOrderOfBatches(LoopEngine):
 
 
 class SkipsTheLastStep(LoopEngine):
-    def __init__(self, learner, data, work, seed):
+    def __init__(self, model, data, work, seed):
         super().__init__(
-            learner,
+            model,
             data,
             replace(work, last_batch="drop") if work.last_batch == "keep" else work,
             seed,
@@ -407,15 +407,15 @@ class SkipsTheLastStep(LoopEngine):
 
 
 class WritesIntoSent(LoopEngine):
-    def visit(self, algorithm, sent, buffers, plan, round):
-        returned = super().visit(algorithm, sent, buffers, plan, round)
+    def run_visits(self, algorithm, sent, buffers, plan, round):
+        returned = super().run_visits(algorithm, sent, buffers, plan, round)
         sent["theta"].zero_()
         return returned
 
 
 class DoesNotTellTheRound(LoopEngine):
-    def visit(self, algorithm, sent, buffers, plan, round):
-        returned = super().visit(algorithm, sent, buffers, plan, round)
+    def run_visits(self, algorithm, sent, buffers, plan, round):
+        returned = super().run_visits(algorithm, sent, buffers, plan, round)
         return returned._replace(cohort=replace(returned.cohort, round=0))
 
 

@@ -46,9 +46,9 @@ def test_mixed_modes_are_noticed():
 @pytest.mark.parametrize("options", [{}, {"block": 1}, {"block": 3}], ids=str)
 def test_members_are_the_same_in_any_block(options):
     reference = small_federation(Gathers(), "loop", modes=3, strata=3)
-    expected = reference.engine.visit(*reference.ask())
+    expected = reference.engine.run_visits(*reference.next_request())
     other = small_federation(Gathers(), "vector", modes=3, strata=3, engine_options=options)
-    got = other.engine.visit(*other.ask())
+    got = other.engine.run_visits(*other.next_request())
     for name in ("client", "mode", "weight", "buffers"):
         assert torch.equal(
             getattr(got.cohort.members, name), getattr(expected.cohort.members, name)
@@ -66,4 +66,4 @@ def test_members_are_the_same_in_any_block(options):
 
 def test_nothing_is_gathered_unasked():
     federation = small_federation(FedAvg(), "vector", modes=2, strata=2)
-    assert federation.engine.visit(*federation.ask()).cohort.members is None
+    assert federation.engine.run_visits(*federation.next_request()).cohort.members is None

@@ -24,7 +24,7 @@ class Scaffold(Algorithm):
     def init_mode(self, theta):
         return {"theta": theta, "c": torch.zeros_like(theta)}
 
-    def init_memory(self, theta):
+    def init_client_state(self, theta):
         return {"c": torch.zeros_like(theta)}
 
     def broadcast(self, mode):
@@ -48,7 +48,7 @@ def test_contract(engine):
 
 def test_memory_is_used_and_belongs_to_client_and_mode():
     federation = train(small_federation(Scaffold(lr=0.1), "vector", modes=4, strata=2), 8)
-    memory = federation.engine.memory_tensors()
+    memory = federation.engine.client_state_tensors()
     pairs = [tuple(pair) for pair in memory["visits"].tolist()]
     assert len(set(pairs)) == len(pairs) > 6
     assert bool((memory["row.c"] != 0).any(1).all())

@@ -280,7 +280,7 @@ def test_gradients_in_every_precision(name, precision):
         device="cuda",
         engine_options={"precision": precision},
     )
-    theta, buffers = (tensor.cuda() for tensor in made.learner.init_params(0, visits))
+    theta, buffers = (tensor.cuda() for tensor in made.model.init_params(0, visits))
     x, y = (tensor.reshape(visits, batch, *tensor.shape[1:]).cuda() for tensor in (x, y))
     more = (
         torch.ones(visits, batch, dtype=torch.bool, device="cuda"),
@@ -375,11 +375,11 @@ def test_runs_side_by_side():
     )
     concatenate_data([federation.engine for federation in joined])
     for _ in range(ROUNDS):
-        requests = [federation.ask() for federation in joined]
+        requests = [federation.next_request() for federation in joined]
         answers = run_visits([federation.engine for federation in joined], requests)
-        for federation, request, answer in zip(joined, requests, answers, strict=True):
-            federation.foresee()
-            federation.conclude(request, answer)
+        for federation, answer in zip(joined, answers, strict=True):
+            federation.prefetch_round()
+            federation.run_round(answer)
     assert joined[0].engine.graphs, joined[0].engine.notes
     for one, other in zip(joined, apart, strict=True):
         assert_close(states(one), states(train(other, ROUNDS)))

@@ -47,15 +47,15 @@ def test_fedbe(made):
     method = FedBE(samples=3, server_epochs=2, server_batch=12 if made is images else 3, cycle=3)
     replayed, plain = made(method), made(method)
     for one in (
-        plain.algorithm.workshop.graphed_outputs,
-        plain.algorithm.workshop.graphed_gradient,
+        plain.algorithm.context.graphed_outputs,
+        plain.algorithm.context.graphed_gradient,
     ):
         one.capture = None
     train(replayed, ROUNDS)
     train(plain, ROUNDS)
     for one in (
-        replayed.algorithm.workshop.graphed_outputs,
-        replayed.algorithm.workshop.graphed_gradient,
+        replayed.algorithm.context.graphed_outputs,
+        replayed.algorithm.context.graphed_gradient,
     ):
         assert one.failure is None
         assert any(replay is not None for replay in one.cache.values())
@@ -66,7 +66,7 @@ def test_fedbe(made):
 def inputs_of(shop, word):
     """Three models with inputs and targets of their own."""
     count, shape = 3, shop.unlabelled.shape
-    theta = 0.1 * numbers(count, shop.learner.theta_layout.total, word=word)
+    theta = 0.1 * numbers(count, shop.model.theta_layout.total, word=word)
     x = numbers(count, *shape, word=word + 1)
     outputs = shop.graphed_outputs.function(
         theta.cuda(), theta[:, :0].cuda(), shop.unlabelled
@@ -79,7 +79,7 @@ def test_graphs_read_what_they_are_given(made):
     """Other numbers each time, several shapes in turn: a stale buffer or memory that is shared
     wrongly would show.
     """
-    shop = made(FedBE()).algorithm.workshop
+    shop = made(FedBE()).algorithm.context
     kept = []
     for word in range(0, 15, 3):
         theta, buffers, x, target = inputs_of(shop, word)
@@ -144,7 +144,7 @@ def test_too_little_memory_halves_what_is_tried(monkeypatch):
 
     monkeypatch.setattr(ServerContext, "outputs", crowded)
     made = train(small(method), ROUNDS)
-    assert made.algorithm.workshop.chunk_size <= 20
+    assert made.algorithm.context.chunk_size <= 20
     assert float((made.state.modes["theta"] - reference.state.modes["theta"]).abs().max()) <= SAME
 
 

@@ -158,19 +158,19 @@ def a_rank_that_fails(ranks):
     """All ranks raise, and the client state of an unfinished round is not used."""
     federation = distribute(small_federation(Scaffold(), "vector", 2, 2), ranks)
     next(federation.rounds(1))
-    saved, visit = federation.tensors(), federation.engine.inner.visit
+    saved, visit = federation.tensors(), federation.engine.inner.run_visits
 
     def fail(*arguments):
         raise InputError("no more paper")
 
-    federation.engine.inner.visit = fail if ranks.rank == 1 else visit
+    federation.engine.inner.run_visits = fail if ranks.rank == 1 else visit
     expected, words = (InputError, "no more paper") if ranks.rank == 1 else (RankError, "Rank 1 on")
     try:
         next(federation.rounds(1))
         raise AssertionError("nothing was raised")
     except expected as error:
         require(words in str(error) and "no more paper" in str(error), f"the message is: {error}")
-    federation.engine.inner.visit = visit
+    federation.engine.inner.run_visits = visit
     try:
         federation.tensors()
         raise AssertionError("client state of an unfinished round was returned")
@@ -209,7 +209,7 @@ def a_saved_federation(ranks, folder):
         pass
     path = first.save(folder / "first" / str(ranks.rank))
     require(path.exists() == (ranks.rank == 0), "only rank 0 writes")
-    ranks.agree({})
+    ranks.gather_messages({})
     for name, wrap in (("one", lambda made: made), ("two", lambda made: distribute(made, ranks))):
         resumed = wrap(Federation.load(folder / "first" / "0", model=small_model, data=data))
         for _ in resumed.rounds(2):

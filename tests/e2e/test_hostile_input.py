@@ -173,11 +173,11 @@ def test_memory_that_runs_out_while_reading_does_not_blame_the_modes(
 ) -> None:
     from fedensemble.config import build
 
-    @functools.wraps(build.sources["gaussians"])
+    @functools.wraps(build.datasets["gaussians"])
     def full(**_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setitem(build.sources._items, "gaussians", full)
+    monkeypatch.setitem(build.datasets._items, "gaussians", full)
     code, _, errors = run("run", "small.toml", cwd=folder)
     assert code == 2 and "The data do not fit into the memory" in errors and "modes" not in errors
 

@@ -39,7 +39,7 @@ def failing(error: Exception):
         (VectorEngine, "train", 2, "One visit does not fit into the memory of cpu"),
         (FunctionalModel, "outputs", 2, "does not fit into the memory of cpu"),
         (evaluation, "evaluate", 2, "Evaluation does not fit into the memory of cpu"),
-        (Federation, "conclude", 1, "There is not enough memory: lower ensemble.modes"),
+        (Federation, "run_round", 1, "There is not enough memory: lower ensemble.modes"),
         (Federation, "__init__", 1, "There is not enough memory: lower ensemble.modes"),
     ],
 )
@@ -62,7 +62,7 @@ def test_no_traceback(
 
 
 def test_other_errors_keep_their_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Federation, "conclude", failing(RuntimeError("a mistake of ours")))
+    monkeypatch.setattr(Federation, "run_round", failing(RuntimeError("a mistake of ours")))
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         run("run", "small.toml", cwd=folder)
 

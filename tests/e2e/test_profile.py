@@ -71,10 +71,10 @@ def methods():
         *(
             vars(kind).get(name)
             for kind in (LocalEngine, LoopEngine)
-            for name in ("visit", "prepare", "train")
+            for name in ("run_visits", "prepare", "train")
         ),
-        Federation.ask,
-        Federation.conclude,
+        Federation.next_request,
+        Federation.run_round,
         running.evaluate_run,
         RunFolder.save,
         RunFolder.append_metrics,

@@ -48,7 +48,7 @@ def train_on(federation, plans):
         request = start_round(federation.state, federation.algorithm, federation.schedule)
         request = request._replace(plan=Plan(torch.tensor(clients), torch.tensor(modes)))
         federation.state, report = finish_round(
-            federation.state, request, federation.engine.visit(*request), federation.schedule
+            federation.state, request, federation.engine.run_visits(*request), federation.schedule
         )
         federation.engine.commit()
         yield report

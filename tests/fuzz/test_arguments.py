@@ -14,7 +14,7 @@ from fedensemble.core.algorithm import algorithms
 from fedensemble.core.optimizer import optimizers
 from fedensemble.core.participation import participations
 from fedensemble.core.schedule import schedules
-from fedensemble.data import Source, Standardise, load, partition, partitions
+from fedensemble.data import Dataset, Standardise, load, partition, partitions
 
 from .budget import attempt, generators
 
@@ -160,7 +160,7 @@ def test_arrays(at: int) -> None:
     attempt(lambda: fe.FederatedData.from_clients([(X, value)]), case=("y", value))
     attempt(lambda: fe.FederatedData.from_clients(value), case=("clients", value))
     attempt(lambda: fe.FederatedData.from_arrays(X, Y, value), case=("sizes", value))
-    attempt(lambda: partition(Source(value, Y), "iid", 2), case=("source", value))
+    attempt(lambda: partition(Dataset(value, Y), "iid", 2), case=("source", value))
     prediction = attempt(lambda: ensemble.predict(value), case=("predict", value))
     assert prediction is None or bool(prediction.mean.isfinite().all())
     attempt(lambda: fe.evaluate(ensemble.predict(X), value), case=("evaluate", value))

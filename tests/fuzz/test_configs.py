@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedensemble.config.build import build_data, build_federation
-from fedensemble.config.plugins import SECTIONS
+from fedensemble.config.plugins import PLUGIN_TABLES
 from fedensemble.config.schema import Config, resolve
 from fedensemble.config.toml import read_toml, with_settings
 
@@ -84,7 +84,7 @@ def keys() -> list[str]:
         for name in ("ensemble", "training", "evaluation", "engine")
         for inner in Config.model_fields[name].annotation.model_fields
     ]
-    for section in SECTIONS:
+    for section in PLUGIN_TABLES:
         for choice in section.choices:
             found.append(".".join((*section.names_at, choice.key)))
             found += [

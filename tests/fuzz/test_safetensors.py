@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedensemble as fe
-from fedensemble.checkpoint import read_checkpoint, write_checkpoint
+from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.build import build_data, build_federation, resolve_device
 from fedensemble.config.schema import Config, resolve
 from fedensemble.experiment.ensemble_file import read_ensemble, write_modes

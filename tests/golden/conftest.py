@@ -71,7 +71,7 @@ class Regression:
         """The weighted mean over all clients of what they remember; those that never took part have
         zero.
         """
-        memory = federation.engine.memory_tensors()
+        memory = federation.engine.client_state_tensors()
         weights = self.weights(federation.algorithm.weighting)[memory["visits"][:, 0]]
         return weights @ memory[f"row.{name}"]
 

@@ -35,7 +35,7 @@ def test_optimizer(ours, theirs, clip):
     start, curvature = numbers(SIZE, word=1), numbers(SIZE, word=2).abs() + 0.1
     parameter = nn.Parameter(start.clone())
     optimizer = theirs([parameter])
-    theta, slots = start, ours.slots(start)
+    theta, slots = start, ours.init_state(start)
     for _ in range(STEPS):
         optimizer.zero_grad()
         (0.5 * curvature * parameter**2).sum().backward()

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation, prng
-from fedensemble.core.aggregate import ModeMeans
 from fedensemble.core.batches import batch_table
+from fedensemble.core.mode_means import ModeMeans
 from fedensemble.testing.toy_problems import classification, labels, numbers, ragged
 
 # Same formulas in the same order; autograd may add up a weight's gradient in another order than
@@ -25,8 +25,8 @@ def hand_written(federation, data, lr, rounds):
     """FedAvg in twenty lines: plain modules, autograd and state dicts; only the batches are the
     library's.
     """
-    server, client_model = (federation.learner.build(0) for _ in range(2))
-    theta = federation.learner.theta_layout.unflatten(federation.state.modes["theta"][0])
+    server, client_model = (federation.model.build(0) for _ in range(2))
+    theta = federation.model.theta_layout.unflatten(federation.state.modes["theta"][0])
     server.load_state_dict(theta)
     for round in range(rounds):
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
@@ -51,7 +51,7 @@ def hand_written(federation, data, lr, rounds):
                 sums[name] += len(y) * value
             total += len(y)
         server.load_state_dict({name: value / total for name, value in sums.items()})
-    return federation.learner.theta_layout.flatten(server.state_dict())
+    return federation.model.theta_layout.flatten(server.state_dict())
 
 
 @pytest.mark.parametrize(("epochs", "batch_size", "clients"), [(1, 32, 6), (2, 3, 4), (3, 1, 1)])
@@ -83,9 +83,9 @@ def test_reported_loss_is_the_mean_over_steps():
     federation = Federation(
         network, data, FedAvg(lr=1e-12), modes=1, batch_size=2, dtype=torch.float64
     )
-    model = federation.learner.build(0)
+    model = federation.model.build(0)
     model.load_state_dict(
-        federation.learner.theta_layout.unflatten(federation.state.modes["theta"][0])
+        federation.model.theta_layout.unflatten(federation.state.modes["theta"][0])
     )
     key = prng.key(0, "batches", 0, torch.tensor([0]), torch.tensor([0]))
     rows, weights = batch_table(key, data.size, federation.work)
@@ -105,7 +105,7 @@ def test_aggregation_weights():
     means.add(torch.tensor([0]), torch.tensor([3.0]), {"theta": torch.tensor([[6.0, 0.0]])})
     # (1*2 + 3*6)/4, (1*4 + 3*0)/4
     assert means.mean()["theta"].tolist() == [[5.0, 1.0], [0.0, 0.0], [7.0, 7.0]]
-    cohort = means.cohort(population=9, total=16, coin=torch.zeros(3, 1))
+    cohort = means.cohort(population=9, total=16, shared_draw=torch.zeros(3, 1))
     assert cohort.count.flatten().tolist() == [2, 0, 1]
     assert cohort.weight.flatten().tolist() == [4, 0, 5]
     assert cohort.share.flatten().tolist() == [4 / 16, 0, 5 / 16]
@@ -160,7 +160,7 @@ def test_batch_norm_running_statistics(engine):
             variance = 0.9 * variance + 0.1 * x[batch].var(0)
         expected["0.running_mean"] += size / 10 * mean
         expected["0.running_var"] += size / 10 * variance
-    got = federation.learner.buffer_layout.unflatten(federation.state.buffers[0])
+    got = federation.model.buffer_layout.unflatten(federation.state.buffers[0])
     torch.testing.assert_close(got, expected, rtol=0, atol=SAME_ARITHMETIC)
 
 

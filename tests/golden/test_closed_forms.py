@@ -170,7 +170,7 @@ def test_learning_rate_decay(decay, every):
     rounds, w = 5, start
     for round in range(rounds):
         rate, total = LR * decay ** (round // every), torch.zeros(FEATURES, dtype=torch.float64)
-        assert algorithm.rate(round) == pytest.approx(rate, rel=1e-15)
+        assert algorithm.learning_rate(round) == pytest.approx(rate, rel=1e-15)
         for (a, b), size in zip(forms, sizes, strict=True):
             v = w
             for _ in range(STEPS):

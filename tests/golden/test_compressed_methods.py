@@ -178,7 +178,7 @@ def test_diana_by_hand():
     """Two rounds of its Algorithm 1, given what the compressor made of the differences."""
     algorithm = Diana(lr=0.2, alpha=0.25, beta=0.5, server_lr=0.7, block=2)
     mode = algorithm.init_mode(numbers(6))
-    memory = algorithm.init_memory(torch.zeros(5, 6, dtype=torch.float64))
+    memory = algorithm.init_client_state(torch.zeros(5, 6, dtype=torch.float64))
     h_i, h, v, w = memory["gradient"], mode["gradient"], mode["velocity"], mode["theta"]
     for _ in range(2):
         problem = quadratic_problem(algorithm, 5, 6)
@@ -202,7 +202,7 @@ def test_dore_by_hand():
     """Three rounds of its Algorithm 1, with the paper's x and q written out."""
     algorithm = Dore(lr=0.2, alpha=0.25, beta=0.8, eta=0.6, server_lr=0.7, block=2)
     mode = algorithm.init_mode(numbers(6))
-    memory = algorithm.init_memory(torch.zeros(5, 6, dtype=torch.float64))
+    memory = algorithm.init_client_state(torch.zeros(5, 6, dtype=torch.float64))
     h_i, h, e, w = memory["gradient"], mode["gradient"], mode["e"], mode["theta"]
     for _ in range(3):
         problem = quadratic_problem(algorithm, 5, 6)

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedensemble import FederatedData, Federation, Stratified, prng
 from fedensemble.algorithms import PFNM, FedAc, FedBE, FedBENoKD, FedMA
-from fedensemble.core.keys import shared_uniform, visit_key
+from fedensemble.core.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import labels, numbers, small_model
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)
@@ -106,8 +106,8 @@ class Rounds:
         return theta
 
     def key(self, round, mode, word):
-        coin = float(shared_uniform(SEED, round, torch.tensor(mode)))
-        return prng.fold_in(torch.tensor([int(coin * 2.0**53)]), word)
+        shared_draw = float(shared_uniform(SEED, round, torch.tensor(mode)))
+        return prng.fold_in(torch.tensor([int(shared_draw * 2.0**53)]), word)
 
     def uniform(self, round, mode, client, size):
         key = visit_key("algorithm", SEED, round, torch.tensor([client]), torch.tensor([mode]))
@@ -318,7 +318,7 @@ def test_matching(kind, own_rounds, start, engine):
     rounds = Rounds(made)
     theta, frozen, left, own = list(rounds.start), [0] * K, [own_rounds] * K, {}
     size, layered = len(theta[0]), kind is FedMA
-    drawn_models = made.learner.init_params(0, 8)[0].numpy()
+    drawn_models = made.model.init_params(0, 8)[0].numpy()
     pieces = [slice(a, b) for a, b in zip([0, *CUTS], [*CUTS, size], strict=True)]
     middle, width = (np.zeros(size) for _ in range(2))
     for piece in pieces:

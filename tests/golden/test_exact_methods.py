@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputError, Scaffold
-from fedensemble.core.keys import shared_uniform
+from fedensemble.core.visit_keys import shared_uniform
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 150
@@ -187,7 +187,7 @@ def test_fedpd_counts_only_messages_that_are_sent(p, regression):
     federation = regression.federation(FedPD(lr=LR, p=p), modes=2, strata=2, clients_per_round=4)
     seen, talked, known = set(), [0, 0], {}
     for round, report in enumerate(federation.rounds(16)):
-        # each visit's mode has its coin
+        # each visit's mode has its shared_draw
         talks = shared_uniform(federation.seed, round, report.plan.mode)[:, 0] >= p
         visits = list(zip(report.plan.client.tolist(), report.plan.mode.tolist(), strict=True))
         fresh = [known.get(visit) == talked[visit[1]] for visit in visits]

@@ -108,7 +108,7 @@ def many_clients(algorithm, modes, clients_per_round, schedule="stratified"):
 def test_mu_follows_from_the_clients_per_mode(modes, per_round, schedule, mu):
     federation = many_clients(FedAc(), modes, per_round, schedule)
     assert federation.algorithm.chosen_mu == pytest.approx(mu)
-    sent = federation.ask().sent
+    sent = federation.next_request().sent
     assert sent["mu"].shape == (modes, 1) and float(sent["mu"][0]) == pytest.approx(mu)
     (note,) = federation.algorithm.notes
     assert f"mu = {mu:.3g}" in note and "algorithm.mu" in note
@@ -119,12 +119,12 @@ def test_a_chosen_mu_is_the_same_as_a_given_one():
     chosen, given = (many_clients(FedAc(lr=0.2, mu=mu), 2, 10) for mu in (None, 0.04))
     for federation in (chosen, given):
         for report in federation.rounds(3):
-            assert report.bytes_up == 10 * 2 * 4 * federation.learner.theta_layout.total
+            assert report.bytes_up == 10 * 2 * 4 * federation.model.theta_layout.total
     torch.testing.assert_close(
         chosen.state.modes["theta"], given.state.modes["theta"], rtol=0, atol=1e-6
     )
     assert (
-        "mu" not in given.ask().sent
+        "mu" not in given.next_request().sent
         and set(chosen.state.modes) == {"theta", "w"}
         and given.algorithm.notes == ()
     )

@@ -13,7 +13,7 @@ from torch.nn.utils import vector_to_parameters
 from fedensemble import FederatedData, Federation, InputError, prng
 from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
 from fedensemble.algorithms.posterior import sample_dirichlet, sample_gaussian
-from fedensemble.core.types import Cohort, Members
+from fedensemble.core.types import Cohort, GatheredUploads
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.toy_problems import (
     CLASSES,
@@ -33,7 +33,7 @@ SIGMAS = 5.0  # of a mean over many samples
 def three_clients(modes=(0, 1, 1), size=4):
     theta = numbers(3, size, word=7)
     weight = torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64)
-    members = Members(
+    members = GatheredUploads(
         torch.arange(3), torch.tensor(modes), weight, {"theta": theta}, torch.empty(3, 0).double()
     )
     return members, members.shares(2) @ theta
@@ -57,7 +57,7 @@ def test_gaussian_has_the_clients_mean_and_variance():
 
 def test_dirichlet_weights_have_their_moments():
     size, alpha, count = 2, 0.7, 6000
-    members = Members(
+    members = GatheredUploads(
         torch.tensor([4, 9]),
         torch.zeros(2, dtype=torch.int64),
         torch.ones(2).double(),
@@ -110,14 +110,14 @@ def test_server_step_by_hand():
         temperature=0.5,
     )
     federation = small_federation(method, "loop", modes=1, strata=1)
-    size, x = federation.learner.theta_layout.total, federation.data.x_server
+    size, x = federation.model.theta_layout.total, federation.data.x_server
     theta, weight = 0.5 * numbers(3, size), torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
-    members = Members(
+    members = GatheredUploads(
         torch.arange(3), torch.zeros(3, dtype=torch.int64), weight, {"theta": theta}, theta[:, :0]
     )
     mean = (weight / 8) @ theta
-    one, coin = torch.ones(1, 1).double(), torch.full((1, 1), 0.37).double()
-    cohort = Cohort(one, one, one, 9, coin, members)
+    one, shared_draw = torch.ones(1, 1).double(), torch.full((1, 1), 0.37).double()
+    cohort = Cohort(one, one, one, 9, shared_draw, members)
     got = federation.algorithm.server_update({"theta": mean[None]}, {"theta": mean[None]}, cohort)[
         "theta"
     ][0]
@@ -165,10 +165,10 @@ def test_idle_modes_cost_nothing_and_change_nothing(distribution):
     )
     bound = small_federation(method, "loop", modes=4, strata=2).algorithm
     before, theta = (
-        0.5 * numbers(4, bound.workshop.learner.theta_layout.total),
+        0.5 * numbers(4, bound.context.model.theta_layout.total),
         0.5 * numbers(3, 43, word=2),
     )
-    members = Members(
+    members = GatheredUploads(
         torch.arange(3),
         torch.tensor([1, 3, 3]),
         torch.tensor([1.0, 2.0, 5.0]).double(),
@@ -180,8 +180,8 @@ def test_idle_modes_cost_nothing_and_change_nothing(distribution):
         count, count, count, 9, torch.tensor([[0.1], [0.3], [0.5], [0.7]]).double(), members
     )
     trained = []
-    gradient = bound.workshop.gradient
-    bound.workshop.gradient = lambda objective, at, *more: (
+    gradient = bound.context.gradient
+    bound.context.gradient = lambda objective, at, *more: (
         trained.append(len(at)) or gradient(objective, at, *more)
     )
     got = bound.server_update({"theta": before}, {"theta": mean}, cohort)["theta"]
@@ -286,7 +286,7 @@ def test_without_distillation_a_mode_predicts_with_its_samples(tmp_path):
     expected = torch.stack(
         [
             torch.stack(
-                [federation.learner.outputs(one, torch.empty(0), x).softmax(-1) for one in mode]
+                [federation.model.outputs(one, torch.empty(0), x).softmax(-1) for one in mode]
             ).mean(0)
             for mode in samples
         ]

@@ -14,7 +14,7 @@ from torch import nn
 import fedensemble as fe
 from fedensemble import prng
 from fedensemble.core.batches import batch_table
-from fedensemble.core.keys import shared_uniform, visit_key
+from fedensemble.core.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import numbers
 
 SIZES = (3, 14, 5, 9, 4, 11, 7, 3, 8)
@@ -54,8 +54,8 @@ class Server:
     def __init__(self, world, mode, round, share):
         self.round, self.share, self.lr = round, share, LR * DECAY ** (round // EVERY)
         self.decay = 0.9 ** (round // 4)
-        self.coin = float(shared_uniform(world.seed, round, torch.tensor(mode)))
-        key = prng.fold_in(torch.tensor(int(self.coin * 2.0**53)), 0)
+        self.shared_draw = float(shared_uniform(world.seed, round, torch.tensor(mode)))
+        key = prng.fold_in(torch.tensor(int(self.shared_draw * 2.0**53)), 0)
         self.random = prng.uniform(key, FEATURES).numpy()
 
 
@@ -236,7 +236,7 @@ class FedPDReporting(FedAvg):
         return {"w": own}, (own, dual, state["talks"])
 
     def server(self, state, mean, info):
-        return {"w": mean["w"], "talks": state["talks"] + 1} if info.coin >= 0.4 else state
+        return {"w": mean["w"], "talks": state["talks"] + 1} if info.shared_draw >= 0.4 else state
 
 
 class FedAc(FedAvg):

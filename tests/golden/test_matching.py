@@ -14,7 +14,7 @@ from fedensemble import SGD, Adam, FederatedData, Federation, InputError, Strati
 from fedensemble.algorithms import PFNM, FedAvg, FedMA
 from fedensemble.algorithms.matching.assignment import Prior, match_units
 from fedensemble.algorithms.matching.unit_permutation import find_structure
-from fedensemble.core.types import Cohort, Members
+from fedensemble.core.types import Cohort, GatheredUploads
 from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.modeling.server_context import ServerContext
 from fedensemble.models import CNN, LSTM, MLP
@@ -49,10 +49,10 @@ class Sequence(nn.Module):
 
 
 def make(model, x):
-    learner = FunctionalModel(
+    functional_model = FunctionalModel(
         model, "cross_entropy", torch.zeros(1, dtype=torch.int64), dtype=torch.float64
     )
-    return learner, ServerContext(learner, x)
+    return functional_model, ServerContext(functional_model, x)
 
 
 def shuffled(structure, theta, copies):
@@ -75,7 +75,7 @@ def shuffled(structure, theta, copies):
 def merged(method, thetas, weight=None):
     weight = torch.ones(len(thetas), dtype=torch.float64) if weight is None else weight
     zero = torch.zeros(len(thetas), dtype=torch.int64)
-    members = Members(
+    members = GatheredUploads(
         torch.arange(len(thetas)), zero, weight, {"theta": thetas}, torch.empty(len(thetas), 0)
     )
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -92,13 +92,13 @@ def merged(method, thetas, weight=None):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_original_network_is_found_again(name, method):
     model, inputs = MODELS[name]
-    learner, workshop = make(model, inputs())
-    bound = method.bind(workshop)
-    theta, buffers = (tensor[0] for tensor in learner.init_params(1, 1))
+    functional_model, context = make(model, inputs())
+    bound = method.bind(context)
+    theta, buffers = (tensor[0] for tensor in functional_model.init_params(1, 1))
     copies = shuffled(bound.structure, theta, CLIENTS)
 
     def outputs(weights):
-        return learner.outputs(weights, buffers, inputs())
+        return functional_model.outputs(weights, buffers, inputs())
 
     for copy in copies:
         torch.testing.assert_close(outputs(copy), outputs(theta), rtol=0, atol=CLOSE)
@@ -111,9 +111,9 @@ def test_the_original_network_is_found_again(name, method):
 
 @pytest.mark.parametrize("method", [PFNM(), FedMA()], ids=["pfnm", "fedma"])
 def test_noisy_copies_are_matched_and_averaged_by_weight(method):
-    learner, workshop = make(*(f if i == 0 else f() for i, f in enumerate(MODELS["MLP"])))
-    bound = method.bind(workshop)
-    theta = learner.init_params(1, 1)[0]
+    functional_model, context = make(*(f if i == 0 else f() for i, f in enumerate(MODELS["MLP"])))
+    bound = method.bind(context)
+    theta = functional_model.init_params(1, 1)[0]
     noisy = theta + 0.01 * numbers(3, theta.shape[1])
     slot = torch.arange(bound.structure.units).repeat(3, 1)
     for units in bound.structure.layers:
@@ -194,9 +194,9 @@ def test_units_that_many_have_are_preferred():
 
 @pytest.mark.parametrize("kind", [PFNM, FedMA])
 def test_a_layer_grows_to_the_models_width_and_no_further(kind):
-    learner, workshop = make(lambda: MLP((6,), 3, hidden=(6,)), numbers(9, 6))
-    method = kind(start=0.5, sigma=0.01, gamma=100.0).bind(workshop)
-    start = method.init_mode(learner.init_params(0, 3)[0])["theta"]
+    functional_model, context = make(lambda: MLP((6,), 3, hidden=(6,)), numbers(9, 6))
+    method = kind(start=0.5, sigma=0.01, gamma=100.0).bind(context)
+    start = method.init_mode(functional_model.init_params(0, 3)[0])["theta"]
     assert method.structure.used_units(start).sum(1).tolist() == [3, 3, 3]
     # unlike networks share no units while there is room
     for count, width in ((1, 3), (2, 6), (3, 6)):
@@ -206,10 +206,10 @@ def test_a_layer_grows_to_the_models_width_and_no_further(kind):
     x = numbers(9, 6)
     # has every unit of either with its own weights; only the output bias is shared
     both = merged(method, start[:2])
-    bias = learner.theta_layout.unflatten(start)["layers.3.bias"]
+    bias = functional_model.theta_layout.unflatten(start)["layers.3.bias"]
 
     def hidden(theta, own):
-        return learner.outputs(theta, buffers, x) - own
+        return functional_model.outputs(theta, buffers, x) - own
 
     expected = hidden(start[0], bias[0]) + hidden(start[1], bias[1])
     torch.testing.assert_close(hidden(both, bias[:2].mean(0)), expected, rtol=0, atol=CLOSE)
@@ -240,8 +240,8 @@ def test_unused_units_stay_at_zero_in_local_training(model, data, engine):
     )
     structure = federation.algorithm.structure
     state = federation.state
-    request = federation.ask()
-    returned = federation.engine.visit(*request)
+    request = federation.next_request()
+    returned = federation.engine.run_visits(*request)
     uploads = returned.cohort.members.uploads["theta"]
     used = structure.used_units(state.modes["theta"])[returned.cohort.members.mode]
     assert bool((uploads[~structure.used_weights(used)] == 0).all())
@@ -402,7 +402,7 @@ def test_growth_needs_units_that_can_be_off():
 def test_modes_are_matched_apart():
     federation = train(small_federation(PFNM(lr=0.3), "vector", modes=4, strata=4), 1)
     alone = small_federation(PFNM(lr=0.3), "vector", modes=4, strata=4)
-    returned = alone.engine.visit(*alone.ask())
+    returned = alone.engine.run_visits(*alone.next_request())
     members = returned.cohort.members
     assert members.client.tolist() == sorted(members.client.tolist())
     for mode in members.mode.unique().tolist():
@@ -416,8 +416,8 @@ def test_modes_are_matched_apart():
 
 
 def test_reorder_undoes_itself():
-    learner, workshop = make(*(f if i == 0 else f() for i, f in enumerate(MODELS["CNN"])))
-    structure = find_structure(learner, workshop.examples, "test")
+    functional_model, context = make(*(f if i == 0 else f() for i, f in enumerate(MODELS["CNN"])))
+    structure = find_structure(functional_model, context.examples, "test")
     theta = numbers(2, structure.length)
     slot = torch.cat(
         [

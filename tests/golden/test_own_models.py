@@ -35,7 +35,7 @@ def digits():
 
 
 def accuracy(federation, theta, x, y):
-    outputs = federation.learner.outputs(theta, federation.state.buffers[0], x)
+    outputs = federation.model.outputs(theta, federation.state.buffers[0], x)
     return float((outputs.argmax(-1) == y).double().mean())
 
 
@@ -45,7 +45,7 @@ def test_one_shot_matching_beats_averaging_by_far(kind, digits):
     federation = Federation(
         lambda: MLP((64,), 10, hidden=(64,)), data, kind(lr=0.1), modes=1, epochs=40
     )
-    returned = federation.engine.visit(*federation.ask())
+    returned = federation.engine.run_visits(*federation.next_request())
     averaged = accuracy(federation, returned.uploads["theta"][0], x, y)
     each = [accuracy(federation, theta, x, y) for theta in returned.cohort.members.uploads["theta"]]
     matched = accuracy(federation, train(federation, 1).state.modes["theta"][0], x, y)
@@ -62,11 +62,11 @@ def test_layer_by_layer_matching_beats_averaging_by_far(digits):
     federation = Federation(
         lambda: MLP((64,), 10, hidden=(32, 32)), data, method, modes=1, epochs=20
     )
-    returned = federation.engine.visit(*federation.ask())
+    returned = federation.engine.run_visits(*federation.next_request())
     averaged = accuracy(federation, returned.uploads["theta"][0], x, y)
     stage, frozen = federation.algorithm.structure.stage, None
     for layer in range(3):
-        returned = federation.engine.visit(*federation.ask())
+        returned = federation.engine.run_visits(*federation.next_request())
         uploads = returned.cohort.members.uploads["theta"]
         if frozen is not None:
             assert torch.equal(uploads[:, stage < layer], frozen[stage < layer].expand(CLIENTS, -1))
@@ -79,15 +79,15 @@ def test_layer_by_layer_matching_beats_averaging_by_far(digits):
 
 def one_visit_each(method, modes=2):
     federation = small_federation(method, "vector", modes=modes, strata=2)
-    request = federation.ask()
-    return federation, federation.engine.visit(*request).cohort.members
+    request = federation.next_request()
+    return federation, federation.engine.run_visits(*request).cohort.members
 
 
 def test_initialisations_are_the_models_own_and_differ():
     still = PFNM(lr=1e-12)
     federation, members = one_visit_each(still)
-    drawn = federation.learner.theta_layout.unflatten(members.uploads["theta"])
-    reference = federation.learner.theta_layout.unflatten(federation.learner.init_params(3, 200)[0])
+    drawn = federation.model.theta_layout.unflatten(members.uploads["theta"])
+    reference = federation.model.theta_layout.unflatten(federation.model.init_params(3, 200)[0])
     for name, values in drawn.items():
         assert float(values.abs().max()) <= 1.1 * float(reference[name].abs().max())
         assert float((values[0] - values[1]).abs().min()) > 0
@@ -111,7 +111,7 @@ def test_after_own_rounds_clients_start_from_the_matched_model():
     uploads = []
     for left in (2, 1, 0, 0):
         assert federation.state.modes["own_rounds_left"].item() == left
-        returned = federation.engine.visit(*federation.ask())
+        returned = federation.engine.run_visits(*federation.next_request())
         uploads.append(returned.cohort.members.uploads["theta"])
         before = federation.state.modes["theta"]
         train(federation, 1)
@@ -128,8 +128,8 @@ def test_aligned_networks_compute_the_same():
     federation = Federation(
         lambda: MLP((4,), 3, hidden=(6, 5)), classification(), method, dtype=torch.float64
     )
-    structure, learner = federation.algorithm.structure, federation.learner
-    own, x = learner.init_params(1, 2)[0], numbers(9, 4)
+    structure, model = federation.algorithm.structure, federation.model
+    own, x = model.init_params(1, 2)[0], numbers(9, 4)
     random = torch.Generator().manual_seed(2)
     slot = torch.stack(
         [
@@ -145,7 +145,7 @@ def test_aligned_networks_compute_the_same():
         found = federation.algorithm.aligned(own, {"theta": theirs, "frozen": count})
         assert torch.equal(found[:, structure.stage < frozen], theirs[:, structure.stage < frozen])
         for before, after in zip(own, found, strict=True):
-            outputs = [learner.outputs(theta, torch.empty(0), x) for theta in (before, after)]
+            outputs = [model.outputs(theta, torch.empty(0), x) for theta in (before, after)]
             torch.testing.assert_close(*outputs, rtol=0, atol=CLOSE)
         alone = federation.algorithm.aligned(own[1], {"theta": theirs[1], "frozen": count[1]})
         assert torch.equal(alone, found[1])

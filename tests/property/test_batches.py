@@ -74,7 +74,7 @@ def test_keep_covers_every_example_once_an_epoch(clients, epochs, batch_size):
         torch.tensor([size for _, size in clients]),
     )
     rows, weights = batch_table(keys, sizes, work)
-    an_epoch = work.steps_an_epoch(sizes)
+    an_epoch = work.steps_per_epoch(sizes)
     for j, (_, size) in enumerate(clients):
         for epoch in range(epochs):
             steps = slice(epoch * int(an_epoch[j]), (epoch + 1) * int(an_epoch[j]))

@@ -61,7 +61,7 @@ def test_clients_are_asked_equally_often(name, population, strata, per_round, mo
         pytest.skip("balanced needs a stratum for each mode")
     schedule = schedules[name](modes=modes, strata=strata, clients_per_round=per_round)
     met, _, stratum = rates(schedule, population, ROUNDS)
-    visits = per_round * (1 if schedule.one_mode_a_client else modes)
+    visits = per_round * (1 if schedule.one_mode_per_client else modes)
     asked = met.sum(2)
     assert errors(asked, visits / population, least=0.1) < ERRORS
     # each pair of client and mode
@@ -186,7 +186,7 @@ def test_devices_of_one_kind_answer_equally_often(name):
     for round in range(rounds):
         plan = devices.outcome(state, schedule, planned, round, costs).plan
         counted[round].index_add_(0, plan.client, torch.ones(len(plan.client), dtype=torch.float64))
-    visits = 10 * (1 if schedule.one_mode_a_client else 2)
+    visits = 10 * (1 if schedule.one_mode_per_client else 2)
     assert errors(counted, visits / population, least=0.1) < ERRORS
 
 

@@ -15,7 +15,12 @@ from fedensemble.core.participation import Costs
 from fedensemble.core.sampling import sample_without_replacement
 from fedensemble.core.types import Plan
 from fedensemble.participation import Devices
-from fedensemble.participation.availability import DAY, seconds_left, stand_in, windows
+from fedensemble.participation.availability import (
+    DAY,
+    replace_unavailable_clients,
+    seconds_left,
+    windows,
+)
 from fedensemble.participation.quotas import first_to_finish, quotas
 from fedensemble.schedules import Balanced, Independent, IndependentKFold, Stratified
 
@@ -73,7 +78,7 @@ def answer(schedule, participation, population, seed, clock, round):
 def test_an_outcome_adds_up(case):
     schedule, participation, *_ = case
     (plan, state, turnout), wanted, before = answer(*case)
-    many = 1 if schedule.one_mode_a_client else schedule.modes
+    many = 1 if schedule.one_mode_per_client else schedule.modes
     assert len(plan.client) <= schedule.clients_per_round * many
     assert len(plan.client) + turnout.late + turnout.dropped == turnout.asked
     assert turnout.asked + turnout.away == len(wanted.client)
@@ -84,7 +89,7 @@ def test_an_outcome_adds_up(case):
     )
     if participation.deadline is not None:
         assert turnout.seconds <= participation.deadline
-    if schedule.one_mode_a_client:
+    if schedule.one_mode_per_client:
         assert len(set(plan.client.tolist())) == len(plan.client)
     assert len(set(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))) == len(plan.client)
 
@@ -123,7 +128,7 @@ def test_no_mode_starves_while_all_answer(case):
     (plan, _, turnout), wanted, _ = answer(schedule, calm, *others)
     asked = torch.bincount(wanted.mode, minlength=schedule.modes)
     kept = torch.bincount(plan.mode, minlength=schedule.modes)
-    places = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
+    places = schedule.clients_per_round * (1 if schedule.one_mode_per_client else schedule.modes)
     assert int(kept.sum()) == min(places, len(wanted.client))
     assert turnout.dropped == turnout.away == 0
     if places >= int((asked > 0).sum()):
@@ -177,7 +182,7 @@ def test_stand_ins_are_of_the_same_stratum_and_there(data, population, strata, s
     )
     client = torch.tensor(chosen, dtype=torch.int64)
     plan = Plan(client, stratum[client] % 3)  # a stratum trains one mode
-    made = stand_in(plan, stratum, there, seed, 0, one_mode_a_client=True)
+    made = replace_unavailable_clients(plan, stratum, there, seed, 0, one_mode_per_client=True)
     assert bool(there[made.client].all())
     assert len(set(made.client.tolist())) == len(made.client)
     assert made.client.tolist() == sorted(made.client.tolist())

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedensemble.data import Source, partition, partitions
+from fedensemble.data import Dataset, partition, partitions
 from fedensemble.data.label_partition import class_quotas
 
 FAST = settings(max_examples=60, deadline=None)
@@ -17,7 +17,7 @@ CLASS_SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(
 def source_of(sizes, seed=0):
     """A source with so many rows of each class, in random order; the input is the row's number."""
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return Source(
+    return Dataset(
         np.arange(len(labels), dtype=np.float32).reshape(-1, 1), labels, classes=len(sizes)
     )
 
@@ -119,7 +119,7 @@ def test_uneven_partitions_leave_nobody_short(sizes, clients, concentration, lea
 )
 def test_natural_keeps_groups_whole(groups, least, seed, data):
     groups = np.array(groups)
-    source = Source(
+    source = Dataset(
         np.arange(len(groups), dtype=np.float32).reshape(-1, 1), np.zeros(len(groups)), group=groups
     )
     kept = [label for label in np.unique(groups) if (groups == label).sum() >= least]
@@ -146,7 +146,7 @@ OPTIONS = {
 @given(seed=SEEDS)
 def test_the_seed_decides(seed):
     made = source_of([40, 30, 50])
-    source = Source(made.x, made.y, classes=3, group=np.arange(120) // 4)
+    source = Dataset(made.x, made.y, classes=3, group=np.arange(120) // 4)
     for name in (name for name in partitions if name in OPTIONS):
         one, again, other = (
             rows_of(name, source, 10, s, **OPTIONS[name]) for s in (seed, seed, seed + 1)

@@ -154,3 +154,19 @@ def test_settings_are_all_in_the_reference():
             for word in re.findall(r"`([\w.]+)`", row)
         }
         assert set(known) <= first, name
+
+
+def test_where_is_names_files_and_functions_that_exist():
+    """Each backquoted path of the page exists, and its file defines the names after a colon."""
+    package, page = ROOT / "src" / "fedensemble", (ROOT / "docs" / "where-is.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) > 20
+    for row in rows:
+        folder, source = package, ""
+        for name in re.findall(r"`([^`]+)`", row):
+            if name.endswith((".py", "/")):
+                path = package / name if (package / name).exists() else folder / name
+                assert path.exists(), name
+                folder, source = (path, "") if path.is_dir() else (path.parent, path.read_text())
+            else:
+                assert re.search(rf"\b(def|class) {name}\b", source), (row, name)

@@ -29,7 +29,7 @@ DATA = {"data"} | GROUND
 CORE = {"core"} | MODEL
 METHOD = CORE | DATA
 ALLOWED = {
-    "_interrupt": set(),
+    "_import_interrupt": set(),
     **dict.fromkeys(GROUND, GROUND),
     "checkpoint": GROUND,
     "data": DATA,

@@ -32,8 +32,8 @@ def logits(made, x):
     """Outputs of each mode by plain nn.Modules, [K, B, C]."""
     outputs = []
     for theta in made.state.modes["theta"]:
-        model = made.learner.build(0).eval()
-        model.load_state_dict(made.learner.theta_layout.unflatten(theta), strict=False)
+        model = made.model.build(0).eval()
+        model.load_state_dict(made.model.theta_layout.unflatten(theta), strict=False)
         outputs.append(model(x).detach())
     return torch.stack(outputs)
 

@@ -45,7 +45,7 @@ def test_one_mode_with_samples_is_uncertain():
     assert prediction.mode_index.tolist() == [0] * 10
     samples = federation.state.modes["samples"].reshape(10, -1)
     own = torch.stack(
-        [federation.learner.outputs(one, torch.empty(0), x).softmax(-1) for one in samples]
+        [federation.model.outputs(one, torch.empty(0), x).softmax(-1) for one in samples]
     )
     entropies = -(own * own.log()).sum(-1).mean(0)
     mean = own.mean(0)

@@ -69,18 +69,18 @@ class CompressedUploads(Algorithm):
             return Dither(self.block, "2" if self.compressor == "qsgd" else self.norm, self.levels)
         return RandK(self.share) if self.compressor == "rand-k" else TopK(self.share)
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> int:  # type: ignore[override] # no `sent`
+    def upload_bytes(self, uploads: Tree, shared_draw: Tensor) -> int:  # type: ignore[override] # no `sent`
         return sum(
             self.codec.bytes(value.shape[-1], value.element_size()) for value in uploads.values()
         )
 
-    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
+    def encode(self, uploads: Tree, shared_draw: Tensor) -> Tree:
         return {
             name: torch.frombuffer(bytearray(self.codec.encode(value)), dtype=torch.uint8)
             for name, value in uploads.items()
         }
 
-    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
+    def decode(self, message: Tree, like: Tree, shared_draw: Tensor) -> Tree:
         return {
             name: self.codec.decode(message[name].numpy().tobytes(), value.shape[-1], value.dtype)
             for name, value in like.items()
@@ -137,7 +137,7 @@ class GradientDifferences(ServerRate, CompressedUploads):
                 "again in another folder, or finish it with the version that began it."
             )
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         return {"gradient": torch.zeros_like(theta)}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:

@@ -70,14 +70,16 @@ class Dore(GradientDifferences):
             "updates": updates,
         }
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         # -1: the client has never received w
-        return {**super().init_memory(theta), "updates": torch.full_like(theta[..., :1], -1)}
+        return {**super().init_client_state(theta), "updates": torch.full_like(theta[..., :1], -1)}
 
     def broadcast(self, mode: Tree) -> Tree:
         return {"theta": mode["theta"], "updates": mode["updates"]}
 
-    def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
+    def download_bytes(
+        self, sent: Tree, shared_draw: Tensor, memory: Tree | None = None
+    ) -> int | Tensor:
         """A count, and one compressed change per missed update, or the whole model if shorter."""
         theta = sent["theta"]
         count_bytes = sent["updates"].element_size()

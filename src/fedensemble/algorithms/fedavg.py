@@ -19,7 +19,7 @@ from ..flat_params import Tree
 class FedAvg(Algorithm):
     """Federated averaging; in an ensemble, each mode is averaged over the clients that trained it.
 
-    >>> FedAvg(lr=0.05, lr_decay=0.99).rate(round=10)
+    >>> FedAvg(lr=0.05, lr_decay=0.99).learning_rate(round=10)
     0.0495
     """
 

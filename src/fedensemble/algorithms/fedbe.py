@@ -23,7 +23,7 @@ from torch import Tensor
 from .. import prng
 from ..core.algorithm import algorithms
 from ..core.optimizer import SGD
-from ..core.types import Cohort, Members
+from ..core.types import Cohort, GatheredUploads
 from ..errors import InputError
 from ..flat_params import Tree
 from ..modeling.server_context import Objective, ServerContext
@@ -68,7 +68,7 @@ class PosteriorSampling(FedAvg):
                 f"{owner} needs scale >= 0 and alpha > 0; got {self.scale} and {self.alpha}."
             )
 
-    def sample(self, mean: Tensor, cohort: Cohort) -> tuple[Tensor, Members]:
+    def sample(self, mean: Tensor, cohort: Cohort) -> tuple[Tensor, GatheredUploads]:
         """Samples [K, S, P] around the mean [K, P], and the clients' models they were fitted to."""
         members = cohort.members
         if members is None:
@@ -110,7 +110,7 @@ class FedBE(PosteriorSampling):
     """
 
     distils: ClassVar[bool] = True
-    workshop: ClassVar[ServerContext | None] = None  # set by `bind`
+    context: ClassVar[ServerContext | None] = None  # set by `bind`
 
     server_epochs: int = 20
     server_batch: int = 128
@@ -139,7 +139,7 @@ class FedBE(PosteriorSampling):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return () if self.workshop is None else self.workshop.notes
+        return () if self.context is None else self.context.notes
 
     def bind(self, context: ServerContext) -> Self:
         if context.unlabelled is None:
@@ -150,7 +150,7 @@ class FedBE(PosteriorSampling):
                 "'fedbe-nokd'."
             )
         bound = copy(self)
-        object.__setattr__(bound, "workshop", context)
+        object.__setattr__(bound, "context", context)
         return bound
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
@@ -165,7 +165,7 @@ class FedBE(PosteriorSampling):
     def _train_students(self, mean: Tensor, cohort: Cohort) -> Tensor:
         """The students [K, P] of all modes of the cohort, from the clients' means [K, P]."""
         samples, members = self.sample(mean, cohort)
-        context = self.workshop
+        context = self.context
         if context is None or context.unlabelled is None:
             raise InputError(
                 "FedBE has no server data, because `bind` was not called; a Federation calls it."
@@ -180,7 +180,7 @@ class FedBE(PosteriorSampling):
         samples: Tensor,
         mean: Tensor,
         buffers: Tensor,
-        members: Members,
+        members: GatheredUploads,
     ) -> Tensor:
         """Predictions of each mode's ensemble for the server's inputs, [K, n, ..., C]."""
         modes, count, _ = samples.shape
@@ -193,7 +193,7 @@ class FedBE(PosteriorSampling):
         belongs = (mode_of_model == index.unsqueeze(1)).to(theta.dtype)
         weights = belongs / belongs.sum(1, keepdim=True)
         predictions = context.mixture_of_predictions(weights, theta, all_buffers)
-        if context.learner.task == "regression" or self.temperature == 1:
+        if context.model.task == "regression" or self.temperature == 1:
             return predictions
         return (predictions.clamp(min=1e-30).log() / self.temperature).softmax(-1)
 
@@ -208,10 +208,14 @@ class FedBE(PosteriorSampling):
     ) -> Tensor:
         """The students [K, P] after training from `theta` on inputs x [n, ...] and the teacher."""
         objective: Objective = F.mse_loss
-        if context.learner.task == "classification":
+        if context.model.task == "classification":
             objective = _cross_entropy if self.class_reduction == "sum" else _mean_cross_entropy
         optimizer = SGD(momentum=0.9)
-        optimizer_state, cycle_end_sum, step = optimizer.slots(theta), torch.zeros_like(theta), 0
+        optimizer_state, cycle_end_sum, step = (
+            optimizer.init_state(theta),
+            torch.zeros_like(theta),
+            0,
+        )
         mode_index = torch.arange(len(theta), device=theta.device).unsqueeze(1)
         epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
         # Each mode visits the inputs in its own random order.
@@ -264,7 +268,9 @@ def _restrict_to_trained(cohort: Cohort) -> tuple[Tensor, Cohort]:
         return torch.arange(len(is_trained), device=is_trained.device), cohort
     new_index = torch.cumsum(is_trained, 0) - 1
     members = cohort.members._replace(mode=new_index[cohort.members.mode])
-    rows = {name: getattr(cohort, name)[trained] for name in ("count", "weight", "share", "coin")}
+    rows = {
+        name: getattr(cohort, name)[trained] for name in ("count", "weight", "share", "shared_draw")
+    }
     return trained, replace(cohort, members=members, **rows)
 
 

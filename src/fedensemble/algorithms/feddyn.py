@@ -49,7 +49,7 @@ class FedDyn(Algorithm):
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "h": torch.zeros_like(theta)}
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         return {"h": torch.zeros_like(theta)}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:

@@ -56,10 +56,12 @@ class FedMA(Matched):
         # number of frozen layers, counted from the input
         return {**super().init_mode(theta), "frozen": torch.zeros_like(theta[..., :1])}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
+    def upload_bytes(
+        self, uploads: Tree, shared_draw: Tensor, sent: Tree | None = None
+    ) -> int | Tensor:
         """Bytes of the trained layers; the server knows the frozen ones."""
         if sent is None or self.structure is None:
-            return super().upload_bytes(uploads, coin)
+            return super().upload_bytes(uploads, shared_draw)
         trained = (self.structure.stage >= sent["frozen"]).sum(-1, keepdim=True)
         return trained * sent["theta"].element_size()
 
@@ -77,7 +79,9 @@ class FedMA(Matched):
             # A zero gradient is not enough to freeze a weight, because weight decay changes it.
             return {"theta": torch.where(trained, new, theta), **optimizer_state}
 
-        return problem.iterate({"theta": start, **problem.optimizer.slots(start)}, step)["theta"]
+        return problem.iterate({"theta": start, **problem.optimizer.init_state(start)}, step)[
+            "theta"
+        ]
 
     def aligned(self, own: Tensor, sent: Tree) -> Tensor:
         """The frozen layers with the client's own upper layers, whose units are put in order."""

@@ -7,8 +7,8 @@ From x0_i, the client's copy of the model, and its dual variable l_i:
     with probability 1 - p:      x0_i <- mean_i y_i for all clients;
     else, without communication: x0_i <- y_i.
 
-The server and the clients share the random draw (`coin`), so that all of them decide alike without
-a message.
+The server and the clients share a random draw (`shared_draw`), so that all of them make the same
+decision without a message.
 
 References: Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to
 non-iid data", IEEE Transactions on Signal Processing 2021; for average = "all", Wang, Marella,
@@ -93,7 +93,7 @@ class FedPD(Algorithm):
         # "talks": number of rounds in which the mode has communicated
         return {"theta": theta, "talks": torch.zeros_like(theta[..., :1])}
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         if self.average == "all":
             return {
                 "dual": torch.zeros_like(theta),
@@ -109,22 +109,24 @@ class FedPD(Algorithm):
     def broadcast(self, mode: Tree) -> Tree:
         return mode if self.average == "reporting" else {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor) -> Tensor:  # type: ignore[override] # no `sent`
-        return torch.where(coin >= self.p, payload_bytes(uploads), 0)
+    def upload_bytes(self, uploads: Tree, shared_draw: Tensor) -> Tensor:  # type: ignore[override] # no `sent`
+        return torch.where(shared_draw >= self.p, payload_bytes(uploads), 0)
 
-    def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
+    def download_bytes(
+        self, sent: Tree, shared_draw: Tensor, memory: Tree | None = None
+    ) -> int | Tensor:
         """Bytes of the model; 0 if no round has communicated since the client's last visit."""
         if self.average == "all":
             return payload_bytes(sent)
         if memory is None:
-            return torch.where(coin >= self.p, payload_bytes(sent), 0)
+            return torch.where(shared_draw >= self.p, payload_bytes(sent), 0)
         return torch.where(sent["talks"] == memory["talks"], 0, payload_bytes(sent))
 
-    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
-        return uploads if bool(coin >= self.p) else {}
+    def encode(self, uploads: Tree, shared_draw: Tensor) -> Tree:
+        return uploads if bool(shared_draw >= self.p) else {}
 
-    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
-        if bool(coin >= self.p):
+    def decode(self, message: Tree, like: Tree, shared_draw: Tensor) -> Tree:
+        if bool(shared_draw >= self.p):
             return message
         return {name: torch.zeros_like(value) for name, value in like.items()}
 
@@ -148,7 +150,7 @@ class FedPD(Algorithm):
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         if self.average == "all":
             return update_mean_of_all(mode, uploads, cohort)
-        communicates = cohort.coin >= self.p
+        communicates = cohort.shared_draw >= self.p
         return {
             "theta": torch.where(communicates, uploads["theta"], mode["theta"]),
             "talks": mode["talks"] + communicates,

@@ -80,7 +80,7 @@ class FedSplit(Algorithm):
             "seen" if self.average == "all" else "updates": torch.zeros_like(theta[..., :1]),
         }
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         if self.average == "all":
             return {"z": theta, "visited": init_visited_flag(theta)}
         return {

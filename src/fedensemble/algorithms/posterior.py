@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import prng
-from ..core.types import Members
+from ..core.types import GatheredUploads
 
 # Lower bound of gamma variates. With a small alpha all of them can underflow to 0, and the weights
 # would be 0 / 0.
@@ -19,7 +19,7 @@ _SMALLEST_GAMMA = 1e-100
 
 
 def sample_gaussian(
-    mean: Tensor, members: Members, key: Tensor, samples: int, scale: float
+    mean: Tensor, members: GatheredUploads, key: Tensor, samples: int, scale: float
 ) -> Tensor:
     """Normal samples with the clients' mean [K, P] and `scale` times their standard deviation."""
     theta = members.uploads["theta"]
@@ -33,7 +33,7 @@ def sample_gaussian(
 
 
 def sample_dirichlet(
-    mean: Tensor, members: Members, key: Tensor, samples: int, alpha: float
+    mean: Tensor, members: GatheredUploads, key: Tensor, samples: int, alpha: float
 ) -> Tensor:
     """Averages of the clients' models with random weights around their usual weights."""
     from scipy.special import gammaincinv  # imported here: slow to load, and rarely needed

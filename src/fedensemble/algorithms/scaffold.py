@@ -42,7 +42,7 @@ class Scaffold(ServerRate):
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "c": torch.zeros_like(theta)}
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         return {"c": torch.zeros_like(theta)}
 
     def broadcast(self, mode: Tree) -> Tree:

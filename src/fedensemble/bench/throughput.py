@@ -97,7 +97,7 @@ def plain_loop(case: Case, device: str) -> Callable[[], None]:
     """A function that trains the next client with a plain nn.Module and torch.optim.SGD."""
     reference = federation(case, "loop", device, {}, min(case.clients, _LOOPED))
     data = reference.data.to(device)
-    model = reference.learner.build(0).to(device).train()
+    model = reference.model.build(0).to(device).train()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sums = {
         name: torch.zeros_like(tensor)

@@ -15,11 +15,11 @@ from ..config.plugins import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS
 from ..core.aggregator import aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import attacks
-from ..core.engine import engines
+from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import participations
 from ..core.schedule import Schedule, schedules
-from ..data import partitions, sources
+from ..data import datasets, partitions
 from ..models import models
 from ..registry import Registry
 
@@ -52,7 +52,7 @@ KINDS = {
     ),
     "optimizers": Kind(optimizers, "options go into [algorithm.optimizer]"),
     "datasets": Kind(
-        sources, "options go into [data]; random datasets also use its seed", ("seed",)
+        datasets, "options go into [data]; random datasets also use its seed", ("seed",)
     ),
     "partitions": Kind(
         partitions, "options go into [data]; all use its clients and seed", GIVEN_TO_PARTITIONS
@@ -64,9 +64,7 @@ KINDS = {
     "participations": Kind(participations, "options go into [participation]"),
     "aggregators": Kind(aggregators, "options go into [aggregator]"),
     "attacks": Kind(attacks, "options go into [attack]; simulation only"),
-    "engines": Kind(
-        engines, "options go into [engine.options]", ("learner", "data", "work", "seed")
-    ),
+    "engines": Kind(engines, "options go into [engine.options]", ENGINE_ARGUMENTS),
 }
 
 

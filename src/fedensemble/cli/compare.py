@@ -10,7 +10,7 @@ from ..errors import DivergedError
 from ..experiment.compare import compare
 from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
-from ..report.html.run_data import expecting_whole_files
+from ..report.html.run_data import raise_on_damaged_files
 from .console import console, print_line, print_table
 from .progress import ProgressDisplay
 
@@ -39,7 +39,7 @@ def compare_rows(
         folder = comparison.folder(runs)
         # Summaries of runs that were finished earlier are read from their folders, which may be
         # damaged.
-        with expecting_whole_files(folder):
+        with raise_on_damaged_files(folder):
             table = write_comparison(folder, comparison, results)
         print_table(table)
         # The comparison's page links to the page of each run.

@@ -318,9 +318,9 @@ def bench_command(
     problem. The default takes less than a minute on a CPU.
     """
     from ..bench.cli import bench
-    from ..federation.resolve import find_device
+    from ..federation.resolve import select_device
 
-    bench(name, str(find_device(device)), seconds, full, out, typer.echo)
+    bench(name, str(select_device(device)), seconds, full, out, typer.echo)
 
 
 @data_app.command("get")

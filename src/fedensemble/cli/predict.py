@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..data.npz import open_archive, read_array
 from ..errors import DataError, InputError
 from ..experiment.ensemble_file import load_ensemble

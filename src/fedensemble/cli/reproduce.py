@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import DataError, DivergedError, InputError
 from ..experiment.compare import run_folder
-from ..experiment.paper_table import NAMES, Reproduction, find_experiment, read_reproduction
+from ..experiment.paper_table import NAMES, Reproduction, find_paper_table, read_reproduction
 from ..experiment.reproduce import is_chosen, reproduce, without_missing
 from ..experiment.run_folder import RunFolder
 from ..report.comparison_report import int_
@@ -44,7 +44,7 @@ def reproduce_names(
     expanded = [each for name in names for each in (NAMES if name == "all" else (name,))]
     # Read all files before anything is trained: an error in the last one must not cost hours.
     reproductions = [
-        read_reproduction(find_experiment(name), scale, settings, seed_list, device)
+        read_reproduction(find_paper_table(name), scale, settings, seed_list, device)
         for name in expanded
     ]
     tables, diverged = _reproduce_all(reproductions, only, runs, out)

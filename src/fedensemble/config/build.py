@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ..data import FederatedData, Source, partition, partitions, sources
+from ..data import Dataset, FederatedData, datasets, partition, partitions
 from ..data.holdout import hold_out_validation, limit_test_set
 from ..data.label_checks import advise_labels
 from ..data.server_data import hold_out_server_inputs, load_server_inputs
 from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation.federation import Federation
-from ..federation.resolve import find_device
+from ..federation.resolve import select_device
 from ..modeling.factory import ModelSpec
 from ..models import models
 from ..runtime.oom import raise_on_oom
@@ -34,7 +34,7 @@ _OOM_ADVICE = "use fewer examples, a smaller dtype, or a machine with more memor
 
 def resolve_device(config: Config) -> Config:
     """Returns the config with device "auto" replaced by the device that is available."""
-    engine = config.engine.model_copy(update={"device": str(find_device(config.engine.device))})
+    engine = config.engine.model_copy(update={"device": str(select_device(config.engine.device))})
     return config.model_copy(update={"engine": engine})
 
 
@@ -47,13 +47,13 @@ def data_table(config: Config) -> dict[str, Any]:
     return {**config.data, "seed": config.seed if seed is None else seed}
 
 
-def load_source(name: str, options: Mapping[str, Any]) -> Source:
+def load_source(name: str, options: Mapping[str, Any]) -> Dataset:
     """Returns the dataset before it is divided among clients."""
-    return sources[name](**options)
+    return datasets[name](**options)
 
 
 def build_data(
-    config: Config, load: Callable[[str, Mapping[str, Any]], Source] = load_source
+    config: Config, load: Callable[[str, Mapping[str, Any]], Dataset] = load_source
 ) -> FederatedData:
     """Returns the data of the clients.
 
@@ -66,7 +66,9 @@ def build_data(
     table = data_table(config)
     partition_function = partitions[table["partition"]]
     with raise_on_oom("The data do", torch.device("cpu"), _OOM_ADVICE):
-        source = load(table["source"], _select_options(table, parameters(sources[table["source"]])))
+        source = load(
+            table["source"], _select_options(table, parameters(datasets[table["source"]]))
+        )
     if table.get("validation") is not None:
         source = hold_out_validation(source, table["validation"])
     if table.get("test_examples") is not None:

@@ -11,10 +11,10 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 from ..core.aggregator import MEAN, Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, attacks
-from ..core.engine import engines
+from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import Everybody, Participation, participations
-from ..data import partitions, sources
+from ..data import datasets, partitions
 from ..models import models
 from ..registry import Registry
 from .plugin_tables import Parameter, Table, field_parameters, schema
@@ -22,7 +22,6 @@ from .plugin_tables import Parameter, Table, field_parameters, schema
 # Parameters that the library passes to a plug-in, so that they are not options of its table.
 GIVEN_TO_MODELS = ("shape", "outputs")  # from the data
 GIVEN_TO_PARTITIONS = ("source", "clients", "seed")
-GIVEN_TO_ENGINES = ("learner", "data", "work", "seed")
 
 
 class PluginKey(NamedTuple):
@@ -106,9 +105,9 @@ def _table_with_name(
     return PluginTable(path, (PluginKey("name", registry, default, excluded),), path, {})
 
 
-_SOURCE = PluginKey("source", sources, "digits")
+_SOURCE = PluginKey("source", datasets, "digits")
 _PARTITION = PluginKey("partition", partitions, "iid", GIVEN_TO_PARTITIONS)
-_ENGINE_NAME = PluginKey("name", engines, "vector", GIVEN_TO_ENGINES)
+_ENGINE_NAME = PluginKey("name", engines, "vector", ENGINE_ARGUMENTS)
 DATA = PluginTable(("data",), (_SOURCE, _PARTITION), ("data",), _COMMON_DATA)
 MODEL = _table_with_name(("model",), models, "mlp", GIVEN_TO_MODELS)
 ALGORITHM = _table_with_name(("algorithm",), algorithms, "fedavg")
@@ -117,7 +116,7 @@ PARTICIPATION = _table_with_name(("participation",), participations, "devices")
 AGGREGATOR = _table_with_name(("aggregator",), aggregators, "median")
 ATTACK = _table_with_name(("attack",), attacks, "sign-flip")
 ENGINE = PluginTable(("engine", "options"), (_ENGINE_NAME,), ("engine",), {})
-SECTIONS = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
+PLUGIN_TABLES = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
 
 
 def drop_stale_options(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def drop_stale_options(under: Mapping[str, Any], over: Mapping[str, Any]) -> dic
     validation can report the typo.
     """
     result = dict(under)
-    for section in SECTIONS:
+    for section in PLUGIN_TABLES:
         under_names, over_names = _table(result, section.names_at), _table(over, section.names_at)
         before = [under_names.get(choice.key, choice.default) for choice in section.choices]
         after = [

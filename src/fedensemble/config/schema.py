@@ -18,7 +18,7 @@ from ..tracking.backends import trackers
 from .limits import check_values
 from .messages import LONGEST_NAME, NAME, sentence
 from .plugin_tables import Table
-from .validate import (
+from .validate_plugins import (
     check_aggregator,
     check_algorithm,
     check_attack,
@@ -144,11 +144,11 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
         raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
     config, problems = check(values)
     if config is None:
-        raise InputError(f"{where} has {listed(problems)}")
+        raise InputError(f"{where} has {join_problems(problems)}")
     return config
 
 
-def listed(problems: Sequence[str]) -> str:
+def join_problems(problems: Sequence[str]) -> str:
     """Returns the number of problems and a list of them, one per line."""
     return f"{len(problems)} problem{'s' * (len(problems) > 1)}:" + "".join(
         f"\n  - {problem}" for problem in problems

@@ -94,16 +94,16 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     >>> merge(under, {"algorithm": {"name": "fedavg"}})
     {'algorithm': {'name': 'fedavg', 'lr': 0.3}}
     """
-    return lay(drop_stale_options(under, over), over)
+    return merge_tables(drop_stale_options(under, over), over)
 
 
-def lay(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     """Returns `under` overridden by `over`, table by table, without dropping any option."""
     merged = dict(under)
     for key, value in over.items():
         old, new = as_table(key, merged.get(key)), as_table(key, value)
         both_tables = isinstance(new, Mapping) and isinstance(old, Mapping)
-        merged[key] = lay(old, new) if both_tables else value
+        merged[key] = merge_tables(old, new) if both_tables else value
     return merged
 
 
@@ -144,5 +144,5 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
                 "Give it once."
             )
         texts[key] = text
-        changes = lay(changes, parse_setting(text))
+        changes = merge_tables(changes, parse_setting(text))
     return merge(values, changes)

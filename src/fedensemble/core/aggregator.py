@@ -18,7 +18,7 @@ from ..flat_params import Tree, select_rows
 from ..registry import Registry
 from .algorithm import Algorithm, algorithms
 from .probe import expected_uploads
-from .types import Members, RoundResult
+from .types import GatheredUploads, RoundResult
 
 aggregators: Registry[type[Aggregator]] = Registry("aggregator")
 
@@ -99,7 +99,7 @@ def check_aggregator(aggregator: Aggregator, algorithm: Algorithm, theta: Tensor
             f"Aggregator '{rule}' cannot be used with algorithm '{name}', whose server combines "
             f"the clients' models in its own way. {advice}"
         )
-    if algorithm.init_memory(theta):
+    if algorithm.init_client_state(theta):
         raise InputError(
             f"Aggregator '{rule}' cannot be used with algorithm '{name}': its server tracks the "
             "mean of the clients' states, and a robust aggregate is not that mean, so the two "
@@ -143,7 +143,7 @@ def aggregate(
     members = returned.cohort.members
     if members is None:
         return returned
-    unchanged = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
+    unchanged = expected_uploads(algorithm, sent, buffers, returned.cohort.shared_draw)
     uploads = {name: torch.zeros_like(value) for name, value in unchanged.items()}
     statistics = buffers.clone()
     for mode in sorted(set(members.mode.tolist())):
@@ -157,7 +157,7 @@ def aggregate(
 
 
 def changes_of(
-    members: Members, visits: Tensor, unchanged: Tree, buffers: Tensor, mode: int
+    members: GatheredUploads, visits: Tensor, unchanged: Tree, buffers: Tensor, mode: int
 ) -> Tree:
     """The changes of some visits to one mode, running statistics included, [n, ...] per tensor.
 

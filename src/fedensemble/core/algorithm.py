@@ -1,10 +1,10 @@
-"""The base class of federated algorithms: local training and the server's update."""
+"""The base class of algorithms: local training, its learning rate, and the server's update."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -12,12 +12,15 @@ from ..errors import InputError
 from ..flat_params import Tree, payload_bytes
 from ..modeling.server_context import ServerContext
 from ..registry import Registry
+from ..renamed import adopt_earlier_names
 from .hyperparameters import check_hyperparameters
 from .optimizer import SGD, Optimizer
 from .problem import LocalProblem
 from .types import Cohort
 
 algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
+
+_RENAMED = {"rate": "learning_rate", "init_memory": "init_client_state"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,10 @@ class Algorithm(ABC):
     weighting: Literal["examples", "uniform"] = "examples"
     optimizer: Optimizer = SGD()  # noqa: RUF009 (frozen)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_earlier_names(cls, _RENAMED)
+
     def __post_init__(self) -> None:
         owner = type(self).__name__
         check_hyperparameters(self)
@@ -76,7 +83,7 @@ class Algorithm(ABC):
         if self.plain_sgd and (not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0):
             raise InputError(f"{owner} needs local SGD without momentum; got {self.optimizer!r}.")
 
-    def rate(self, round: int) -> float:
+    def learning_rate(self, round: int) -> float:
         """The learning rate of a round (counted from 0)."""
         return self.lr * self.lr_decay ** (round // self.lr_decay_every)
 
@@ -90,13 +97,13 @@ class Algorithm(ABC):
         """Notes for the user about the server's work."""
         return ()
 
-    def bind(self, workshop: ServerContext) -> Self:
+    def bind(self, context: ServerContext) -> Self:
         """The algorithm bound to the resources of its server; raises if they do not suffice.
 
         Called once, before `init_mode`.
 
         Args:
-            workshop: the model as a function, and the server's unlabelled inputs.
+            context: the model as a function, and the server's unlabelled inputs.
         """
         return self
 
@@ -107,7 +114,7 @@ class Algorithm(ABC):
     def check_state(self, mode: Tree) -> None:  # noqa: B027 (most algorithms never changed their state)
         """Raises StoreError if stored server state, as of an earlier version, cannot be used."""
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         """Initial client state for a mode with parameters `theta`; empty for most algorithms."""
         return {}
 
@@ -119,7 +126,9 @@ class Algorithm(ABC):
         """What a client downloads, from the server state of its mode."""
         return {"theta": mode["theta"]}
 
-    def upload_bytes(self, uploads: Tree, coin: Tensor, sent: Tree | None = None) -> int | Tensor:
+    def upload_bytes(
+        self, uploads: Tree, shared_draw: Tensor, sent: Tree | None = None
+    ) -> int | Tensor:
         """Bytes that one client uploads; with compression, the length of the encoding.
 
         An algorithm whose messages differ between visits returns int64 [..., 1] instead of an int.
@@ -127,29 +136,31 @@ class Algorithm(ABC):
 
         Args:
             uploads: the uploads, [..., P]; only shapes and dtypes matter, not values.
-            coin: the round's shared random draw, on the CPU, [..., 1].
+            shared_draw: the round's shared random draw, on the CPU, [..., 1].
             sent: what the client received, [..., P]; None for the size of an ordinary message.
         """
         return payload_bytes(uploads)
 
-    def download_bytes(self, sent: Tree, coin: Tensor, memory: Tree | None = None) -> int | Tensor:
+    def download_bytes(
+        self, sent: Tree, shared_draw: Tensor, memory: Tree | None = None
+    ) -> int | Tensor:
         """Bytes that one client downloads; the return type is that of `upload_bytes`.
 
         An override may omit the last argument.
 
         Args:
             sent: what is broadcast, [..., P].
-            coin: the round's shared random draw, on the CPU, [..., 1].
+            shared_draw: the round's shared random draw, on the CPU, [..., 1].
             memory: the client's state for the mode, [..., P]; None for the size of an ordinary
                 message, to a client that has missed no round.
         """
         return payload_bytes(sent)
 
-    def encode(self, uploads: Tree, coin: Tensor) -> Tree:
+    def encode(self, uploads: Tree, shared_draw: Tensor) -> Tree:
         """The message of one client: its uploads [P], or their encoding in bytes (uint8)."""
         return uploads
 
-    def decode(self, message: Tree, like: Tree, coin: Tensor) -> Tree:
+    def decode(self, message: Tree, like: Tree, shared_draw: Tensor) -> Tree:
         """The uploads that `encode` encoded; `like` has their names, shapes and dtypes."""
         return message
 

@@ -15,9 +15,9 @@ from ..flat_params import Tree
 from ..registry import Registry
 from .aggregator import MEAN, STATISTICS, aggregate, changes_of
 from .algorithm import Algorithm
-from .keys import visit_key
 from .probe import expected_uploads
 from .types import RoundResult
+from .visit_keys import visit_key
 
 attacks: Registry[type[Attack]] = Registry("attack")
 
@@ -88,7 +88,7 @@ def corrupt(
     members = returned.cohort.members
     if members is None:
         return returned
-    unchanged = expected_uploads(algorithm, sent, buffers, returned.cohort.coin)
+    unchanged = expected_uploads(algorithm, sent, buffers, returned.cohort.shared_draw)
     is_malicious = malicious.to(members.client.device)[members.client]
     uploads = {name: value.clone() for name, value in members.uploads.items()}
     statistics = members.buffers.clone()

@@ -56,7 +56,7 @@ class LocalWork:
         if not isinstance(self.last_batch, str) or self.last_batch not in ("keep", "wrap", "drop"):
             raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {self.last_batch!r}.")
 
-    def steps_an_epoch(self, sizes: Tensor) -> Tensor:
+    def steps_per_epoch(self, sizes: Tensor) -> Tensor:
         """Minibatches per epoch, for clients of these sizes."""
         full_batches = sizes // self.batch_size
         if self.last_batch == "drop":
@@ -67,11 +67,11 @@ class LocalWork:
         """Local steps per round, for clients of these sizes."""
         if self.steps is not None:
             return torch.full_like(sizes, self.steps)
-        return self.epochs * self.steps_an_epoch(sizes)
+        return self.epochs * self.steps_per_epoch(sizes)
 
     def samples(self, sizes: Tensor) -> Tensor:
         """Examples that clients of these sizes process per round, without padding."""
-        steps, steps_per_epoch = self.count(sizes), self.steps_an_epoch(sizes)
+        steps, steps_per_epoch = self.count(sizes), self.steps_per_epoch(sizes)
         if self.last_batch != "keep":
             return steps * self.batch_size
         return steps // steps_per_epoch * sizes + steps % steps_per_epoch * self.batch_size
@@ -96,10 +96,10 @@ def batch_table(
     """
     host = sizes if host is None else host
     epochs = int(
-        torch.max((work.count(host) + work.steps_an_epoch(host) - 1) // work.steps_an_epoch(host))
+        torch.max((work.count(host) + work.steps_per_epoch(host) - 1) // work.steps_per_epoch(host))
     )
     steps, batch, longest = int(work.count(host).max()), work.batch_size, int(host.max())
-    steps_per_epoch, counts = work.steps_an_epoch(sizes), work.count(sizes)
+    steps_per_epoch, counts = work.steps_per_epoch(sizes), work.count(sizes)
     # [E, J, n]
     orders = torch.stack(
         [prng.permutation(prng.fold_in(keys, e), longest, sizes) for e in range(epochs)]

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ..flat_params import Tree
 from ..registry import Registry
+from ..renamed import adopt_earlier_names
 from .algorithm import Algorithm
 from .types import EnsembleState, Plan, RoundResult
 
 engines: Registry[type[Engine]] = Registry("engine", lambda: Engine)
 
+# Arguments that `Federation` passes to an engine, so that they are not options. "learner" is the
+# earlier name of "model".
+ENGINE_ARGUMENTS = ("model", "learner", "data", "work", "seed")
+
+_RENAMED = {
+    "visit": "run_visits",
+    "foresee": "prefetch",
+    "agree": "broadcast_state",
+    "writes": "is_writer",
+    "keep_numerics": "load_numerics",
+    "read_memory": "read_client_state",
+    "memory_tensors": "client_state_tensors",
+    "load_memory": "load_client_state",
+}
+
 
 class Engine(ABC):
     """Executes the visits of a plan, and owns the training loops, the data and the client state.
 
-    All other components are pure functions. A round calls `visit`, then the server's step, then
-    `review` and `commit`. `visit` must not change client state: it holds the new state separately
-    until `commit`, so that a round that raises changes nothing.
+    All other components are pure functions. A round calls `run_visits`, then the server's step,
+    then `review` and `commit`. `run_visits` must not change client state: it holds the new state
+    separately until `commit`, so that a round that raises changes nothing.
 
-    An engine that `Federation` constructs takes `(learner, data, work, seed, **options)`.
+    An engine that `Federation` constructs takes `(model, data, work, seed, **options)`; the first
+    four are passed by position.
     """
 
     notes: Sequence[str] = ()  # notes for the user; an engine may append to them during training
     precision: str = ""  # matmul precision, such as "tf32" or "float64", if known
-    writes: bool = True  # True on the rank that writes files (rank 0)
+    is_writer: bool = True  # True on the rank that writes files (rank 0)
     # pairs (first round, counted from 0; number of visits that are trained at once from then on)
     blocks: Sequence[tuple[int, int]] = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_earlier_names(cls, _RENAMED)
+
     @abstractmethod
-    def visit(
+    def run_visits(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
         """Trains all visits of the plan; new client state takes effect with `commit`.
@@ -52,12 +74,12 @@ class Engine(ABC):
         return None
 
     def commit(self) -> None:  # noqa: B027 (not every engine holds client state)
-        """Stores the client state of the last `visit`; called after the server's step."""
+        """Stores the client state of the last `run_visits`; called after the server's step."""
 
-    def foresee(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
+    def prefetch(self, plan: Plan, round: int) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Prefetches the plan that most likely comes next."""
 
-    def agree(self, modes: Tree) -> Tree:
+    def broadcast_state(self, modes: Tree) -> Tree:
         """The modes after the server's step, made identical on all ranks of a job."""
         return modes
 
@@ -65,10 +87,10 @@ class Engine(ABC):
         """Choices that change the last bits of results, such as block sizes, for a checkpoint."""
         return {}
 
-    def keep_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
+    def load_numerics(self, tensors: Tree) -> None:  # noqa: B027 (not every engine has such choices)
         """Restores the choices that `numerics` returned; ignores those that do not fit."""
 
-    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+    def read_client_state(self, plan: Plan, fresh: Tree) -> Tree:
         """The client state of each visit of a plan, [J, ...], without training.
 
         Args:
@@ -78,9 +100,9 @@ class Engine(ABC):
         return fresh
 
     @abstractmethod
-    def memory_tensors(self) -> Tree:
+    def client_state_tensors(self) -> Tree:
         """All client state as named tensors, for a checkpoint."""
 
     @abstractmethod
-    def load_memory(self, tensors: Tree) -> None:
-        """Restores the client state that `memory_tensors` returned."""
+    def load_client_state(self, tensors: Tree) -> None:
+        """Restores the client state that `client_state_tensors` returned."""

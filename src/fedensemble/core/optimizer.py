@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +12,17 @@ from torch import Tensor
 from ..errors import InputError
 from ..flat_params import Tree
 from ..registry import Registry
+from ..renamed import adopt_earlier_names
 from .hyperparameters import LARGEST, check_hyperparameters
 
 optimizers: Registry[type[Optimizer]] = Registry("optimizer", lambda: Optimizer)
 
+_RENAMED = {"slots": "init_state"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """A functional optimizer: its state ("slots") is an argument and a result of each step.
+    """A functional optimizer: its state is an argument and a result of each step.
 
     Args:
         weight_decay: adds `weight_decay * theta` to the gradient (L2).
@@ -27,6 +31,10 @@ class Optimizer(ABC):
 
     weight_decay: float = 0.0
     clip: float = 0.0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_earlier_names(cls, _RENAMED)
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)
@@ -42,12 +50,12 @@ class Optimizer(ABC):
             )
 
     @abstractmethod
-    def slots(self, theta: Tensor) -> Tree:
+    def init_state(self, theta: Tensor) -> Tree:
         """The state before the first step; each tensor is [..., P] like `theta`, or [..., 1]."""
 
     @abstractmethod
     def step(
-        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+        self, theta: Tensor, gradient: Tensor, state: Tree, lr: Tensor | float
     ) -> tuple[Tensor, Tree]:
         """The parameters and the state after one step."""
 
@@ -81,20 +89,20 @@ class SGD(Optimizer):
         if not 0 <= self.momentum < 1:
             raise InputError(f"SGD needs 0 <= momentum < 1; got {self.momentum}.")
 
-    def slots(self, theta: Tensor) -> Tree:
+    def init_state(self, theta: Tensor) -> Tree:
         return {"velocity": torch.zeros_like(theta)} if self.momentum > 0 else {}
 
     def step(
-        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+        self, theta: Tensor, gradient: Tensor, state: Tree, lr: Tensor | float
     ) -> tuple[Tensor, Tree]:
         gradient = self.prepare(theta, gradient)
         if self.momentum > 0:
-            gradient = self.momentum * slots["velocity"] + gradient
-            slots = {"velocity": gradient}
+            gradient = self.momentum * state["velocity"] + gradient
+            state = {"velocity": gradient}
         if isinstance(lr, Tensor):
             # fused: one pass over the parameters instead of two
-            return torch.addcmul(theta, gradient, lr, value=-1), slots
-        return theta - lr * gradient, slots
+            return torch.addcmul(theta, gradient, lr, value=-1), state
+        return theta - lr * gradient, state
 
 
 @optimizers.register("adam")
@@ -121,17 +129,17 @@ class Adam(Optimizer):
         if self.epsilon < 0:
             raise InputError(f"Adam needs epsilon >= 0; got {self.epsilon}.")
 
-    def slots(self, theta: Tensor) -> Tree:
+    def init_state(self, theta: Tensor) -> Tree:
         zero = torch.zeros_like(theta)
         return {"mean": zero, "square": zero, "count": torch.zeros_like(theta[..., :1])}
 
     def step(
-        self, theta: Tensor, gradient: Tensor, slots: Tree, lr: Tensor | float
+        self, theta: Tensor, gradient: Tensor, state: Tree, lr: Tensor | float
     ) -> tuple[Tensor, Tree]:
         gradient = self.prepare(theta, gradient)
-        count = slots["count"] + 1
-        mean = self.beta1 * slots["mean"] + (1 - self.beta1) * gradient
-        square = self.beta2 * slots["square"] + (1 - self.beta2) * gradient**2
+        count = state["count"] + 1
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        square = self.beta2 * state["square"] + (1 - self.beta2) * gradient**2
         scale = torch.sqrt(square / (1 - self.beta2**count)) + self.epsilon
         theta = theta - lr * (mean / (1 - self.beta1**count)) / scale
         return theta, {"mean": mean, "square": square, "count": count}

@@ -15,11 +15,11 @@ from ..flat_params import Tree
 from ..registry import Registry
 from .algorithm import Algorithm
 from .batches import LocalWork
-from .keys import shared_uniform
 from .probe import Messages, probe
 from .schedule import Schedule
-from .traffic import bytes_down, bytes_up, sees
+from .traffic import bytes_down, bytes_up, takes_optional_argument
 from .types import Outcome, Plan
+from .visit_keys import shared_uniform
 
 participations: Registry[type[Participation]] = Registry("participation", lambda: Participation)
 
@@ -63,14 +63,17 @@ class Costs:
     def of_visits(self, round: int, plan: Plan) -> tuple[Tensor, Tensor]:
         """Bytes down and up of each visit of a plan, [J] each, equal to the engine's own count."""
         algorithm = self._algorithm
-        varies = any(sees(type(algorithm), name) for name in ("upload_bytes", "download_bytes"))
+        varies = any(
+            takes_optional_argument(type(algorithm), name)
+            for name in ("upload_bytes", "download_bytes")
+        )
         if self.look is None or not varies or not len(plan.client):
             down, up = self.traffic(round, 1 + max(plan.mode.tolist(), default=0))
             return down[plan.mode], up[plan.mode]
         sent, memory = self.look(plan)
-        coin = shared_uniform(self._seed, round, plan.mode).to(self._theta.dtype)
-        down = torch.as_tensor(bytes_down(algorithm, sent, memory, coin)).cpu()
-        up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, coin)).cpu()
+        shared_draw = shared_uniform(self._seed, round, plan.mode).to(self._theta.dtype)
+        down = torch.as_tensor(bytes_down(algorithm, sent, memory, shared_draw)).cpu()
+        up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, shared_draw)).cpu()
         down, up = (size.expand(len(plan.mode), 1)[:, 0] for size in (down, up))
         return self._carried + down, self._carried + up
 
@@ -79,9 +82,9 @@ class Costs:
 
         In an ordinary visit the client has missed no earlier round of its mode.
         """
-        coin = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
-        down = self._carried + self._algorithm.download_bytes(self._messages.sent, coin)
-        up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, coin)
+        shared_draw = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
+        down = self._carried + self._algorithm.download_bytes(self._messages.sent, shared_draw)
+        up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, shared_draw)
         return tuple(torch.as_tensor(size).expand(modes, 1)[:, 0] for size in (down, up))  # type: ignore[return-value]
 
 

@@ -47,16 +47,18 @@ class _ZeroGradient:
         return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
 
 
-def expected_uploads(algorithm: Algorithm, sent: Tree, buffers: Tensor, coin: Tensor) -> Tree:
+def expected_uploads(
+    algorithm: Algorithm, sent: Tree, buffers: Tensor, shared_draw: Tensor
+) -> Tree:
     """The uploads of new clients that learn nothing, one per mode, [K, P].
 
     They have the names and sizes of real uploads. The step is one of plain SGD, because weight
     decay would change the parameters even with a gradient of zero.
     """
-    one = torch.ones_like(coin)
-    key = torch.zeros(len(coin), dtype=torch.int64, device=coin.device)
-    problem = LocalProblem(_ZeroGradient(), buffers, SGD(), one[0], one, one, key, coin)
-    uploads, _ = algorithm.local_training(sent, algorithm.init_memory(sent["theta"]), problem)
+    one = torch.ones_like(shared_draw)
+    key = torch.zeros(len(shared_draw), dtype=torch.int64, device=shared_draw.device)
+    problem = LocalProblem(_ZeroGradient(), buffers, SGD(), one[0], one, one, key, shared_draw)
+    uploads, _ = algorithm.local_training(sent, algorithm.init_client_state(sent["theta"]), problem)
     return uploads
 
 
@@ -66,7 +68,7 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
     The values have no meaning.
     """
     mode = algorithm.init_mode(theta)
-    sent, memory = algorithm.broadcast(mode), algorithm.init_memory(theta)
+    sent, memory = algorithm.broadcast(mode), algorithm.init_client_state(theta)
     one, key = theta.new_ones(1), torch.zeros((), dtype=torch.int64, device=theta.device)
     # Algorithms that communicate only in some rounds compare the shared draw with a threshold. A
     # draw of one exceeds every threshold, so that this round communicates.
@@ -74,11 +76,11 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
         _OneStep(),
         theta.new_empty(0),
         algorithm.optimizer,
-        algorithm.rate(0),
+        algorithm.learning_rate(0),
         one,
         one,
         key,
-        coin=one,
+        shared_draw=one,
     )
     uploads, _ = check_local_training_result(
         algorithm, algorithm.local_training(sent, memory, problem)

@@ -46,8 +46,8 @@ class LocalProblem:
         sizes: number of examples of the client, [..., 1].
         counts: number of local steps of the client, [..., 1].
         key: PRNG key for random values of the algorithm, [...].
-        coin: a random draw in (0, 1) that the server shares with all clients of a mode in a round,
-            [..., 1].
+        shared_draw: a random draw in (0, 1) that the server shares with all clients of a mode in a
+            round, [..., 1].
         secret: source of secret random values; None, for simulations, derives them from the key.
     """
 
@@ -60,15 +60,15 @@ class LocalProblem:
         sizes: Tensor,
         counts: Tensor,
         key: Tensor,
-        coin: Tensor,
+        shared_draw: Tensor,
         secret: SecretSource | None = None,
     ) -> None:
-        self.optimizer, self.lr, self.sizes, self.counts, self.coin = (
+        self.optimizer, self.lr, self.sizes, self.counts, self.shared_draw = (
             optimizer,
             lr,
             sizes,
             counts,
-            coin,
+            shared_draw,
         )
         self.buffers = buffers
         self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
@@ -167,7 +167,7 @@ class LocalProblem:
                 **{name: torch.where(left > 0, new[name], old) for name, old in state.items()},
             }
 
-        state = {"theta": start, **self.optimizer.slots(start)}
+        state = {"theta": start, **self.optimizer.init_state(start)}
         if limit is None:
             return self.iterate(state, step)["theta"]
         return self.iterate({**state, "left": limit.to(start.dtype)}, step_until_limit)["theta"]

@@ -1,7 +1,12 @@
-"""One communication round of Fed-ensemble: lines 5 to 15 of Algorithm 1 in the paper."""
+"""One communication round of Fed-ensemble: lines 5 to 15 of Algorithm 1 in the paper.
+
+`run_round` is the only round loop: `Federation`, runs that train in one batch and the Flower server
+all call it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +15,7 @@ from torch import Tensor
 
 from ..errors import DivergedError
 from ..flat_params import Tree
-from .aggregator import MEAN, Aggregator, aggregate
+from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
@@ -18,7 +23,7 @@ from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 
 
 class Request(NamedTuple):
-    """The arguments of `Engine.visit`: the work that the server requests in a round."""
+    """The arguments of `Engine.run_visits`: the work that the server requests in a round."""
 
     algorithm: Algorithm
     sent: Tree  # [K, P]
@@ -34,21 +39,38 @@ def run_round(
     schedule: Schedule,
     engine: Engine,
     aggregator: Aggregator = MEAN,
+    outcome: Outcome | None = None,
+    request: Request | None = None,
+    train_clients: Callable[[Request], RoundResult] | None = None,
 ) -> tuple[EnsembleState, RoundReport]:
-    """Runs one round; returns the next state and a report."""
+    """Runs one round; returns the next state and a report.
+
+    Args:
+        outcome: the visits whose replies count, if participation is simulated.
+        request: the result of `start_round`, if the caller has computed it already.
+        train_clients: trains the clients of a request; by default the engine's `run_visits`. Runs
+            that train in one batch pass their part of the batch's result.
+    """
     # The schedule assigns modes to clients; the server sends each client its mode.
-    request = start_round(state, algorithm, schedule)
-    # The clients train. The engine returns each mode's weighted mean upload.
-    result = engine.visit(*request)
+    if request is None:
+        request = start_round(state, algorithm, schedule, outcome)
+    # The clients train. The result holds each mode's weighted mean upload.
+    result = engine.run_visits(*request) if train_clients is None else train_clients(request)
     # The server updates each mode from the uploads of its clients.
-    done = finish_round(state, request, result, schedule, aggregator=aggregator)
+    done = finish_round(state, request, result, schedule, outcome, aggregator)
     # The engine may reject an upload that spoils the update, and return the mean of the others.
     corrected = engine.review(state, done[0])
     if corrected is not None:
-        done = finish_round(state, request, corrected, schedule, aggregator=aggregator)
+        done = finish_round(state, request, corrected, schedule, outcome, aggregator)
+    new, report = done
+    # A server step on gathered uploads may depend on a device's free memory, and so differ between
+    # the processes of a job. All of them continue with the modes of rank 0.
+    if algorithm.gathers:
+        modes = engine.broadcast_state({**new.modes, STATISTICS: new.buffers})
+        new = replace(new, buffers=modes.pop(STATISTICS), modes=modes)
     # Client state is written last: a round that raises changes neither server nor client state.
     engine.commit()
-    return done
+    return new, report
 
 
 def start_round(
@@ -86,7 +108,7 @@ def finish_round(
         new = replace(state, round=state.round + 1, participation=participation)
         return new, RoundReport(new.round, age, plan, None, losses, 0, bytes_down, (), turnout)
 
-    check_finite(losses, result, plan, state.round)
+    check_losses_finite(losses, result, plan, state.round)
     if aggregator.gathers:
         result = aggregate(aggregator, request.algorithm, request.sent, request.buffers, result)
     trained = sorted(set(plan.mode.tolist()))
@@ -129,11 +151,12 @@ def update_modes(
     return modes, torch.where(has_clients, result.buffers, state.buffers)
 
 
-def check_finite(losses: Tensor, result: RoundResult, plan: Plan, round: int) -> None:
+def check_losses_finite(losses: Tensor, result: RoundResult, plan: Plan, round: int) -> None:
     """Raises DivergedError if the loss of a visit is not finite, and names the first such visit.
 
-    A federation of real clients never reaches this error: its engine rejects such a reply, because
-    no single client may end the training of all.
+    An upload that is not finite counts as such a loss: the engine then reports nan for the visit,
+    see `summarize_losses`. A federation of real clients never reaches this error: its engine
+    rejects such a reply, because no single client may end the training of all.
     """
     bad = torch.nonzero(~torch.isfinite(losses)).flatten()
     if len(bad):

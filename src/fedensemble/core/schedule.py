@@ -1,26 +1,32 @@
-"""The base class of schedules: which clients train which mode in a round."""
+"""The base class of schedules: which clients train which mode in a round.
+
+These are not learning-rate schedules. `Algorithm.learning_rate` gives the learning rate of a round.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..errors import InputError
 from ..flat_params import Tree
 from ..registry import Registry
+from ..renamed import adopt_earlier_names
 from .types import Plan
 
 MOST_MODES = 100_000  # K; initializing so many takes a minute even for a tiny model
 
 schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
 
+_RENAMED = {"one_mode_a_client": "one_mode_per_client"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """A rule that makes each round's plan from the seed and the round alone.
+    """A rule that makes each round's plan from the seed, the round and, if it wants, the losses.
 
     On average, every client should be selected equally often, and train every mode equally often.
     Otherwise the fixed point of FedAvg moves towards some clients. A schedule that prefers some
@@ -33,12 +39,16 @@ class Schedule(ABC):
     """
 
     # a client trains at most one mode per round; False if the modes are trained independently
-    one_mode_a_client: ClassVar[bool] = True
+    one_mode_per_client: ClassVar[bool] = True
     uniform: ClassVar[bool] = True  # all clients are selected equally often on average
 
     modes: int = 5
     strata: int = 1
     clients_per_round: int = 10
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_earlier_names(cls, _RENAMED)
 
     def check(self, population: int) -> None:
         """Raises if this schedule cannot be used with `population` clients."""

@@ -12,7 +12,7 @@ from .algorithm import Algorithm
 
 
 @cache
-def sees(kind: type[Algorithm], name: str) -> bool:
+def takes_optional_argument(kind: type[Algorithm], name: str) -> bool:
     """Whether `upload_bytes` or `download_bytes` of an algorithm takes the optional last argument.
 
     Overrides with two arguments are allowed. Engines read client state for this purpose only if the
@@ -31,15 +31,15 @@ def sees(kind: type[Algorithm], name: str) -> bool:
     return len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
-def bytes_up(algorithm: Algorithm, uploads: Tree, sent: Tree, coin: Tensor) -> int | Tensor:
+def bytes_up(algorithm: Algorithm, uploads: Tree, sent: Tree, shared_draw: Tensor) -> int | Tensor:
     """Bytes that one client uploads, an int or int64 [..., 1]; see `Algorithm.upload_bytes`."""
-    if sees(type(algorithm), "upload_bytes"):
-        return algorithm.upload_bytes(uploads, coin, sent)
-    return algorithm.upload_bytes(uploads, coin)
+    if takes_optional_argument(type(algorithm), "upload_bytes"):
+        return algorithm.upload_bytes(uploads, shared_draw, sent)
+    return algorithm.upload_bytes(uploads, shared_draw)
 
 
-def bytes_down(algorithm: Algorithm, sent: Tree, memory: Tree, coin: Tensor) -> int | Tensor:
+def bytes_down(algorithm: Algorithm, sent: Tree, memory: Tree, shared_draw: Tensor) -> int | Tensor:
     """Bytes that one client downloads, an int or int64 [..., 1]; see `Algorithm.download_bytes`."""
-    if sees(type(algorithm), "download_bytes"):
-        return algorithm.download_bytes(sent, coin, memory)
-    return algorithm.download_bytes(sent, coin)
+    if takes_optional_argument(type(algorithm), "download_bytes"):
+        return algorithm.download_bytes(sent, shared_draw, memory)
+    return algorithm.download_bytes(sent, shared_draw)

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     mode: Tensor  # [J] int64
 
 
-class Members(NamedTuple):
+class GatheredUploads(NamedTuple):
     """The upload of each visit in ascending order of (client, mode), if the algorithm gathers."""
 
     client: Tensor  # [J] int64
@@ -59,10 +59,17 @@ class Cohort:
     weight: Tensor  # [K, 1] sum of their aggregation weights
     share: Tensor  # [K, 1] that sum divided by the sum over all N clients; M/N if uniform
     population: int  # N
-    coin: Tensor  # [K, 1] a random draw in (0, 1) that the server shares with the mode's clients
-    members: Members | None = None  # the upload of each client, if the algorithm gathers
+    shared_draw: (
+        Tensor  # [K, 1] a random draw in (0, 1) that the server shares with the mode's clients
+    )
+    members: GatheredUploads | None = None  # the upload of each client, if the algorithm gathers
     round: int = 0  # counted from 0; set by every engine
     lr: float = math.nan  # learning rate of local training in this round; set by every engine
+
+    @property
+    def coin(self) -> Tensor:
+        """The earlier name of `shared_draw`."""
+        return self.shared_draw
 
     def key(self, word: int) -> Tensor:
         """A PRNG key for the server, one per mode and word, [K].
@@ -71,7 +78,7 @@ class Cohort:
         float32). The draw is the same on every engine, and so is the key.
         """
         return torch.as_tensor(
-            prng.fold_in((self.coin.double() * 2.0**53).long().squeeze(-1), word)
+            prng.fold_in((self.shared_draw.double() * 2.0**53).long().squeeze(-1), word)
         )
 
     def uniform(self, like: Tensor) -> Tensor:

@@ -3,17 +3,22 @@
 # These modules are imported because they register datasets and partitions. They import optional
 # libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
 from . import cifar, digits, fake, label_partition, mnist, npz, openimage, shakespeare, synthetic  # noqa: F401
-from .dataset import Source, data_folder, load, sources
+from .dataset import Dataset, data_folder, datasets, load
 from .download import get
 from .federated import FederatedData
 from .normalize import Standardise
 from .partition import partition, partitions
 
+# Earlier names of `Dataset` and `datasets`.
+Source, sources = Dataset, datasets
+
 __all__ = [
+    "Dataset",
     "FederatedData",
     "Source",
     "Standardise",
     "data_folder",
+    "datasets",
     "get",
     "load",
     "partition",

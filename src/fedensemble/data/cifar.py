@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import one_of
-from .dataset import Source, bad_file_error, find_file, read_bytes, sources
+from ..arguments import require_one_of
+from .dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
 from .normalize import Standardise
 
 SHAPE = (3, 32, 32)
@@ -24,8 +24,8 @@ CIFAR10 = scale_to_bytes((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = scale_to_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
-@sources.register("cifar10")
-def cifar10(*, root: Path | None = None) -> Source:
+@datasets.register("cifar10")
+def cifar10(*, root: Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 test images, uint8 [n, 3, 32, 32], labels 0..9.
 
     Args:
@@ -50,11 +50,11 @@ def cifar10(*, root: Path | None = None) -> Source:
     x, x_test = extract_images(train, label_bytes=1), extract_images(test, label_bytes=1)
     y, y_test = train[:, 0].astype(np.int64), test[:, 0].astype(np.int64)
     info = {"source": "cifar10", "files": [str(path) for path in paths]}
-    return Source(x, y, x_test, y_test, classes=10, standardise=CIFAR10, info=info)
+    return Dataset(x, y, x_test, y_test, classes=10, standardise=CIFAR10, info=info)
 
 
-@sources.register("cifar100")
-def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
+@datasets.register("cifar100")
+def cifar100(*, root: Path | None = None, labels: str = "fine") -> Dataset:
     """CIFAR-100: 50,000 training and 10,000 test images, uint8 [n, 3, 32, 32].
 
     Args:
@@ -62,7 +62,7 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
         labels: "fine" for the 100 classes, "coarse" for the 20 superclasses.
     """
     column = {"coarse": 0, "fine": 1}[
-        one_of("dataset 'cifar100'", "labels", labels, ("fine", "coarse"))
+        require_one_of("dataset 'cifar100'", "labels", labels, ("fine", "coarse"))
     ]
     classes = {"coarse": 20, "fine": 100}[labels]
     paths = [
@@ -75,7 +75,7 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Source:
     x, x_test = extract_images(train, label_bytes=2), extract_images(test, label_bytes=2)
     y, y_test = train[:, column].astype(np.int64), test[:, column].astype(np.int64)
     info = {"source": "cifar100", "labels": labels, "files": [str(path) for path in paths]}
-    return Source(x, y, x_test, y_test, classes=classes, standardise=CIFAR100, info=info)
+    return Dataset(x, y, x_test, y_test, classes=classes, standardise=CIFAR100, info=info)
 
 
 def read_records(path: Path, label_bytes: int) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..arguments import check_names, whole
+from ..arguments import check_names, require_integer
 from ..errors import DataError, InputError
 from ..registry import Registry
 from .checks import check_examples
@@ -23,12 +23,12 @@ from .normalize import Standardise
 Array = Tensor | NDArray[Any]
 Rows = NDArray[np.int64]
 
-# Maps the name of a dataset to a function that takes keyword options and returns a Source.
-sources: Registry[Callable[..., "Source"]] = Registry("dataset")
+# Maps the name of a dataset to a function that takes keyword options and returns a Dataset.
+datasets: Registry[Callable[..., "Dataset"]] = Registry("dataset")
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Dataset:
     """A dataset before it is divided among clients.
 
     Args:
@@ -112,13 +112,13 @@ class Source:
         return y.long().cpu().numpy()
 
 
-def load(name: str, **options: Any) -> Source:
+def load(name: str, **options: Any) -> Dataset:
     """Returns the dataset of this name; raises for unknown options.
 
     >>> load("gaussians", n=60, classes=3).classes
     3
     """
-    function = sources[name]
+    function = datasets[name]
     check_names(f"dataset '{name}'", function, options)
     return function(**options)
 
@@ -126,7 +126,9 @@ def load(name: str, **options: Any) -> Source:
 def make_rng(seed: int, purpose: str) -> np.random.Generator:
     """Returns a random generator that depends on `seed` and `purpose` only, on every machine."""
     # crc32 instead of hash(), because Python salts the hash of strings in every process.
-    return np.random.default_rng([whole(purpose, "seed", seed), zlib.crc32(purpose.encode())])
+    return np.random.default_rng(
+        [require_integer(purpose, "seed", seed), zlib.crc32(purpose.encode())]
+    )
 
 
 def data_folder(root: Path | str | None = None) -> Path:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..arguments import fraction
+from ..arguments import require_fraction
 from ..errors import DataError
-from .dataset import Source, sources
+from .dataset import Dataset, datasets
 from .holdout import draw_holdout_mask
 from .normalize import Standardise
 
@@ -13,16 +13,16 @@ from .normalize import Standardise
 STANDARDISE = Standardise(mean=(4.8842,), std=(6.0168,))
 
 
-@sources.register("digits")
-def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Source:
+@datasets.register("digits")
+def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Dataset:
     """Digits: uint8 [n, 1, 8, 8] with values 0..16, labels 0..9, with a stratified test set.
 
     Args:
-        test_fraction: fraction of each class that is held out as the test set.
+        test_fraction: require_fraction of each class that is held out as the test set.
         split_seed: seed of the choice of test images. It is separate from the seed of the run, so
             that runs with different seeds have the same test set.
     """
-    test_fraction = fraction("dataset 'digits'", "test_fraction", test_fraction)
+    test_fraction = require_fraction("dataset 'digits'", "test_fraction", test_fraction)
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -39,6 +39,6 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Source:
         "test_fraction": test_fraction,
         "split_seed": split_seed,
     }
-    return Source(
+    return Dataset(
         x[~test], y[~test], x_test, y_test, classes=10, standardise=STANDARDISE, info=info
     )

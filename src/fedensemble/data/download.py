@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import DataError
-from .dataset import data_folder, sources
+from .dataset import data_folder, datasets
 
 CONNECT_SECONDS = 30.0  # a download fails after this time without a response
 
@@ -105,7 +105,7 @@ def get(
         instructions = MANUAL_INSTRUCTIONS[name].format(folder=folder)
         raise DataError(f"Dataset '{name}' cannot be downloaded. {instructions}")
     if name not in REMOTES:
-        sources[name]  # raises for an unknown name
+        datasets[name]  # raises for an unknown name
         return []
     paths: list[Path] = []
     for remote in REMOTES[name]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import fraction, whole
-from .dataset import Rows, Source, bad_file_error, data_folder, make_rng, sources
+from ..arguments import require_fraction, require_integer
+from .dataset import Dataset, Rows, bad_file_error, data_folder, datasets, make_rng
 from .normalize import Standardise
 from .shakespeare import VOCABULARY, cut_windows
 
@@ -23,7 +23,7 @@ NOISE = 32.0  # standard deviation of the noise of a pixel, whose value is 0..25
 SUCCESSORS = 4  # number of characters that may follow a character
 
 
-@sources.register("stand-in-images")
+@datasets.register("stand-in-images")
 def fake_images(
     *,
     channels: int = 3,
@@ -34,7 +34,7 @@ def fake_images(
     groups: int | None = None,
     most: int = 64,
     seed: int = 0,
-) -> Source:
+) -> Dataset:
     """Fake images, uint8 [n, channels, side, side]: a random coarse pattern per class plus noise.
 
     Args:
@@ -59,18 +59,20 @@ def fake_images(
         ("n", n),
         ("most", most),
     ):
-        whole(owner, name, value, minimum=1)
-    whole(owner, "n_test", n_test)
+        require_integer(owner, name, value, minimum=1)
+    require_integer(owner, "n_test", n_test)
     rng = make_rng(seed, "stand-in images")
     patterns = rng.integers(64, 192, (classes, channels, COARSE, COARSE))
     group: Rows | None = None
     if groups is not None:
-        sizes = np.minimum(openimage_sizes(whole(owner, "groups", groups, minimum=1), seed), most)
+        sizes = np.minimum(
+            openimage_sizes(require_integer(owner, "groups", groups, minimum=1), seed), most
+        )
         group, n = np.repeat(np.arange(groups), sizes), int(sizes.sum())
     (x, y), (x_test, y_test) = (draw_images(rng, patterns, side, count) for count in (n, n_test))
     info = {"source": "stand-in-images", "files": [], "seed": seed}
     standardise = Standardise(mean=(128.0,), std=(64.0,))
-    source = Source(x, y, classes=classes, standardise=standardise, group=group, info=info)
+    source = Dataset(x, y, classes=classes, standardise=standardise, group=group, info=info)
     return replace(source, x_test=x_test, y_test=y_test) if n_test else source
 
 
@@ -100,7 +102,7 @@ def openimage_sizes(count: int, seed: int) -> Rows:
     return sizes
 
 
-@sources.register("stand-in-text")
+@datasets.register("stand-in-text")
 def fake_text(
     *,
     roles: int = 20,
@@ -108,7 +110,7 @@ def fake_text(
     sequence: int = 80,
     test_fraction: float = 0.2,
     seed: int = 0,
-) -> Source:
+) -> Dataset:
     """Fake text with the vocabulary of `shakespeare`; each character has four possible successors.
 
     Args:
@@ -118,11 +120,11 @@ def fake_text(
     """
     owner = "dataset 'stand-in-text'"
     roles, sequence = (
-        whole(owner, "roles", roles, minimum=1),
-        whole(owner, "sequence", sequence, minimum=1),
+        require_integer(owner, "roles", roles, minimum=1),
+        require_integer(owner, "sequence", sequence, minimum=1),
     )
-    characters = whole(owner, "characters", characters, minimum=2 * sequence + 2)
-    cut = characters - round(fraction(owner, "test_fraction", test_fraction) * characters)
+    characters = require_integer(owner, "characters", characters, minimum=2 * sequence + 2)
+    cut = characters - round(require_fraction(owner, "test_fraction", test_fraction) * characters)
     rng = make_rng(seed, "stand-in text")
     successors = rng.integers(1, len(VOCABULARY), (len(VOCABULARY), SUCCESSORS))
     choices = rng.integers(SUCCESSORS, size=(characters, roles))
@@ -134,5 +136,5 @@ def fake_text(
     rows = np.concatenate(train)
     info = {"source": "stand-in-text", "files": [], "seed": seed}
     group = np.repeat(np.arange(roles), [len(windows) for windows in train])
-    source = Source(rows[:, :-1], rows[:, 1:], classes=len(VOCABULARY), group=group, info=info)
+    source = Dataset(rows[:, :-1], rows[:, 1:], classes=len(VOCABULARY), group=group, info=info)
     return replace(source, x_test=test[:, :-1], y_test=test[:, 1:]) if len(test) else source

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..arguments import whole
+from ..arguments import require_integer
 from ..errors import DataError, InputError, unknown
 from .convert import as_tensor
 from .normalize import Standardise
@@ -37,7 +37,7 @@ def check_field_types(data: FederatedData) -> None:
             f"got {len(data.start)} and {len(data.size)} values."
         )
     if data.classes is not None:
-        whole("FederatedData", "classes", data.classes, minimum=1)
+        require_integer("FederatedData", "classes", data.classes, minimum=1)
     if data.standardise is not None and not callable(data.standardise):
         raise InputError(
             f"standardise must be a Standardise(mean, std) or None; got {data.standardise!r}."

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arguments import fraction, whole
+from ..arguments import require_fraction, require_integer
 from .convert import as_tensor
-from .dataset import Rows, Source, make_rng
+from .dataset import Dataset, Rows, make_rng
 
 SEED = 0  # fixed, so that all runs of a search hold out the same examples
 
@@ -27,7 +27,7 @@ def draw_holdout_mask(
     return mask
 
 
-def hold_out_validation(source: Source, share: float) -> Source:
+def hold_out_validation(source: Dataset, share: float) -> Dataset:
     """Returns the dataset with a `share` of its training examples in place of its test set.
 
     The share is taken from every class, or from all rows if an example has no single class. The
@@ -38,7 +38,7 @@ def hold_out_validation(source: Source, share: float) -> Source:
     >>> len(held_out.x), len(held_out.x_test)
     (80, 20)
     """
-    fraction("data", "validation", share)
+    require_fraction("data", "validation", share)
     x, y = as_tensor(source.x), as_tensor(source.y)
     has_labels = y.dim() == 1 and not y.is_floating_point()
     labels = source.labels() if has_labels else np.zeros(len(source), np.int64)
@@ -55,14 +55,14 @@ def hold_out_validation(source: Source, share: float) -> Source:
     )
 
 
-def limit_test_set(source: Source, most: int) -> Source:
+def limit_test_set(source: Dataset, most: int) -> Dataset:
     """Returns the dataset with at most `most` test examples, spread evenly over the test set.
 
     >>> from fedensemble.data import load
     >>> len(limit_test_set(load("gaussians", n=10, n_test=100), 30).x_test)
     30
     """
-    whole("data", "test_examples", most, minimum=1)
+    require_integer("data", "test_examples", most, minimum=1)
     if source.x_test is None or source.y_test is None or len(source.x_test) <= most:
         return source
     rows = np.linspace(0, len(source.x_test) - 1, most).astype(np.int64)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..arguments import positive, whole
+from ..arguments import require_integer, require_positive
 from ..errors import InputError
-from .dataset import Rows, Source, make_rng
+from .dataset import Dataset, Rows, make_rng
 from .partition import (
     check_client_count,
     dirichlet_shares,
@@ -18,7 +18,7 @@ SWEEPS_PER_CLASS = 20
 
 
 @partitions.register("classes")
-def classes(source: Source, clients: int | None, seed: int, classes_per_client: int) -> list[Rows]:
+def classes(source: Dataset, clients: int | None, seed: int, classes_per_client: int) -> list[Rows]:
     """Every client has examples of exactly C distinct classes, and every example has a client.
 
     The number of clients that share a class is proportional to the size of the class, and its
@@ -29,7 +29,7 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
         classes_per_client: number of classes of each client, C.
     """
     owner = "Partition 'classes'"
-    wanted = whole(owner, "classes_per_client", classes_per_client, minimum=1)
+    wanted = require_integer(owner, "classes_per_client", classes_per_client, minimum=1)
     count = check_client_count("classes", source, clients)
     by_class = rows_by_class(source.labels())
     quota = class_quotas(np.array([len(rows) for rows in by_class]), count, wanted)
@@ -50,7 +50,7 @@ def classes(source: Source, clients: int | None, seed: int, classes_per_client: 
 
 @partitions.register("dirichlet")
 def dirichlet(
-    source: Source, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
+    source: Dataset, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
 ) -> list[Rows]:
     """Label-Dirichlet (Hsu, Qi and Brown, 2019): client shares of each class ~ Dirichlet(alpha).
 
@@ -60,7 +60,7 @@ def dirichlet(
     """
     labels = source.labels()
     count = check_client_count("dirichlet", source, clients, min_examples)
-    alpha = positive("Partition 'dirichlet'", "alpha", alpha)
+    alpha = require_positive("Partition 'dirichlet'", "alpha", alpha)
     rng = make_rng(seed, "partition/dirichlet")
     owner = np.empty(len(labels), np.int64)
     for rows in rows_by_class(labels):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import Source, bad_file_error, find_file, read_bytes, sources
+from .dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
 from .normalize import Standardise
 
 SIDE = 28
@@ -16,8 +16,8 @@ STANDARDISE = Standardise(mean=(0.1307 * 255,), std=(0.3081 * 255,))
 UNSIGNED_BYTE = 0x08  # the only element type of these files
 
 
-@sources.register("mnist")
-def mnist(*, root: Path | None = None) -> Source:
+@datasets.register("mnist")
+def mnist(*, root: Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 test images, uint8 [n, 1, 28, 28], labels 0..9.
 
     Args:
@@ -27,7 +27,7 @@ def mnist(*, root: Path | None = None) -> Source:
     x, y, files = read_split("train", root)
     x_test, y_test, test_files = read_split("t10k", root)
     info = {"source": "mnist", "files": files + test_files}
-    return Source(x, y, x_test, y_test, classes=CLASSES, standardise=STANDARDISE, info=info)
+    return Dataset(x, y, x_test, y_test, classes=CLASSES, standardise=STANDARDISE, info=info)
 
 
 def read_split(split: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any], list[str]]:

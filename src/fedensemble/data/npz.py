@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, first_line
 from .archive import check_member, largest_size
-from .dataset import Rows, Source, data_folder, sources
+from .dataset import Dataset, Rows, data_folder, datasets
 
 
-@sources.register("npz")
+@datasets.register("npz")
 def npz(
     *,
     path: Path | str,
@@ -23,7 +23,7 @@ def npz(
     client: str | None = None,
     x_server: str | None = None,
     classes: int | None = None,
-) -> Source:
+) -> Dataset:
     """The arrays of an .npz file: uint8 x of three or more axes are images, other integers tokens.
 
     Args:
@@ -52,7 +52,7 @@ def npz(
             "neither."
         )
     group, names = number_clients(file, arrays["client"]) if "client" in arrays else (None, None)
-    return Source(
+    return Dataset(
         arrays["x"],
         arrays["y"],
         arrays.get("x_test"),

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import whole
+from ..arguments import require_integer
 from ..errors import DataError
-from .dataset import Source, bad_file_error, find_file, sources
+from .dataset import Dataset, bad_file_error, datasets, find_file
 from .normalize import Standardise
 
 FOLDERS = ("openimage", "openImg", "openImage", "open_images")
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     label: int
 
 
-@sources.register("openimage")
+@datasets.register("openimage")
 def openimage(
     *,
     root: Path | None = None,
@@ -43,7 +43,7 @@ def openimage(
     limit_clients: int | None = None,
     limit_test: int | None = None,
     min_examples: int = 1,
-) -> Source:
+) -> Dataset:
     """OpenImage: images resized to uint8 [n, 3, size, size], with the natural clients of FedScale.
 
     Args:
@@ -56,13 +56,17 @@ def openimage(
     """
     owner = "dataset 'openimage'"
     size, min_examples = (
-        whole(owner, "size", size, minimum=1),
-        whole(owner, "min_examples", min_examples, minimum=1),
+        require_integer(owner, "size", size, minimum=1),
+        require_integer(owner, "min_examples", min_examples, minimum=1),
     )
     limit_clients = (
-        None if limit_clients is None else whole(owner, "limit_clients", limit_clients, minimum=1)
+        None
+        if limit_clients is None
+        else require_integer(owner, "limit_clients", limit_clients, minimum=1)
     )
-    limit_test = None if limit_test is None else whole(owner, "limit_test", limit_test, minimum=1)
+    limit_test = (
+        None if limit_test is None else require_integer(owner, "limit_test", limit_test, minimum=1)
+    )
     train_table, test_table = find_table(root, ("train",)), find_table(root, ("test", "val"))
     all_train, test = read_table(train_table), read_table(test_table)
     # Count the classes before clients are dropped, so that the output layer of a model does not
@@ -79,7 +83,7 @@ def openimage(
     if limit_test is not None and limit_test < len(test):
         test = [test[index] for index in np.linspace(0, len(test) - 1, limit_test).astype(int)]
     files, dropped = [str(train_table), str(test_table)], len(counts) - len(names)
-    return Source(
+    return Dataset(
         read_images(train, train_table, size),
         np.array([row.label for row in train], np.int64),
         read_images(test, test_table, size),

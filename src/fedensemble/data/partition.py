@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_names, positive, whole
+from ..arguments import check_names, require_integer, require_positive
 from ..errors import InputError
 from ..registry import Registry
 from .convert import as_tensor
-from .dataset import Rows, Source, make_rng
+from .dataset import Dataset, Rows, make_rng
 from .federated import FederatedData
 
 # Maps the name of a partition to a function f(source, clients, seed, **options). It returns one
@@ -19,7 +19,7 @@ partitions: Registry[Callable[..., list[Rows]]] = Registry("partition")
 
 
 def partition(
-    source: Source, name: str, clients: int | None = None, seed: int = 0, **options: Any
+    source: Dataset, name: str, clients: int | None = None, seed: int = 0, **options: Any
 ) -> FederatedData:
     """Returns the data divided among clients; the rows of a client stay in order.
 
@@ -38,7 +38,7 @@ def partition(
     """
     function = partitions[name]
     check_names(f"partition '{name}'", function, options, given=("source", "clients", "seed"))
-    whole(f"Partition '{name}'", "seed", seed)
+    require_integer(f"Partition '{name}'", "seed", seed)
     rows = [np.sort(part) for part in function(source, clients, seed, **options)]
     check_rows(name, rows, len(source))
     order = np.concatenate(rows)
@@ -80,14 +80,14 @@ def check_rows(name: str, rows: list[Rows], n: int) -> None:
 
 
 @partitions.register("iid")
-def iid(source: Source, clients: int | None, seed: int) -> list[Rows]:
+def iid(source: Dataset, clients: int | None, seed: int) -> list[Rows]:
     """Rows divided at random, as evenly as possible."""
     count = check_client_count("iid", source, clients)
     return list(np.array_split(make_rng(seed, "partition/iid").permutation(len(source)), count))
 
 
 @partitions.register("contiguous")
-def contiguous(source: Source, clients: int | None, seed: int) -> list[Rows]:
+def contiguous(source: Dataset, clients: int | None, seed: int) -> list[Rows]:
     """Rows in order, cut into pieces of equal length (within one row); for continuous text."""
     return list(
         np.array_split(np.arange(len(source)), check_client_count("contiguous", source, clients))
@@ -96,7 +96,7 @@ def contiguous(source: Source, clients: int | None, seed: int) -> list[Rows]:
 
 @partitions.register("quantity")
 def quantity(
-    source: Source, clients: int | None, seed: int, beta: float = 0.5, min_examples: int = 1
+    source: Dataset, clients: int | None, seed: int, beta: float = 0.5, min_examples: int = 1
 ) -> list[Rows]:
     """Clients of different sizes: shares of the rows ~ Dirichlet(beta), rows chosen at random.
 
@@ -106,13 +106,13 @@ def quantity(
     """
     count = check_client_count("quantity", source, clients, min_examples)
     rng = make_rng(seed, "partition/quantity")
-    shares = dirichlet_shares(rng, positive("Partition 'quantity'", "beta", beta), count)
+    shares = dirichlet_shares(rng, require_positive("Partition 'quantity'", "beta", beta), count)
     rows = np.split(rng.permutation(len(source)), split_points(shares, len(source)))
     return top_up_clients(rows, min_examples, rng)
 
 
 @partitions.register("natural")
-def natural(source: Source, clients: int | None, seed: int, min_examples: int = 1) -> list[Rows]:
+def natural(source: Dataset, clients: int | None, seed: int, min_examples: int = 1) -> list[Rows]:
     """The natural clients of the dataset, in its order.
 
     Args:
@@ -123,18 +123,18 @@ def natural(source: Source, clients: int | None, seed: int, min_examples: int = 
     if source.group is None:
         raise InputError(
             f"{source.name} has no natural clients. Use another partition, such as iid, or give "
-            "the client of each row: in an .npz file by an array named client, in a Source by its "
+            "the client of each row: in an .npz file by an array named client, in a Dataset by its "
             "group."
         )
     order = np.argsort(source.group, kind="stable")
     _, starts = np.unique(source.group[order], return_index=True)
     groups = np.split(order, starts[1:])
-    least = whole("Partition 'natural'", "min_examples", min_examples, minimum=1)
+    least = require_integer("Partition 'natural'", "min_examples", min_examples, minimum=1)
     eligible = [rows for rows in groups if len(rows) >= least]
     wanted = (
         len(eligible)
         if clients is None
-        else whole("Partition 'natural'", "clients", clients, minimum=1)
+        else require_integer("Partition 'natural'", "clients", clients, minimum=1)
     )
     if wanted > len(eligible) or not eligible:
         raise InputError(
@@ -146,13 +146,13 @@ def natural(source: Source, clients: int | None, seed: int, min_examples: int = 
 
 
 def check_client_count(
-    name: str, source: Source, clients: int | None, min_examples: int = 1
+    name: str, source: Dataset, clients: int | None, min_examples: int = 1
 ) -> int:
     """Returns `clients`; raises unless each client can have at least `min_examples` rows."""
     if clients is None:
         raise InputError(f"Partition '{name}' needs a number of clients; got none. Set clients.")
-    count = whole(f"Partition '{name}'", "clients", clients, minimum=1)
-    least = whole(f"Partition '{name}'", "min_examples", min_examples, minimum=1)
+    count = require_integer(f"Partition '{name}'", "clients", clients, minimum=1)
+    least = require_integer(f"Partition '{name}'", "min_examples", min_examples, minimum=1)
     if count * least > len(source):
         raise InputError(
             f"Partition '{name}' needs {least} or more examples per client; got clients={count} "

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..arguments import fraction
+from ..arguments import require_fraction
 from ..errors import DataError, InputError
 from .checks import describe_example
 from .convert import as_inputs, as_tensor
-from .dataset import Source, make_rng
+from .dataset import Dataset, make_rng
 from .npz import find_npz, read_arrays
 
 
-def hold_out_server_inputs(source: Source, share: float, seed: int) -> Source:
+def hold_out_server_inputs(source: Dataset, share: float, seed: int) -> Dataset:
     """Returns the dataset with a random `share` of its training inputs moved to the server.
 
     The targets of these inputs are dropped.
@@ -23,7 +23,7 @@ def hold_out_server_inputs(source: Source, share: float, seed: int) -> Source:
     >>> len(held_out.x), len(held_out.x_server)
     (80, 20)
     """
-    count = round(fraction("data", "server_share", share) * len(source))
+    count = round(require_fraction("data", "server_share", share) * len(source))
     if not 0 < count < len(source):
         raise InputError(
             f"data.server_share = {share} of {len(source)} training examples leaves none for the "
@@ -42,7 +42,7 @@ def hold_out_server_inputs(source: Source, share: float, seed: int) -> Source:
     )
 
 
-def load_server_inputs(source: Source, path: Path) -> Source:
+def load_server_inputs(source: Dataset, path: Path) -> Dataset:
     """Returns the dataset with the array x of an .npz file as the inputs of the server.
 
     Raises:

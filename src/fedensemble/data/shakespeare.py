@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import fraction, one_of, whole
+from ..arguments import require_fraction, require_integer, require_one_of
 from ..errors import DataError
-from .dataset import Rows, Source, bad_file_error, data_folder, find_file, read_bytes, sources
+from .dataset import Dataset, Rows, bad_file_error, data_folder, datasets, find_file, read_bytes
 
 VOCABULARY = "\N{REPLACEMENT CHARACTER}\n" + "".join(chr(code) for code in range(32, 127))
 ROLES = "shakespeare/works.jsonl"
@@ -25,7 +25,7 @@ HOW_TO_GET_ROLES = (
 )
 
 
-@sources.register("shakespeare")
+@datasets.register("shakespeare")
 def shakespeare(
     *,
     root: Path | None = None,
@@ -33,7 +33,7 @@ def shakespeare(
     sequence: int = 80,
     min_lines: int = 3,
     test_fraction: float = 0.2,
-) -> Source:
+) -> Dataset:
     """Shakespeare: x are tokens, int64 [n, sequence], and y the next tokens, [n, sequence].
 
     The last part of each role's text (or of the whole text) is the test set. Windows do not overlap
@@ -49,10 +49,10 @@ def shakespeare(
         test_fraction: fraction of the characters that is held out.
     """
     owner = "dataset 'shakespeare'"
-    sequence = whole(owner, "sequence", sequence, minimum=1)
-    min_lines = whole(owner, "min_lines", min_lines)
-    test_fraction = fraction(owner, "test_fraction", test_fraction)
-    if one_of(owner, "form", form, ("auto", "roles", "text")) == "auto":
+    sequence = require_integer(owner, "sequence", sequence, minimum=1)
+    min_lines = require_integer(owner, "min_lines", min_lines)
+    test_fraction = require_fraction(owner, "test_fraction", test_fraction)
+    if require_one_of(owner, "form", form, ("auto", "roles", "text")) == "auto":
         form = "roles" if (data_folder(root) / ROLES).is_file() else "text"
     if form == "text":
         path = find_file("shakespeare", root, TEXTS)
@@ -68,7 +68,7 @@ def shakespeare(
 
 def from_texts(
     texts: dict[str, str], path: Path, sequence: int, test_fraction: float, info: dict[str, Any]
-) -> Source:
+) -> Dataset:
     """Returns the dataset of these texts, without those too short for one training window."""
     train, test, names = [], [], []
     for name, text in texts.items():
@@ -92,7 +92,7 @@ def from_texts(
         "dropped_short": len(texts) - len(names),
     }
     natural = info["form"] == "roles"
-    return Source(
+    return Dataset(
         rows[:, :-1],
         rows[:, 1:],
         held_out[:, :-1] if len(held_out) else None,

@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import need_memory, not_negative, positive, whole
-from .dataset import Source, make_rng, sources
+from ..arguments import need_memory, require_integer, require_nonnegative, require_positive
+from .dataset import Dataset, datasets, make_rng
 
 
-@sources.register("sine")
+@datasets.register("sine")
 def sine(
     *, clients: int = 50, points: int = 2, noise: float = 0.2, spread: float = 0.2, seed: int = 0
-) -> Source:
+) -> Dataset:
     """The paper's toy regression: noisy points of a sine with a random amplitude per client.
 
     Client i has `points` pairs (x, y) with x uniform on [-1, 1], y = a_i sin(2 pi x) + N(0,
@@ -26,10 +26,10 @@ def sine(
     >>> sine(clients=3, points=2).group.tolist()
     [0, 0, 1, 1, 2, 2]
     """
-    clients = whole("dataset 'sine'", "clients", clients, minimum=1)
-    points = whole("dataset 'sine'", "points", points, minimum=1)
-    noise = not_negative("dataset 'sine'", "noise", noise)
-    spread = not_negative("dataset 'sine'", "spread", spread)
+    clients = require_integer("dataset 'sine'", "clients", clients, minimum=1)
+    points = require_integer("dataset 'sine'", "points", points, minimum=1)
+    noise = require_nonnegative("dataset 'sine'", "noise", noise)
+    spread = require_nonnegative("dataset 'sine'", "spread", spread)
     need_memory(
         "dataset 'sine'", 8 * 4 * clients * points, f"clients={clients} and points={points}"
     )
@@ -39,7 +39,7 @@ def sine(
     y = amplitude[:, None] * np.sin(2 * np.pi * x) + rng.normal(0.0, noise, x.shape)
     x_test = np.linspace(-1.0, 1.0, 201)
     info = {"source": "sine", "files": [], "clients": clients, "points": points, "seed": seed}
-    return Source(
+    return Dataset(
         as_column(x),
         as_column(y),
         as_column(x_test),
@@ -49,7 +49,7 @@ def sine(
     )
 
 
-@sources.register("gaussians")
+@datasets.register("gaussians")
 def gaussians(
     *,
     n: int = 1000,
@@ -58,7 +58,7 @@ def gaussians(
     separation: float = 4.0,
     n_test: int = 500,
     seed: int = 0,
-) -> Source:
+) -> Dataset:
     """Balanced classes of unit Gaussians: x float32 [n, features], y int64 [n].
 
     Args:
@@ -69,15 +69,17 @@ def gaussians(
         n_test: number of test examples; 0 means no test set.
     """
     owner = "dataset 'gaussians'"
-    classes = whole(owner, "classes", classes, minimum=2)
-    n, n_test = whole(owner, "n", n, minimum=1), whole(owner, "n_test", n_test)
-    features = whole(owner, "features", features, minimum=1)
+    classes = require_integer(owner, "classes", classes, minimum=2)
+    n, n_test = require_integer(owner, "n", n, minimum=1), require_integer(owner, "n_test", n_test)
+    features = require_integer(owner, "features", features, minimum=1)
     size = 8 * (2 * (n + n_test) * (features + 1) + classes * features)
     need_memory(owner, size, f"n={n}, n_test={n_test}, classes={classes} and features={features}")
     rng = make_rng(seed, "gaussians")
     # The expected squared distance of two such means is separation^2.
     means = rng.normal(
-        0.0, positive(owner, "separation", separation) / np.sqrt(2 * features), (classes, features)
+        0.0,
+        require_positive(owner, "separation", separation) / np.sqrt(2 * features),
+        (classes, features),
     )
     y = rng.permutation(np.arange(n) % classes)
     y_test = rng.permutation(np.arange(n_test) % classes)
@@ -85,8 +87,8 @@ def gaussians(
     x_test = (means[y_test] + rng.normal(size=(n_test, features))).astype(np.float32)
     info = {"source": "gaussians", "files": [], "seed": seed}
     if n_test == 0:
-        return Source(x, y, classes=classes, info=info)
-    return Source(x, y, x_test, y_test, classes=classes, info=info)
+        return Dataset(x, y, classes=classes, info=info)
+    return Dataset(x, y, x_test, y_test, classes=classes, info=info)
 
 
 def as_column(values: NDArray[np.float64]) -> NDArray[np.float32]:

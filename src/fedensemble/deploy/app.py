@@ -62,15 +62,15 @@ def build_client(folder: Path, load: Load, context: Context) -> LocalClient:
     from ..modeling.server_context import ServerContext
 
     spec = read_app_spec(folder)
-    learner = spec.build_learner(str(context.node_config.get("device", "cpu")))
+    model = spec.build_model(str(context.node_config.get("device", "cpu")))
     data = spec.build_client_data(load(dict(context.node_config)))
-    check_outputs(learner, data)
+    check_outputs(model, data)
     training = spec.config.training
     work = resolve_work(
-        learner, training.epochs, training.steps, training.batch_size, training.last_batch
+        model, training.epochs, training.steps, training.batch_size, training.last_batch
     )
     # Bind the algorithm as on the server: it may need the model's structure on the client too. For
     # example, FedMA freezes layers during local training.
-    example = data.inputs(data.x[:1].to(learner.device), learner.dtype)
-    algorithm = spec.algorithm.bind(ServerContext(learner, example))
-    return LocalClient(learner, algorithm, data, work, spec.config.seed)
+    example = data.inputs(data.x[:1].to(model.device), model.dtype)
+    algorithm = spec.algorithm.bind(ServerContext(model, example))
+    return LocalClient(model, algorithm, data, work, spec.config.seed)

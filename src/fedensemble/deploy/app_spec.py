@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..config.build import build_data, build_model, model_facts
 from ..config.plugins import build_algorithm
 from ..config.schema import Config, resolve
@@ -23,7 +23,7 @@ from ..core.algorithm import Algorithm
 from ..data.federated import FederatedData
 from ..data.normalize import Standardise
 from ..errors import InputError
-from ..federation.resolve import find_device
+from ..federation.resolve import select_device
 from ..modeling.functional_model import FunctionalModel
 
 CONFIG, FACTS = "config.toml", "facts.toml"
@@ -55,14 +55,14 @@ class AppSpec:
         """The federated algorithm."""
         return build_algorithm(self.config.algorithm)
 
-    def build_learner(self, device: str) -> FunctionalModel:
+    def build_model(self, device: str) -> FunctionalModel:
         """Returns the model as a function, with its loss."""
         loss = self.config.training.loss
         # A placeholder: the model only needs the dtype, to tell classification from regression.
         targets = torch.zeros(1, dtype=torch.int64 if loss == "cross_entropy" else torch.float32)
         dtype = getattr(torch, self.config.engine.dtype)
         return FunctionalModel(
-            build_model(self.config.model, self.model), loss, targets, find_device(device), dtype
+            build_model(self.config.model, self.model), loss, targets, select_device(device), dtype
         )
 
     def build_client_data(self, pair: Any) -> FederatedData:

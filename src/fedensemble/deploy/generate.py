@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..errors import StoreError

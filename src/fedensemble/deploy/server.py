@@ -20,7 +20,7 @@ from ..core.types import EnsembleState, RoundReport
 from ..durable import json_bytes, write_json
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.engine import FlowerEngine
-from ..engines.flower.finite_checks import FiniteCheck
+from ..engines.flower.mode_checks import FiniteModeCheck
 from ..engines.flower.roster import Member, Roster
 from ..engines.flower.running_statistics import BufferRules
 from ..experiment.ensemble_file import write_modes
@@ -67,15 +67,15 @@ class Fleet:
 
     def __init__(self, grid: Grid, spec: AppSpec, settings: Settings, store: RunFolder) -> None:
         config, self.spec, self.store = spec.config, spec, store
-        self.learner = spec.build_learner("cpu")
-        example = torch.zeros(1, *spec.shape, dtype=self.learner.dtype)
+        self.model = spec.build_model("cpu")
+        example = torch.zeros(1, *spec.shape, dtype=self.model.dtype)
         roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
         table = config.ensemble
         base_schedule = resolve_schedule(
             table.schedule, table.modes, table.strata, table.clients_per_round, len(roster)
         )
         server_context = ServerContext(
-            self.learner, example, clients_per_mode=base_schedule.clients_per_mode
+            self.model, example, clients_per_mode=base_schedule.clients_per_mode
         )
         self.algorithm = spec.algorithm.bind(server_context)
         for note in self.algorithm.notes:
@@ -85,7 +85,7 @@ class Fleet:
         self.schedule = build_participation(config.participation).asking(base_schedule)
         over_selects = base_schedule.clients_per_round < self.schedule.clients_per_round
         visits = base_schedule.clients_per_round * (
-            1 if base_schedule.one_mode_a_client else base_schedule.modes
+            1 if base_schedule.one_mode_per_client else base_schedule.modes
         )
         keep = settings.keep or (visits if over_selects else None)
         self.engine = FlowerEngine(
@@ -95,10 +95,10 @@ class Fleet:
             training,
             RoundTimeout(settings.timeout, keep, settings.poll),
             build_limits(settings, config.training.loss),
-            buffer_rules=BufferRules.from_model(self.learner),
-            finite_check=FiniteCheck(self.learner, spec.shape),
+            buffer_rules=BufferRules.from_model(self.model),
+            finite_check=FiniteModeCheck(self.model, spec.shape),
         )
-        theta, buffers = self.learner.init_params(config.seed, self.schedule.modes)
+        theta, buffers = self.model.init_params(config.seed, self.schedule.modes)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers:
@@ -120,7 +120,7 @@ class Fleet:
         checkpoint = store.resume(self.facts, logger.warning)
         if checkpoint is not None:
             self.state, engine_state = EnsembleState.of(*checkpoint, "cpu")
-            self.engine.load_memory(engine_state)
+            self.engine.load_client_state(engine_state)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
 
     def train_one_round(self) -> None:
@@ -135,7 +135,7 @@ class Fleet:
         log = self.engine.log
         self.store.append_metrics({**describe(report), "fleet": log.to_record()})
         self.store.save(
-            self.state.tensors(self.engine.memory_tensors()), self.state.round, self.facts
+            self.state.tensors(self.engine.client_state_tensors()), self.state.round, self.facts
         )
         logger.info("%s", format_round(report, len(log.lost), len(log.refused), len(log.late)))
 
@@ -144,7 +144,7 @@ class Fleet:
         """The K modes in their current state."""
         config = self.spec.config
         return Ensemble(
-            self.learner,
+            self.model,
             self.state.modes["theta"],
             self.state.buffers,
             standardise=self.spec.standardise,
@@ -164,8 +164,8 @@ class Fleet:
             "hash": config.hash(),
             "rounds": self.state.round,
             "modes": self.schedule.modes,
-            "parameters": self.learner.theta_layout.total,
-            "task": self.learner.task,
+            "parameters": self.model.theta_layout.total,
+            "task": self.model.task,
             "bytes_up": sum(record["bytes_up"] for record in records),
             "bytes_down": sum(record["bytes_down"] for record in records),
             "prediction_models": ensemble.prediction_models,

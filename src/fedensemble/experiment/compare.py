@@ -15,8 +15,8 @@ from pydantic import Field, NonNegativeInt, ValidationError
 from ..config.build import resolve_device
 from ..config.messages import LONGEST_NAME, NAME, sentence
 from ..config.plugin_tables import Table
-from ..config.schema import Config, check, listed
-from ..config.toml import Values, lay, merge, parse_setting, read_toml, with_settings
+from ..config.schema import Config, check, join_problems
+from ..config.toml import Values, merge, merge_tables, parse_setting, read_toml, with_settings
 from ..errors import DivergedError, InputError, unknown
 from ..metrics import CLASSIFICATION, REGRESSION
 from .data_cache import DataCache
@@ -137,7 +137,7 @@ def make_comparison(
     if labels_by_problems:
         raise InputError(
             "\n".join(
-                _subject(labels) + listed(problems)
+                _subject(labels) + join_problems(problems)
                 for problems, labels in labels_by_problems.items()
             )
         )
@@ -253,7 +253,7 @@ def changes_of(settings: Mapping[str, Any]) -> Values:
         for part in path:
             table = table[part]
         table[last] = value
-        changes = lay(changes, nested)
+        changes = merge_tables(changes, nested)
     return changes
 
 

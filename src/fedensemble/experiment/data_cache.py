@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from ..config.build import build_data, data_table, load_source
 from ..config.schema import Config
-from ..data import FederatedData, Source
+from ..data import Dataset, FederatedData
 
 FileVersion = tuple[str, int, int]  # path, modification time in ns, size in bytes
 FileVersions = tuple[FileVersion | None, ...]  # None for a file that is missing
@@ -24,7 +24,7 @@ class DataCache:
     """
 
     def __init__(self) -> None:
-        self._source: tuple[str, FileVersions, Source] | None = None
+        self._source: tuple[str, FileVersions, Dataset] | None = None
         self._data: WeakValueDictionary[str, FederatedData] = WeakValueDictionary()
         self._file_versions: dict[str, FileVersions] = {}
 
@@ -37,7 +37,7 @@ class DataCache:
             self._file_versions[key] = _file_versions(data.info)
         return data
 
-    def _load(self, name: str, options: Mapping[str, Any]) -> Source:
+    def _load(self, name: str, options: Mapping[str, Any]) -> Dataset:
         key = repr((name, sorted(options.items())))
         if (
             self._source is not None

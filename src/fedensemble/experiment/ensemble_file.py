@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import read_checkpoint, write_checkpoint
+from ..checkpoint_file import read_checkpoint, write_checkpoint
 from ..config.build import build_model
 from ..config.schema import Config, resolve
 from ..data.normalize import Standardise
 from ..errors import StoreError
 from ..federation.memory_limits import check_recipe
-from ..federation.resolve import find_device
+from ..federation.resolve import select_device
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble
 from ..text import as_path
@@ -38,8 +38,8 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """
     tensors: dict[str, Tensor] = {}
     for mode in range(len(ensemble)):
-        named = ensemble.learner.theta_layout.unflatten(ensemble.theta[mode])
-        named |= ensemble.learner.buffer_layout.unflatten(ensemble.buffers[mode])
+        named = ensemble.model.theta_layout.unflatten(ensemble.theta[mode])
+        named |= ensemble.model.buffer_layout.unflatten(ensemble.buffers[mode])
         tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
         if ensemble.predictors.shape[1] > 1:
             tensors[f"{mode}/{PREDICTORS}"] = ensemble.predictors[mode]
@@ -65,7 +65,7 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
     store.summary()  # raises if the run is not finished
     # An edited config could change the predictions without any error.
     store.require_unchanged("config.toml")
-    torch_device = find_device(device)
+    torch_device = select_device(device)
     try:
         return read_ensemble(store.modes_file, config, torch_device)
     except StoreError as error:
@@ -88,11 +88,11 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     # The model checks the type of targets; without data, a single dummy target stands for them.
     has_labels = config.training.loss == "cross_entropy"
     targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
-    learner = FunctionalModel(model, config.training.loss, targets, device, dtype)
-    modes = check_modes(path, tensors, learner, facts["modes"], str(config.model["name"]))
-    theta = torch.stack([learner.theta_layout.flatten(mode) for mode in modes]).to(device)
-    buffers = torch.stack([learner.buffer_layout.flatten(mode) for mode in modes]).to(
-        device, learner.dtype
+    functional_model = FunctionalModel(model, config.training.loss, targets, device, dtype)
+    modes = check_modes(path, tensors, functional_model, facts["modes"], str(config.model["name"]))
+    theta = torch.stack([functional_model.theta_layout.flatten(mode) for mode in modes]).to(device)
+    buffers = torch.stack([functional_model.buffer_layout.flatten(mode) for mode in modes]).to(
+        device, functional_model.dtype
     )
     mean_std = facts["standardise"]
     standardise = None if mean_std is None else Standardise(*map(tuple, mean_std))
@@ -101,7 +101,7 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
         torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
     )
     return Ensemble(
-        learner,
+        functional_model,
         theta,
         buffers,
         predictors=predictors,

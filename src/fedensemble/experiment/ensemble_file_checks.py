@@ -48,19 +48,29 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_modes(
-    path: Path, tensors: Mapping[str, Tensor], learner: FunctionalModel, modes: int, model: str
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    functional_model: FunctionalModel,
+    modes: int,
+    model: str,
 ) -> list[dict[str, Tensor]]:
     """Returns the named tensors of each mode; raises StoreError unless they fit the model.
 
     Args:
         path: named in errors.
         tensors: of the file, by "<mode>/<name>".
-        learner: the model that they must fit.
+        functional_model: the model that they must fit.
         modes: number of modes.
         model: name of the model, for errors.
     """
-    shapes = dict(zip(learner.theta_layout.names, learner.theta_layout.shapes, strict=True))
-    shapes |= dict(zip(learner.buffer_layout.names, learner.buffer_layout.shapes, strict=True))
+    shapes = dict(
+        zip(functional_model.theta_layout.names, functional_model.theta_layout.shapes, strict=True)
+    )
+    shapes |= dict(
+        zip(
+            functional_model.buffer_layout.names, functional_model.buffer_layout.shapes, strict=True
+        )
+    )
     expected = {f"{mode}/{name}": (mode, name) for mode in range(modes) for name in shapes}
     predictor_names = [f"{mode}/{PREDICTORS}" for mode in range(modes)]
     problem = f"{path} does not fit model '{model}'"
@@ -72,7 +82,7 @@ def check_modes(
         if full_name not in tensors:
             raise StoreError(f"{problem}: it has no tensor '{full_name}'.")
         tensor = tensors[full_name]
-        _check_tensor(problem, full_name, tensor, tuple(shapes[name]), learner.dtype)
+        _check_tensor(problem, full_name, tensor, tuple(shapes[name]), functional_model.dtype)
         modes_tensors[mode][name] = tensor
     present = [name for name in predictor_names if name in tensors]
     if present and len(present) != modes:
@@ -81,8 +91,8 @@ def check_modes(
         # [S, P], with the same S in all modes.
         first = tensors[present[0]]
         count = first.shape[0] if first.dim() == 2 else 0
-        shape = (max(count, 1), learner.theta_layout.total)
-        _check_tensor(problem, name, tensors[name], shape, learner.dtype)
+        shape = (max(count, 1), functional_model.theta_layout.total)
+        _check_tensor(problem, name, tensors[name], shape, functional_model.dtype)
     return modes_tensors
 
 

@@ -36,7 +36,7 @@ def evaluate_run(
     x, y = data.x_test, data.y_test
     with raise_on_oom(
         "Evaluation does",
-        federation.learner.device,
+        federation.model.device,
         "use fewer test examples, or a GPU or host with more memory",
     ):
         prediction = _predict(config, federation, x, y)
@@ -80,7 +80,7 @@ def _predict(
     # The paper's code evaluates in train mode: dropout is on, and BatchNorm normalizes with the
     # statistics of the test batch, so the batch size changes the result. Without BatchNorm only
     # dropout differs, and the batch size does not matter.
-    in_train_mode = dropout and federation.learner.has_batch_statistics and len(x) > 1
+    in_train_mode = dropout and federation.model.has_batch_statistics and len(x) > 1
     if in_train_mode:
         batch_size = max(2, min(batch_size, AUTHORS_BATCH))
     elements = ensemble.prediction_models * y.numel() * (federation.data.classes or 1)

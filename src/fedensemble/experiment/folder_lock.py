@@ -47,7 +47,7 @@ class FolderLock:
         except OSError as error:
             self.release()
             raise StoreError(
-                f"Cannot write to {self.path}: {durable.reason(error)} "
+                f"Cannot write to {self.path}: {durable.describe_os_error(error)} "
                 "The folder is set by --out or --runs."
             ) from None
 

@@ -44,7 +44,9 @@ class MetricsLog:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise StoreError(f"Cannot read {self.path}: {durable.reason(error)}") from None
+            raise StoreError(
+                f"Cannot read {self.path}: {durable.describe_os_error(error)}"
+            ) from None
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the records of all complete lines."""

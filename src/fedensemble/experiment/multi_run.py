@@ -2,6 +2,7 @@
 
 Each run has its own folder, records, checkpoints and seed, and gives the results it would give
 alone (up to the rounding of sums). A run that fails does not stop the others.
+`run_groups.py` finds the runs that fit into one batch, `engines/local/run_visits.py` trains it.
 """
 
 from __future__ import annotations

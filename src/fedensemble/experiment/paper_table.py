@@ -1,6 +1,7 @@
 """Reads the TOML file of a table or figure of the paper as cells, each with one run per seed.
 
 Such a file is a comparison file with columns, scales ("smoke", "full") and the paper's results.
+The files are `papers/fed_ensemble/*.toml`.
 """
 
 from __future__ import annotations
@@ -152,18 +153,18 @@ class Reproduction:
         return f"{words} {self.changes}".rstrip()
 
 
-def experiments_folder() -> Path:
+def papers_folder() -> Path:
     """Returns the folder of the files that come with the package."""
     return Path(str(files("fedensemble") / "papers" / "fed_ensemble"))
 
 
-def find_experiment(name: str) -> Path:
+def find_paper_table(name: str) -> Path:
     """Returns the path of a packaged file by its name; a name that ends in .toml is a path."""
     if name.endswith(".toml"):
         return Path(name)
-    path = experiments_folder() / f"{name}.toml"
+    path = papers_folder() / f"{name}.toml"
     if not path.is_file():
-        known = [other.stem for other in sorted(experiments_folder().glob("*.toml"))]
+        known = [other.stem for other in sorted(papers_folder().glob("*.toml"))]
         raise InputError(unknown("experiment", name, [*known, "all"]))
     return path
 
@@ -206,7 +207,7 @@ def read_reproduction(
         if device:
             base = with_settings(base, [f"engine.device={device}"])
         cells = _cells(table, size, base, seeds)
-    argument = path.stem if path.parent == experiments_folder() else str(path)
+    argument = path.stem if path.parent == papers_folder() else str(path)
     changes = [word for setting in settings for word in ("--set", setting)]
     changes += ["--seeds", ",".join(map(str, seeds))] if seeds else []
     return Reproduction(table, scale, size.note, tuple(cells), argument, join(changes))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import write_json
+from ..checkpoint_file import write_json
 from ..core.engine import engines
 from ..federation.federation import Federation
 from . import run as run_module
@@ -47,6 +47,7 @@ class Profile:
         self.busy: float | None = None
         self._stack: list[tuple[str, float]] = []  # open phases, and since when they are charged
         self._recorder: Any = None
+        self._in_round = False
 
     def now(self) -> float:
         """Returns the time after the GPU has finished all work that was launched."""
@@ -69,7 +70,7 @@ class Profile:
         return timed
 
     def _enter(self, phase: str) -> None:
-        if phase == PLANNING and not self._stack:
+        if phase in (SERVER, PLANNING) and not self._stack and not self._in_round:
             self._begin_round()
         now = self.now()
         if self._stack:
@@ -92,6 +93,7 @@ class Profile:
 
     def _begin_round(self) -> None:
         self.rounds += 1
+        self._in_round = True
         if self.rounds == _RECORDED_ROUND:
             activities = [torch.profiler.ProfilerActivity.CPU]
             activities += [torch.profiler.ProfilerActivity.CUDA] if self.cuda else []
@@ -99,6 +101,7 @@ class Profile:
             self._recorder.__enter__()
 
     def _end_round(self) -> None:
+        self._in_round = False
         if self._recorder is None:
             return
         recorder, self._recorder = self._recorder, None
@@ -154,14 +157,14 @@ def profiling() -> Iterator[Profile]:
     os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
     profile = Profile()
     targets: list[tuple[Any, str, str]] = [  # owner, name of the function, phase
-        (Federation, "ask", PLANNING),
-        (Federation, "conclude", SERVER),
+        (Federation, "run_round", SERVER),
+        (Federation, "next_request", PLANNING),
         (run_module, "evaluate_run", EVALUATION),
         (RunFolder, "append_metrics", WRITING),
         (RunFolder, "save", WRITING),
     ]
     classes = {base for name in engines for base in engines[name].__mro__}
-    methods = (("visit", AGGREGATION), ("prepare", PREPARING), ("train", TRAINING))
+    methods = (("run_visits", AGGREGATION), ("prepare", PREPARING), ("train", TRAINING))
     targets += [(c, name, phase) for c in classes for name, phase in methods if _defines(c, name)]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in targets]
     try:

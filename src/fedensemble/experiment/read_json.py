@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..durable import reason
+from ..durable import describe_os_error
 from ..errors import StoreError
 
 
@@ -16,7 +16,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {reason(error)}") from None
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -47,7 +47,7 @@ def run_notes(federation: Federation) -> list[str]:
         notes.insert(0, f"{name} does not use the {len(x_server)} inputs of the server.")
     selected, modes = schedule.clients_per_round, schedule.modes
     # If each client trains one of several modes, no mode is trained by all clients in a round.
-    modes_share_clients = schedule.one_mode_a_client and modes > 1
+    modes_share_clients = schedule.one_mode_per_client and modes > 1
     if algorithm.assumes_full_participation and (selected < clients or modes_share_clients):
         setting = (
             f"with {selected} of {clients}"
@@ -131,8 +131,8 @@ def summarize(
         "hash": config.hash(),
         "rounds": federation.round,
         "modes": federation.schedule.modes,
-        "parameters": federation.learner.theta_layout.total,
-        "task": federation.learner.task,
+        "parameters": federation.model.theta_layout.total,
+        "task": federation.model.task,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "prediction_models": federation.ensemble.prediction_models,

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import durable
-from ..checkpoint import check_start, read_checkpoint, write_checkpoint
+from ..checkpoint_file import check_start, read_checkpoint, write_checkpoint
 from ..config.schema import NOT_HASHED, Config, check
 from ..errors import DivergedError, InputError, StoreError
 from .checksums import changed_files, describe_changes, write_checksums
@@ -114,7 +114,9 @@ class RunFolder:
         try:
             return [entry.name for entry in self.path.iterdir()]
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be read: {durable.reason(error)}") from None
+            raise StoreError(
+                f"{self.path} cannot be read: {durable.describe_os_error(error)}"
+            ) from None
 
     def read_config(self) -> dict[str, Any]:
         """Returns the settings in config.toml."""
@@ -324,7 +326,9 @@ class RunFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{folder} cannot be read: {durable.reason(error)}") from None
+            raise StoreError(
+                f"{folder} cannot be read: {durable.describe_os_error(error)}"
+            ) from None
 
 
 def find_runs(root: Path) -> list[RunFolder]:

@@ -53,10 +53,10 @@ class Groups:
     def _train_round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
         """Trains one round of the runs of a group, and returns their reports or errors."""
         started = time.perf_counter()
-        requests = [federation.ask() for federation in federations]
+        requests = [federation.next_request() for federation in federations]
         try:
             if len(federations) == 1:
-                results = [federations[0].engine.visit(*requests[0])]
+                results = [federations[0].engine.run_visits(*requests[0])]
             else:
                 results = run_visits(_engines(federations), requests)
         except FedEnsembleError as error:
@@ -71,13 +71,13 @@ class Groups:
             self._groups.clear()
             return [outcome for each in federations for outcome in self._train_round([each])]
         for federation in federations:
-            # The GPU is still busy with this round: prepare the next one on the CPU meanwhile.
-            if federation.learner.device.type == "cuda":
-                federation.foresee()
+            # All runs prepare their next round before the first of them waits for the GPU.
+            if federation.model.device.type == "cuda":
+                federation.prefetch_round()
         outcomes: list[RoundReport | Exception] = []
-        for federation, request, result in zip(federations, requests, results, strict=True):
+        for federation, result in zip(federations, results, strict=True):
             try:
-                outcomes.append(federation.conclude(request, result))
+                outcomes.append(federation.run_round(result))
             except FedEnsembleError as error:
                 outcomes.append(error)
         for federation in federations:
@@ -99,10 +99,10 @@ def batch_key(federation: Federation, unbatchable: Collection[Hashable] = ()) ->
         federation: of the run.
         unbatchable: types of algorithms that need equal hyperparameters in a batch.
     """
-    engine, data, learner = federation.engine, federation.data, federation.learner
+    engine, data, model = federation.engine, federation.data, federation.model
     if not isinstance(engine, LocalEngine) or not engine.batched:
         return None
-    if data.x.nbytes > _max_data_bytes(learner.device) / 4:
+    if data.x.nbytes > _max_data_bytes(model.device) / 4:
         return None
     data_format = (
         data.x.shape[1:],
@@ -123,7 +123,7 @@ def _split_by_size(indices: Sequence[int], runs: Mapping[int, Federation]) -> li
     """
     if len(indices) == 1:
         return [list(indices)]
-    max_bytes = _max_data_bytes(runs[indices[0]].learner.device)
+    max_bytes = _max_data_bytes(runs[indices[0]].model.device)
     groups: list[list[int]] = [[]]
     bytes_by_data: dict[tuple[int, int], int] = {}
     for index, engine in zip(indices, _engines([runs[index] for index in indices]), strict=True):

@@ -31,7 +31,7 @@ def check_ranks_agree(config: Config, ranks: ProcessGroup, done: bool = False) -
         ranks: of the job.
         done: whether the run is finished; only the value on rank 0 counts.
     """
-    reports = ranks.agree({"config": config.hash(), "version": VERSION, "done": done})
+    reports = ranks.gather_messages({"config": config.hash(), "version": VERSION, "done": done})
     _require_equal(
         reports,
         "config",
@@ -69,7 +69,9 @@ def resume(
         checkpoint: tensors and round, or None; only the value on rank 0 counts.
         ranks: of the job.
     """
-    round = ranks.agree({"round": None if checkpoint is None else checkpoint[1]})[0]["round"]
+    round = ranks.gather_messages({"round": None if checkpoint is None else checkpoint[1]})[0][
+        "round"
+    ]
     if round is None:
         return False
     tensors = {} if checkpoint is None else checkpoint[0]
@@ -91,7 +93,7 @@ def end_round(ranks: ProcessGroup, interrupted: bool, save: bool = False) -> tup
         interrupted: whether Ctrl-C was pressed; all ranks stop if it was on any of them.
         save: whether a checkpoint is due; only the value on rank 0 counts.
     """
-    reports = ranks.agree({"asked": interrupted, "save": save})
+    reports = ranks.gather_messages({"asked": interrupted, "save": save})
     stop = any(report["asked"] for report in reports)
     return reports[0]["save"] or stop, stop
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import whole
-from ..checkpoint import write_checkpoint
-from ..core.aggregator import STATISTICS, Aggregator, check_aggregator, few_clients, gathering
+from ..arguments import require_integer
+from ..checkpoint_file import write_checkpoint
+from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
 from ..core.batches import LastBatch
 from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
-from ..core.round import Request, finish_round, start_round
+from ..core.round import Request, run_round, start_round
 from ..core.schedule import Schedule
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
@@ -118,28 +118,28 @@ class Federation:
         schedule_state = self.participation.asking(self.schedule).init(len(data), seed)
 
         # The model: its size is checked before it is built, its outputs and loss afterwards.
-        torch_device = resolve.find_device(device)
+        torch_device = resolve.select_device(device)
         memory_limits.check_recipe(model, self.schedule.modes, torch_device, dtype)
-        self.learner = FunctionalModel(model, loss, data.y[:1], torch_device, dtype)
-        preflight.check_model(self.learner, data, self.schedule.modes)
+        self.model = FunctionalModel(model, loss, data.y[:1], torch_device, dtype)
+        preflight.check_model(self.model, data, self.schedule.modes)
         self.algorithm = self.algorithm.bind(
-            resolve.resolve_server_context(self.learner, data, self.schedule)
+            resolve.resolve_server_context(self.model, data, self.schedule)
         )
 
         # Local work and the engine that runs it.
-        work = resolve.resolve_work(self.learner, epochs, steps, batch_size, last_batch)
+        work = resolve.resolve_work(self.model, epochs, steps, batch_size, last_batch)
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
-        preflight.check_training(self.learner, data, self.work.batch_size)
+        preflight.check_training(self.model, data, self.work.batch_size)
         self._engine = (engine, resolve.resolve_engine_options(engine_options))
         training_data = resolve.poison_labels(data, self.attack, self.malicious)
         self.engine = resolve.resolve_engine(
-            *self._engine, self.learner, training_data, self.work, seed
+            *self._engine, self.model, training_data, self.work, seed
         )
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)
 
         # The modes and the server.
-        theta, buffers = self.learner.init_params(seed, self.schedule.modes)
+        theta, buffers = self.model.init_params(seed, self.schedule.modes)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
@@ -154,7 +154,7 @@ class Federation:
         # The outcome of the next round, with the state that it was computed from.
         self._outcome: tuple[EnsembleState, Outcome] | None = None
         # The plan of a later round, with the schedule's state and the round that it is for.
-        self._foreseen: tuple[Tree, int, Plan] | None = None
+        self._prefetched: tuple[Tree, int, Plan] | None = None
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
         _ = self.ensemble  # raises now, not after training, if `combine` is wrong
@@ -172,7 +172,7 @@ class Federation:
     def aggregator_note(self) -> str:
         """A warning if too few clients train a mode per round for the aggregator; empty if not."""
         schedule = self.schedule
-        modes_sharing_clients = schedule.modes if schedule.one_mode_a_client else 1
+        modes_sharing_clients = schedule.modes if schedule.one_mode_per_client else 1
         clients = min(schedule.clients_per_round, len(self.data))
         return few_clients(self.aggregator, clients / modes_sharing_clients)
 
@@ -183,27 +183,56 @@ class Federation:
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Trains `count` more rounds lazily: each report that the caller takes runs one round."""
-        return self._rounds(whole("rounds()", "count", count))
+        return self._rounds(require_integer("rounds()", "count", count))
 
     def _rounds(self, count: int) -> Iterator[RoundReport]:
         for _ in range(count):
             started = time.perf_counter()
-            request, notes_before = self.ask(), len(self.engine.notes)
-            result = self.engine.visit(*request)
-            for note in self.engine.notes[notes_before:]:
-                warnings.warn(note, EngineWarning, stacklevel=3)
-            # Kernels run asynchronously: while the GPU works, the CPU prepares the next round.
-            if self.learner.device.type == "cuda":
-                self.foresee()
-            report = self.conclude(request, result)
+            report = self.run_round()
             self.seconds += time.perf_counter() - started
             yield report
 
-    def ask(self) -> Request:
+    def run_round(self, result: RoundResult | None = None) -> RoundReport:
+        """Runs one round; returns its report. `rounds` is the usual way to train.
+
+        Args:
+            result: what the engine returned for `next_request()`, if the round's clients were
+                trained already, as in a batch of several runs.
+        """
+
+        def train_clients(request: Request) -> RoundResult:
+            trained = self._run_visits(request) if result is None else result
+            return self._simulate_attack(request, trained)
+
+        self.state, report = run_round(
+            self.state,
+            algorithm=self.algorithm,
+            schedule=self.schedule,
+            engine=self.engine,
+            aggregator=self.aggregator,
+            outcome=self.outcome(),
+            request=self.next_request(),
+            train_clients=train_clients,
+        )
+        self._outcome = None
+        return report
+
+    def next_request(self) -> Request:
         """The next round's request to the engine; changes nothing."""
         return start_round(self.state, self.algorithm, self.schedule, self.outcome())
 
-    def foresee(self) -> None:
+    def _run_visits(self, request: Request) -> RoundResult:
+        """Trains the request's clients; passes new notes of the engine on as warnings."""
+        notes_before = len(self.engine.notes)
+        result = self.engine.run_visits(*request)
+        for note in self.engine.notes[notes_before:]:
+            warnings.warn(note, EngineWarning, stacklevel=6)
+        # Kernels run asynchronously: while the GPU works, the CPU prepares the next round.
+        if self.model.device.type == "cuda":
+            self.prefetch_round()
+        return result
+
+    def prefetch_round(self) -> None:
         """Lets the engine prefetch the round after the current one, if its plan is known.
 
         The plan is known if all clients reply and the schedule does not depend on losses.
@@ -213,39 +242,28 @@ class Federation:
             and type(self.schedule).observe is Schedule.observe
         ):
             plan = self.schedule.plan(self.state.schedule, self.round + 1)
-            self._foreseen = (self.state.schedule, self.round + 1, plan)
-            self.engine.foresee(plan, self.round + 1)
+            self._prefetched = (self.state.schedule, self.round + 1, plan)
+            self.engine.prefetch(plan, self.round + 1)
 
-    def conclude(self, request: Request, returned: RoundResult) -> RoundReport:
-        """Finishes the round that `ask` started; returns its report."""
-        if self.attack is not None and self.malicious is not None and self.attack.forges:
-            algorithm, sent, buffers, _, round = request
-            returned = corrupt(
-                self.attack, self.malicious, self.seed, round, algorithm, sent, buffers, returned
-            )
-        state, report = finish_round(
-            self.state, request, returned, self.schedule, self.outcome(), self.aggregator
+    def _simulate_attack(self, request: Request, result: RoundResult) -> RoundResult:
+        """The result with the uploads of malicious clients replaced, if an attack is simulated."""
+        if self.attack is None or self.malicious is None or not self.attack.forges:
+            return result
+        algorithm, sent, buffers, _, round = request
+        return corrupt(
+            self.attack, self.malicious, self.seed, round, algorithm, sent, buffers, result
         )
-        # A server step on gathered uploads may depend on a device's free memory, and so differ
-        # between the processes of a job. All of them continue with the modes of rank 0.
-        if self.algorithm.gathers:
-            agreed = self.engine.agree({**state.modes, STATISTICS: state.buffers})
-            state = replace(state, buffers=agreed.pop(STATISTICS), modes=agreed)
-        # Client state and server state change last: a round that raises changes neither.
-        self.engine.commit()
-        self.state, self._outcome = state, None
-        return report
 
     def outcome(self) -> Outcome:
         """The visits of the next round whose replies count; cached until the state changes."""
-        state, foreseen = self.state, self._foreseen
+        state, prefetched = self.state, self._prefetched
         if self._outcome is None or self._outcome[0] is not state:
             if (
-                foreseen is not None
-                and foreseen[0] is state.schedule
-                and foreseen[1] == state.round
+                prefetched is not None
+                and prefetched[0] is state.schedule
+                and prefetched[1] == state.round
             ):
-                outcome = Outcome(foreseen[2], state.participation)
+                outcome = Outcome(prefetched[2], state.participation)
             else:
                 outcome = self.participation.outcome(
                     state.participation,
@@ -259,15 +277,17 @@ class Federation:
 
     def _look_up_messages(self, plan: Plan) -> tuple[Tree, Tree]:
         """What the next round sends to each visit of a plan, and its client state, [J, ...]."""
-        sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.learner.device)
-        fresh = self.algorithm.init_memory(sent["theta"])
-        return select_rows(sent, mode), self.engine.read_memory(plan, select_rows(fresh, mode))
+        sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.model.device)
+        fresh = self.algorithm.init_client_state(sent["theta"])
+        return select_rows(sent, mode), self.engine.read_client_state(
+            plan, select_rows(fresh, mode)
+        )
 
     @property
     def ensemble(self) -> Ensemble:
         """The K modes in their current state, ready to predict."""
         return Ensemble(
-            self.learner,
+            self.model,
             self.state.modes["theta"],
             self.state.buffers,
             standardise=self.data.standardise,
@@ -280,7 +300,7 @@ class Federation:
 
     def tensors(self) -> Tree:
         """All tensors that training changes, by name."""
-        return self.state.tensors(self.engine.memory_tensors())
+        return self.state.tensors(self.engine.client_state_tensors())
 
     def checkpoint_tensors(self) -> Tree:
         """`tensors()` and the engine's numerical choices; a collective call, on every rank.
@@ -300,10 +320,10 @@ class Federation:
         Args:
             round: number of completed rounds at that time.
         """
-        whole("restore()", "round", round)
+        require_integer("restore()", "round", round)
         if "buffers" not in tensors:
             raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
-        stored, memory = EnsembleState.of(tensors, round, self.learner.device)
+        stored, memory = EnsembleState.of(tensors, round, self.model.device)
         self.algorithm.check_state(stored.modes)
         # Server state that an earlier version of the algorithm did not have starts at zero.
         missing = {
@@ -325,8 +345,8 @@ class Federation:
         before, self.state = self.state, state
         try:
             serialization.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
-            self.engine.load_memory(memory)
-            self.engine.keep_numerics(numerics)
+            self.engine.load_client_state(memory)
+            self.engine.load_numerics(numerics)
         except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             self.state = before
             if isinstance(error, FedEnsembleError) or out_of_memory(error):
@@ -348,7 +368,7 @@ class Federation:
             "data": serialization.data_size(self.data),
         }
         tensors = self.checkpoint_tensors()
-        if self.engine.writes:
+        if self.engine.is_writer:
             write_checkpoint(
                 path, tensors, facts, private=any(name.startswith("memory/") for name in tensors)
             )
@@ -382,7 +402,7 @@ class Federation:
             self.aggregator,
             self.attack,
             self.work,
-            self.learner,
+            self.model,
             self._engine,
             combine=self.combine,
             seed=self.seed,

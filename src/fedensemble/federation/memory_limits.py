@@ -60,10 +60,10 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
     _raise_if_too_large(count, modes, device, dtype)
 
 
-def check_memory(learner: FunctionalModel, modes: int) -> None:
+def check_memory(functional_model: FunctionalModel, modes: int) -> None:
     """Raises if K modes do not fit into free memory; allocates none of them."""
-    count = learner.theta_layout.total + learner.buffer_layout.total
-    _raise_if_too_large(count, modes, learner.device, learner.dtype)
+    count = functional_model.theta_layout.total + functional_model.buffer_layout.total
+    _raise_if_too_large(count, modes, functional_model.device, functional_model.dtype)
 
 
 def _raise_if_too_large(weights: int, modes: int, device: torch.device, dtype: torch.dtype) -> None:

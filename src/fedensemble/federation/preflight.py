@@ -75,25 +75,25 @@ def check_arguments(data: FederatedData, seed: int) -> None:
         raise InputError(f"seed must be an integer of at most 63 bits; got {seed!r}.")
 
 
-def check_model(learner: FunctionalModel, data: FederatedData, modes: int) -> None:
+def check_model(functional_model: FunctionalModel, data: FederatedData, modes: int) -> None:
     """Raises unless K modes fit into memory and the model accepts the data."""
-    check_memory(learner, modes)
-    check_range(data, learner.dtype)
-    check_outputs(learner, data)
+    check_memory(functional_model, modes)
+    check_range(data, functional_model.dtype)
+    check_outputs(functional_model, data)
 
 
 @num_threads(1)
-def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
+def check_outputs(functional_model: FunctionalModel, data: FederatedData) -> None:
     """Raises unless the model and the loss accept the first 8 examples."""
-    model = learner.build(0).eval()
+    model = functional_model.build(0).eval()
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "model() returned a scripted module (torch.jit), which cannot be run with external "
             "parameters. Return the plain nn.Module; engine 'vector' makes it fast."
         )
     check_tokens(model, data)
-    model = model.to(learner.device)
-    x, y = _first_examples(learner, data, 8)
+    model = model.to(functional_model.device)
+    x, y = _first_examples(functional_model, data, 8)
     try:
         with torch.no_grad():
             outputs = model(x)
@@ -104,11 +104,11 @@ def check_outputs(learner: FunctionalModel, data: FederatedData) -> None:
         ) from None
     if not isinstance(outputs, Tensor):
         raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
-    if learner.task == "classification":
+    if functional_model.task == "classification":
         _check_labels(outputs, y, data)
     try:
-        learner.loss(outputs, y)
-        check_loss(learner.user_loss, learner.loss, outputs, y)
+        functional_model.loss(outputs, y)
+        check_loss(functional_model.user_loss, functional_model.loss, outputs, y)
     except _MODEL_ERRORS as error:
         if isinstance(error, InputError) or out_of_memory(error):
             raise
@@ -177,22 +177,24 @@ def _explain_failure(model: nn.Module, x: Tensor, error: Exception) -> str:
 
 
 @num_threads(1)
-def check_training(learner: FunctionalModel, data: FederatedData, batch_size: int) -> None:
+def check_training(functional_model: FunctionalModel, data: FederatedData, batch_size: int) -> None:
     """Raises unless the model can take a training step.
 
     The step has two examples, which is cheap. If it fails, a full batch decides: a model may need
     more than two examples.
     """
     for count in sorted({min(2, batch_size), batch_size}):
-        x, y = _first_examples(learner, data, count)
+        x, y = _first_examples(functional_model, data, count)
         try:
-            with raise_on_oom(f"A step on {count} examples does", learner.device, SMALLER_VISIT):
-                return check_training_step(learner, x, y)
+            with raise_on_oom(
+                f"A step on {count} examples does", functional_model.device, SMALLER_VISIT
+            ):
+                return check_training_step(functional_model, x, y)
         except _MODEL_ERRORS as error:
             if isinstance(error, InputError) or out_of_memory(error):
                 raise
             failure = error
-    if learner.has_batch_statistics and isinstance(failure, ValueError):
+    if functional_model.has_batch_statistics and isinstance(failure, ValueError):
         largest = int(data.size.max())
         advice = "Raise batch_size."
         if batch_size >= largest:
@@ -210,9 +212,9 @@ def check_training(learner: FunctionalModel, data: FederatedData, batch_size: in
 
 
 def _first_examples(
-    learner: FunctionalModel, data: FederatedData, count: int
+    functional_model: FunctionalModel, data: FederatedData, count: int
 ) -> tuple[Tensor, Tensor]:
     """Copies of the first `count` inputs and targets; a model may write into its inputs."""
-    x, y = data.inputs(data.x[:count].clone(), learner.dtype), data.y[:count].clone()
-    target_dtype = learner.dtype if learner.task == "regression" else None
-    return x.to(learner.device), y.to(learner.device, target_dtype)
+    x, y = data.inputs(data.x[:count].clone(), functional_model.dtype), data.y[:count].clone()
+    target_dtype = functional_model.dtype if functional_model.task == "regression" else None
+    return x.to(functional_model.device), y.to(functional_model.device, target_dtype)

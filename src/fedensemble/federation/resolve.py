@@ -14,7 +14,7 @@ from ..core.aggregator import Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, attacks
 from ..core.batches import LastBatch, LocalWork
-from ..core.engine import Engine, engines
+from ..core.engine import ENGINE_ARGUMENTS, Engine, engines
 from ..core.participation import Participation, participations
 from ..core.schedule import Schedule, check_number, schedules
 from ..data.federated import FederatedData
@@ -104,7 +104,7 @@ def _describe_argument(argument: object) -> str:
     return f"the class {name}; write {name}({f'{options[0]}=...' if options else ''})"
 
 
-def find_device(device: str | torch.device) -> torch.device:
+def select_device(device: str | torch.device) -> torch.device:
     """The device; "auto" is CUDA if it is available, else the CPU."""
     if not isinstance(device, (str, torch.device)):
         raise InputError(f"device is 'cpu', 'cuda', 'cuda:0', ... or 'auto'; got {device!r}.")
@@ -136,7 +136,7 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_work(
-    learner: FunctionalModel,
+    model: FunctionalModel,
     epochs: int,
     steps: int | None,
     batch_size: int,
@@ -145,8 +145,8 @@ def resolve_work(
     """The local work of a client; `last_batch=None` is "wrap" with BatchNorm, else "keep"."""
     if last_batch is not None and not isinstance(last_batch, str):
         raise InputError(f"last_batch is 'keep', 'wrap' or 'drop'; got {last_batch!r}.")
-    rule: LastBatch = last_batch or ("wrap" if learner.has_batch_statistics else "keep")
-    if rule == "keep" and learner.has_batch_statistics:
+    rule: LastBatch = last_batch or ("wrap" if model.has_batch_statistics else "keep")
+    if rule == "keep" and model.has_batch_statistics:
         raise InputError(
             "last_batch='keep' pads a smaller batch, and padding must not enter BatchNorm's "
             "statistics; use 'wrap' or 'drop', or GroupNorm in the model."
@@ -155,16 +155,16 @@ def resolve_work(
 
 
 def resolve_server_context(
-    learner: FunctionalModel, data: FederatedData, schedule: Schedule
+    model: FunctionalModel, data: FederatedData, schedule: Schedule
 ) -> ServerContext:
     """What the algorithm's server may use: the model, the server's inputs and clients per mode."""
 
     def normalized(x: Tensor) -> Tensor:
-        return data.inputs(x.to(learner.device), learner.dtype)
+        return data.inputs(x.to(model.device), model.dtype)
 
     server_inputs = None if data.x_server is None else normalized(data.x_server)
     examples = normalized(data.x[:8].clone())
-    return ServerContext(learner, examples, server_inputs, schedule.clients_per_mode)
+    return ServerContext(model, examples, server_inputs, schedule.clients_per_mode)
 
 
 def resolve_engine_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -182,15 +182,15 @@ def resolve_engine_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 def resolve_engine(
     name: str,
     options: dict[str, Any],
-    learner: FunctionalModel,
+    model: FunctionalModel,
     data: FederatedData,
     work: LocalWork,
     seed: int,
 ) -> Engine:
     """A new engine of the registered name; raises if it does not take the options."""
     engine = engines[name]
-    check_names(f"engine '{name}'", engine, options, given=("learner", "data", "work", "seed"))
-    return engines[name](learner, data, work, seed, **options)  # type: ignore[call-arg]
+    check_names(f"engine '{name}'", engine, options, given=ENGINE_ARGUMENTS)
+    return engines[name](model, data, work, seed, **options)  # type: ignore[call-arg]
 
 
 def poison_labels(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import read_checkpoint
+from ..checkpoint_file import read_checkpoint
 from ..core.aggregator import Aggregator
 from ..core.algorithm import Algorithm
 from ..core.attack import Attack
@@ -53,7 +53,7 @@ def settings_of(
     aggregator: Aggregator,
     attack: Attack | None,
     work: LocalWork,
-    learner: FunctionalModel,
+    model: FunctionalModel,
     engine: tuple[str, dict[str, Any]],
     *,
     combine: str | None,
@@ -74,12 +74,12 @@ def settings_of(
         "steps": work.steps,
         "batch_size": work.batch_size,
         "last_batch": work.last_batch,
-        "loss": learner.user_loss if isinstance(learner.user_loss, str) else None,
+        "loss": model.user_loss if isinstance(model.user_loss, str) else None,
         "engine": engine[0],
         "engine_options": engine[1],
         "combine": combine,
-        "device": str(learner.device),
-        "dtype": str(learner.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
     }
 
@@ -204,12 +204,12 @@ def check_client_state(memory: Tree, algorithm: Algorithm, theta: Tensor, client
             f"The checkpoint does not fit: it has visits beyond {clients} clients and "
             f"{len(theta)} modes."
         )
-    fresh = {f"row.{n}": v for n, v in algorithm.init_memory(theta[:1]).items()}
+    fresh = {f"row.{n}": v for n, v in algorithm.init_client_state(theta[:1]).items()}
     rows = {name: value for name, value in memory.items() if name != "visits"}
     # Entries that a newer version added start as for a client that has never trained the mode.
     missing = set(fresh) - set(rows)
     if missing and len(visits):
-        new = algorithm.init_memory(theta[visits[:, 1].to(theta.device)])
+        new = algorithm.init_client_state(theta[visits[:, 1].to(theta.device)])
         rows |= {name: new[name.removeprefix("row.")].to(visits.device) for name in missing}
     _check_tensors("client states", {n: v.expand(len(visits), -1) for n, v in fresh.items()}, rows)
     return {"visits": visits, **rows}

@@ -100,18 +100,18 @@ def collect_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor | N
     return buffers
 
 
-def check_training_step(learner: FunctionalModel, x: Tensor, y: Tensor) -> None:
+def check_training_step(functional_model: FunctionalModel, x: Tensor, y: Tensor) -> None:
     """Takes one training step with a new module, as engine 'loop' does; raises what it raises."""
     # A new module: Python attributes that the forward pass changes stay as they are in this one.
-    learner = learner.clone_module()
-    theta, buffers = learner.flatten_module(learner.training_model)
+    functional_model = functional_model.clone_module()
+    theta, buffers = functional_model.flatten_module(functional_model.training_model)
     before = theta.clone()
     weight = torch.ones(len(x), dtype=torch.bool, device=x.device)
     key = torch.zeros((), dtype=torch.int64, device=x.device)
-    loss = learner.loss
-    learner.loss = lambda outputs, y: check_no_reentrant_checkpoint(loss(outputs, y))
+    loss = functional_model.loss
+    functional_model.loss = lambda outputs, y: check_no_reentrant_checkpoint(loss(outputs, y))
     with _forbid_unkeyed_randomness():
-        learner.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
+        functional_model.gradient_function(batched=False)(theta, buffers, x, y, weight, key)
     if not torch.equal(theta, before):
         raise InputError(
             "The model changes its parameters in the forward pass, and only training steps may."

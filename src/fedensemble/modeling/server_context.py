@@ -34,7 +34,7 @@ class ServerContext:
     On a GPU, repeated computations run as CUDA graphs.
 
     Args:
-        learner: the model's structure and the task.
+        functional_model: the model's structure and the task.
         examples: a few inputs as the model receives them, to probe a model with; their values do
             not matter.
         unlabelled: the server's own inputs as the model receives them, or None.
@@ -43,19 +43,19 @@ class ServerContext:
 
     def __init__(
         self,
-        learner: FunctionalModel,
+        model: FunctionalModel,
         examples: Tensor,
         unlabelled: Tensor | None = None,
         clients_per_mode: float | None = None,
     ) -> None:
-        self.learner, self.examples, self.unlabelled = learner, examples, unlabelled
+        self.model, self.examples, self.unlabelled = model, examples, unlabelled
         self.clients_per_mode = clients_per_mode
-        self.chunk_size = _CHUNK_SIZE.get(learner.device.type, _CHUNK_SIZE["cpu"])
-        capture = capture_graph if learner.device.type == "cuda" else None
-        # Functions of the learner, not bound methods: these would make a reference cycle, and the
+        self.chunk_size = _CHUNK_SIZE.get(model.device.type, _CHUNK_SIZE["cpu"])
+        capture = capture_graph if model.device.type == "cuda" else None
+        # Functions of the model, not bound methods: these would make a reference cycle, and the
         # graphs' GPU memory would be held until the garbage collector runs.
-        self.graphed_outputs = GraphedFunction(partial(_outputs, learner), capture)
-        self.graphed_gradient = GraphedFunction(partial(_gradient, learner), capture)
+        self.graphed_outputs = GraphedFunction(partial(_outputs, model), capture)
+        self.graphed_gradient = GraphedFunction(partial(_gradient, model), capture)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class ServerContext:
                 if attempted == 1:
                     raise InputError(
                         "One model and one of the server's inputs do not fit into the memory of "
-                        f"{self.learner.device}: use a smaller model or a larger GPU."
+                        f"{self.model.device}: use a smaller model or a larger GPU."
                     ) from None
             # After the handler, because the exception's traceback keeps the failed pass's tensors.
             self.chunk_size = attempted // 2
@@ -135,7 +135,7 @@ class ServerContext:
         )
         for chunk_weights, chunk_theta, chunk_buffers in chunks:
             predictions = self.outputs(chunk_theta, chunk_buffers, x)
-            if self.learner.task == "classification":
+            if self.model.task == "classification":
                 predictions = predictions.softmax(-1)
             partial_sums.append(torch.einsum("km,m...->k...", chunk_weights, predictions))
         return sum(partial_sums[1:], partial_sums[0])
@@ -151,18 +151,18 @@ def _deterministic_cudnn() -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-def _outputs(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+def _outputs(model: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
     """Outputs of M models for the same inputs."""
     with torch.no_grad():
         # A copy of the inputs, because a model may write to them.
-        outputs: Tensor = vmap(partial(_single_outputs, learner), in_dims=(0, 0, None))(
+        outputs: Tensor = vmap(partial(_single_outputs, model), in_dims=(0, 0, None))(
             theta, buffers, x.clone()
         )
         return outputs
 
 
 def _gradient(
-    learner: FunctionalModel,
+    model: FunctionalModel,
     objective: Objective,
     theta: Tensor,
     buffers: Tensor,
@@ -172,20 +172,20 @@ def _gradient(
     """Gradients of M models' objectives."""
 
     def evaluate(theta: Tensor, buffers: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        return objective(_single_outputs(learner, theta, buffers, x), target)
+        return objective(_single_outputs(model, theta, buffers, x), target)
 
     gradient: Tensor = vmap(grad(evaluate))(theta, buffers, x, target)
     return gradient
 
 
-def _single_outputs(learner: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+def _single_outputs(model: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
     """Outputs of one model."""
     tensors = {
-        **learner.theta_layout.unflatten(theta),
-        **learner.buffer_layout.unflatten(buffers),
-        **learner.non_float_buffers,
+        **model.theta_layout.unflatten(theta),
+        **model.buffer_layout.unflatten(buffers),
+        **model.non_float_buffers,
     }
     # KeyedRandomness is needed for its recurrent layers, which support `vmap`; nothing is drawn.
-    with KeyedRandomness(0), swap_parameters(learner.eval_model, tensors):
-        outputs: Tensor = learner.eval_model(x)
+    with KeyedRandomness(0), swap_parameters(model.eval_model, tensors):
+        outputs: Tensor = model.eval_model(x)
         return outputs

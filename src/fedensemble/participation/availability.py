@@ -32,13 +32,13 @@ def seconds_left(opens: Tensor, length: Tensor, clock: float) -> Tensor:
     return torch.where(length >= DAY, torch.inf, left)
 
 
-def stand_in(
+def replace_unavailable_clients(
     plan: Plan,
     stratum: Tensor | None,
     there: Tensor,
     seed: int,
     round: int,
-    one_mode_a_client: bool,
+    one_mode_per_client: bool,
 ) -> Plan:
     """The plan with clients that are away replaced by other clients of their stratum.
 
@@ -48,7 +48,8 @@ def stand_in(
     Args:
         stratum: stratum of each client, [N]; None for one stratum.
         there: True for clients that are available, bool [N].
-        one_mode_a_client: whether a client that already trains another mode cannot be a substitute.
+        one_mode_per_client: whether a client that already trains another mode cannot be a
+            substitute.
     """
     if bool(there[plan.client].all()):
         return plan
@@ -56,7 +57,7 @@ def stand_in(
     client, filled = plan.client.clone(), there[plan.client]
     modes = sorted(set(plan.mode.tolist()))
     groups = (
-        [torch.ones_like(filled)] if one_mode_a_client else [plan.mode == mode for mode in modes]
+        [torch.ones_like(filled)] if one_mode_per_client else [plan.mode == mode for mode in modes]
     )
     for number, group in enumerate(groups):
         free = there.clone()

@@ -18,7 +18,7 @@ from ..core.schedule import Schedule
 from ..core.types import Outcome, ParticipationStats, Plan
 from ..errors import InputError
 from ..flat_params import Tree
-from .availability import seconds_left, stand_in, windows
+from .availability import replace_unavailable_clients, seconds_left, windows
 from .device_speeds import from_trace, log_normal, read_trace
 from .quotas import first_to_finish, quotas
 
@@ -118,7 +118,9 @@ class Devices(Participation):
         asked = wanted
         if left is not None:
             stratum = schedule.stratum(planned)
-            asked = stand_in(wanted, stratum, left > 0, seed, round, schedule.one_mode_a_client)
+            asked = replace_unavailable_clients(
+                wanted, stratum, left > 0, seed, round, schedule.one_mode_per_client
+            )
         down, up = costs.of_visits(round, asked)
         finish = self.finish(state, asked, down + up, costs.samples)
         dropped = prng.uniform(prng.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
@@ -126,7 +128,7 @@ class Devices(Participation):
             dropped |= finish > left[asked.client]
         replies = ~dropped if self.deadline is None else ~dropped & (finish <= self.deadline)
 
-        total = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
+        total = schedule.clients_per_round * (1 if schedule.one_mode_per_client else schedule.modes)
         places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), total, seed, round)
         # Random tie-breaking, because equal devices of a trace finish at the same time.
         ties = prng.bits(prng.key(seed, "ties", round), len(finish))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..config.toml import Values, default_file, merge, read_toml, with_settings
 from ..errors import InputError
 from ..experiment.compare import Comparison, RowResult, failures, make_comparison, read_comparison

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import write_bytes, write_json
+from ..checkpoint_file import write_bytes, write_json
 from ..config.schema import Config
 from ..errors import InputError, unknown
 from ..experiment.paper_table import Reproduction

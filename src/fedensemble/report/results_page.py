@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..errors import InputError, StoreError
 from ..experiment.paper_table import NAMES
 from ..experiment.read_json import need_keys, read_table

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import write_bytes
+from ..checkpoint_file import write_bytes
 from ..errors import InputError
 from ..experiment.read_json import need_keys, need_numbers
 from ..experiment.records import simulated

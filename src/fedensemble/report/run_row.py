@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..data import partitions, sources
+from ..data import datasets, partitions
 from ..errors import FedEnsembleError
 from ..experiment.run_folder import RunFolder
 from ..models import models
@@ -55,7 +55,7 @@ def _record(
 
 def _data(values: Mapping[str, Any]) -> str:
     """The source of the data, the partition and the number of clients, as one phrase."""
-    source = _with_options(sources, values["source"], values)
+    source = _with_options(datasets, values["source"], values)
     partition = _with_options(partitions, values["partition"], values)
     return f"{source}, {partition}, {values.get('clients') or 'natural'} clients"
 

@@ -1,4 +1,7 @@
-"""Out-of-memory (OOM) errors: how to recognise them, and messages that say what did not fit."""
+"""Out-of-memory (OOM) errors: how to recognise them, and messages that say what did not fit.
+
+Training recovers from them by using smaller blocks, in `engines/local/run_visits.py`.
+"""
 
 from __future__ import annotations
 

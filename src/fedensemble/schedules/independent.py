@@ -56,7 +56,7 @@ class IndependentKFold(Independent):
     Several runs may select the same client in one round.
     """
 
-    one_mode_a_client: ClassVar[bool] = False
+    one_mode_per_client: ClassVar[bool] = False
 
     def plan(self, state: Tree, round: int) -> Plan:
         client = torch.cat([self.draw_clients(state, round, mode) for mode in range(self.modes)])

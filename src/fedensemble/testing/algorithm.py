@@ -89,7 +89,7 @@ def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int
         first.save(folder)
         second = Federation.load(
             Path(folder),
-            model=first.learner.factory,
+            model=first.model.factory,
             data=first.data,
             algorithm=algorithm,
             schedule=first.schedule,
@@ -182,7 +182,7 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
             request = Request(
                 method, method.broadcast(state.modes), state.buffers, plan, state.round
             )
-            returned = federation.engine.visit(*request)
+            returned = federation.engine.run_visits(*request)
             state, _ = finish_round(state, request, returned, federation.schedule)
             federation.engine.commit()
             costs.setdefault(modes, []).append(

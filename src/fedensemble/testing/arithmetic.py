@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.probe import check_local_training_result
 from ..core.traffic import bytes_down, bytes_up
-from ..core.types import Cohort, Members
+from ..core.types import Cohort, GatheredUploads
 from ..flat_params import Tree, select_rows
 from .assertions import require, require_close, require_equal, snapshot
 from .toy_problems import numbers, quadratic_problem, small_federation
@@ -21,7 +21,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     owner, visits = type(algorithm).__name__, 5
     # A federation binds the algorithm to a model, which some algorithms need.
     federation = small_federation(algorithm, "loop", modes=1, strata=1)
-    algorithm, size = federation.algorithm, federation.learner.theta_layout.total
+    algorithm, size = federation.algorithm, federation.model.theta_layout.total
     modes = algorithm.init_mode(numbers(visits, size))
     require(
         "theta" in modes, f"{owner}.init_mode must give 'theta', the model; got {sorted(modes)}."
@@ -29,7 +29,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     before = snapshot(modes)
     sent = algorithm.broadcast(modes)
     require_equal(snapshot(modes), before, f"{owner}.broadcast wrote into the server's state")
-    memory = algorithm.init_memory(sent["theta"] if "theta" in sent else modes["theta"])
+    memory = algorithm.init_client_state(sent["theta"] if "theta" in sent else modes["theta"])
 
     before = snapshot(sent, memory)
     returned = algorithm.local_training(sent, memory, quadratic_problem(algorithm, visits, size))
@@ -45,15 +45,15 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     )
 
     order = torch.arange(visits, dtype=torch.float64).unsqueeze(-1)
-    weight, coin = 2.0 + order, torch.full_like(order, 0.3)
+    weight, shared_draw = 2.0 + order, torch.full_like(order, 0.3)
     members = two_members_per_mode(uploads, weight) if algorithm.gathers else None
-    round, lr = 3, algorithm.rate(3)
+    round, lr = 3, algorithm.learning_rate(3)
     cohort = Cohort(
         1.0 + order,
         weight,
         weight / 20,
         population=9,
-        coin=coin,
+        shared_draw=shared_draw,
         members=members,
         round=round,
         lr=lr,
@@ -61,7 +61,12 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     inputs = (
         modes,
         uploads,
-        {"count": cohort.count, "weight": weight, "share": cohort.share, "coin": coin},
+        {
+            "count": cohort.count,
+            "weight": weight,
+            "share": cohort.share,
+            "shared_draw": shared_draw,
+        },
         members.uploads if members is not None else {},
     )
     before = snapshot(*inputs)
@@ -73,14 +78,16 @@ def check_arithmetic(algorithm: Algorithm) -> None:
     )
 
     costs = {
-        "upload_bytes": bytes_up(algorithm, uploads, sent, coin),
-        "download_bytes": bytes_down(algorithm, sent, memory, coin),
+        "upload_bytes": bytes_up(algorithm, uploads, sent, shared_draw),
+        "download_bytes": bytes_down(algorithm, sent, memory, shared_draw),
     }
     for name, cost in costs.items():
-        valid = isinstance(cost, int) or (cost.shape == coin.shape and cost.dtype == torch.int64)
+        valid = isinstance(cost, int) or (
+            cost.shape == shared_draw.shape and cost.dtype == torch.int64
+        )
         require(
             valid,
-            f"{owner}.{name} must give an int, or int64 [..., 1] like the coin; got {cost!r}.",
+            f"{owner}.{name} must give an int, or int64 [..., 1] like shared_draw; got {cost!r}.",
         )
 
     for j in range(visits):
@@ -102,7 +109,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
             weight[place],
             cohort.share[place],
             cohort.population,
-            coin[place],
+            shared_draw[place],
             round=round,
             lr=lr,
         )
@@ -116,7 +123,7 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         require_close(single, select_rows(updated, place), what.format("mode"))
 
 
-def two_members_per_mode(uploads: Tree, weight: Tensor) -> Members:
+def two_members_per_mode(uploads: Tree, weight: Tensor) -> GatheredUploads:
     """Two clients per mode whose weighted mean is the upload, [K, P]; each differs a little."""
     modes, shift = len(weight), {name: 0.1 * value.roll(1, -1) for name, value in uploads.items()}
     both = {
@@ -125,7 +132,9 @@ def two_members_per_mode(uploads: Tree, weight: Tensor) -> Members:
     }
     order = torch.arange(2 * modes)
     buffers = torch.empty(2 * modes, 0, dtype=torch.float64)
-    return Members(order // modes, order % modes, weight.squeeze(-1).repeat(2) / 2, both, buffers)
+    return GatheredUploads(
+        order // modes, order % modes, weight.squeeze(-1).repeat(2) / 2, both, buffers
+    )
 
 
 def _require_rows(tree: Tree, visits: int, what: str) -> None:

@@ -70,7 +70,7 @@ def snapshot(*trees: Mapping[str, Tensor]) -> Tree:
 
 def remembered(engine: Engine) -> Tree:
     """Client state by "name of client c, mode m", so that engines can store rows in any order."""
-    tensors = engine.memory_tensors()
+    tensors = engine.client_state_tensors()
     visits = tensors.get("visits")
     if visits is None:
         return {}

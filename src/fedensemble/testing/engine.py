@@ -30,7 +30,7 @@ class _Stateful(Algorithm):
     def init_mode(self, theta: Tensor) -> Tree:
         return {"theta": theta, "pace": torch.zeros_like(theta)}
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         return {"last": torch.zeros_like(theta), "visits": torch.zeros_like(theta[..., :1])}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
@@ -110,13 +110,13 @@ def check_cohort(name: str, options: dict[str, Any]) -> None:
     state, algorithm = federation.state, federation.algorithm
     for round in (0, 3):
         plan = federation.schedule.plan(state.schedule, round)
-        cohort = federation.engine.visit(
+        cohort = federation.engine.run_visits(
             algorithm, algorithm.broadcast(state.modes), state.buffers, plan, round
         ).cohort
         require(
-            (cohort.round, cohort.lr) == (round, algorithm.rate(round)),
+            (cohort.round, cohort.lr) == (round, algorithm.learning_rate(round)),
             f"Engine '{name}' must fill in the cohort's round and lr, {round} and "
-            f"{algorithm.rate(round)}; got {cohort.round} and {cohort.lr}.",
+            f"{algorithm.learning_rate(round)}; got {cohort.round} and {cohort.lr}.",
         )
 
 
@@ -126,14 +126,16 @@ def check_empty_round(name: str, options: dict[str, Any]) -> None:
     for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
         federation = _federation(name, case, options, _Stateful(lr=0.1))
         next(federation.rounds(1))
-        state, memory = federation.state, snapshot(federation.engine.memory_tensors())
+        state, memory = federation.state, snapshot(federation.engine.client_state_tensors())
         sent = federation.algorithm.broadcast(state.modes)
-        returned = federation.engine.visit(federation.algorithm, sent, state.buffers, empty_plan, 1)
+        returned = federation.engine.run_visits(
+            federation.algorithm, sent, state.buffers, empty_plan, 1
+        )
         what = f"Engine '{name}' handles a round without visits wrongly ({case.name})"
         require(len(returned.loss) == len(returned.bytes_up) == len(returned.bytes_down) == 0, what)
         require(not bool(returned.cohort.count.any()), what)
         require_equal({"buffers": returned.buffers}, {"buffers": state.buffers}, what)
-        require_equal(snapshot(federation.engine.memory_tensors()), memory, what)
+        require_equal(snapshot(federation.engine.client_state_tensors()), memory, what)
 
 
 def check_inputs(name: str, options: dict[str, Any]) -> None:
@@ -144,7 +146,7 @@ def check_inputs(name: str, options: dict[str, Any]) -> None:
         sent = federation.algorithm.broadcast(state.modes)
         inputs = {**sent, "buffers": state.buffers, "x": federation.data.x, "y": federation.data.y}
         before = snapshot(inputs)
-        federation.engine.visit(
+        federation.engine.run_visits(
             federation.algorithm,
             sent,
             state.buffers,

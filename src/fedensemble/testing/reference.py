@@ -9,9 +9,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ..core.algorithm import Algorithm
 from ..core.batches import batch_table
-from ..core.keys import shared_uniform, visit_key
 from ..core.problem import LocalProblem
-from ..core.types import Cohort, Members
+from ..core.types import Cohort, GatheredUploads
+from ..core.visit_keys import shared_uniform, visit_key
 from ..federation.federation import Federation
 from ..flat_params import Tree
 
@@ -49,13 +49,13 @@ def without_ensemble(
     """Server state [P] and client state after some rounds; the federation itself is not changed."""
     algorithm = federation.algorithm
     data, work, seed = federation.data, federation.work, federation.seed
-    model = federation.learner.build(0)
+    model = federation.model.build(0)
     mode = {name: value[0].clone() for name, value in federation.state.modes.items()}
     memory: dict[int, Tree] = {}
     shares = data.size if algorithm.weighting == "examples" else torch.ones_like(data.size)
     for round in range(rounds):
         clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
-        sent, coin = algorithm.broadcast(mode), shared_uniform(seed, round, torch.tensor(0))
+        sent, shared_draw = algorithm.broadcast(mode), shared_uniform(seed, round, torch.tensor(0))
         sums: Tree = {}
         total, all_uploads = 0.0, []
         for client in clients:
@@ -73,13 +73,13 @@ def without_ensemble(
                 steps,
                 torch.empty(0),
                 algorithm.optimizer,
-                algorithm.rate(round),
+                algorithm.learning_rate(round),
                 size,
                 count,
                 visit_key("algorithm", *visit)[0],
-                coin,
+                shared_draw,
             )
-            previous = memory.get(client, algorithm.init_memory(sent["theta"]))
+            previous = memory.get(client, algorithm.init_client_state(sent["theta"]))
             uploads, memory[client] = algorithm.local_training(sent, previous, problem)
             share_of_client = float(shares[client])
             all_uploads.append(uploads)
@@ -90,15 +90,15 @@ def without_ensemble(
         sizes = (len(clients), total, total / float(shares.sum()))
         count, weights, share = (torch.tensor([value], dtype=torch.float64) for value in sizes)
         means = {name: value / total for name, value in sums.items()}
-        lr = algorithm.rate(round)
-        cohort = Cohort(count, weights, share, len(data), coin, round=round, lr=lr)
+        lr = algorithm.learning_rate(round)
+        cohort = Cohort(count, weights, share, len(data), shared_draw, round=round, lr=lr)
         if not algorithm.gathers:
             mode = algorithm.server_update(mode, means, cohort)
             continue
         # Algorithms that gather uploads get them stacked, and a leading dimension of one mode.
         client, mode_index = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
         stacked = {name: torch.stack([tree[name] for tree in all_uploads]) for name in means}
-        members = Members(
+        members = GatheredUploads(
             client,
             mode_index,
             shares[client].double(),
@@ -110,7 +110,7 @@ def without_ensemble(
             weights[None],
             share[None],
             len(data),
-            coin[None],
+            shared_draw[None],
             members,
             round=round,
             lr=lr,

@@ -37,7 +37,7 @@ def check_schedule(schedule: type[Schedule]) -> None:
     """Raises AssertionError if the schedule breaks a contract; the message names the contract.
 
     A round has `clients_per_round` visits. If a client may train several modes in a round
-    (`one_mode_a_client` is False), every mode has that many visits.
+    (`one_mode_per_client` is False), every mode has that many visits.
 
     Args:
         schedule: a class that is built with `modes`, `strata` and `clients_per_round`.
@@ -62,7 +62,7 @@ def check_schedule(schedule: type[Schedule]) -> None:
 def check_plans(schedule: Schedule, population: int) -> None:
     """Checks that every plan is well formed."""
     name = _name(schedule, population)
-    visits = schedule.clients_per_round * (1 if schedule.one_mode_a_client else schedule.modes)
+    visits = schedule.clients_per_round * (1 if schedule.one_mode_per_client else schedule.modes)
     for seed, round in product(range(3), range(3 * schedule.modes)):
         plan = schedule.plan(schedule.init(population, seed), round)
         where = f"{name}, seed {seed}, round {round}"
@@ -89,7 +89,7 @@ def check_plans(schedule: Schedule, population: int) -> None:
         )
         pairs = set(zip(clients, modes, strict=True))
         require(len(pairs) == visits, f"{where}: a client is given the same mode twice.")
-        if schedule.one_mode_a_client:
+        if schedule.one_mode_per_client:
             require(len(set(clients)) == visits, f"{where}: a client has two modes in one round.")
 
 

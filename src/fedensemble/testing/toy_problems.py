@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .. import prng
 from ..core.algorithm import Algorithm
-from ..core.keys import visit_key
 from ..core.problem import LocalProblem
+from ..core.visit_keys import visit_key
 from ..data.federated import FederatedData
 from ..federation.federation import Federation
 from ..schedules import Stratified
@@ -117,9 +117,16 @@ def quadratic_problem(
         sizes, buffers = sizes[only], buffers[only]
     steps = Quadratics(curvature, centre, counts)
     key = visit_key("algorithm", 0, 0, torch.arange(visits), torch.zeros(visits, dtype=torch.int64))
-    coin = torch.full((visits, 1), 0.3, dtype=torch.float64)  # as in check_arithmetic
+    shared_draw = torch.full((visits, 1), 0.3, dtype=torch.float64)  # as in check_arithmetic
     if only is not None:
-        key, coin = key[only], coin[only]
+        key, shared_draw = key[only], shared_draw[only]
     return LocalProblem(
-        steps, buffers, algorithm.optimizer, algorithm.rate(0), sizes, counts, key, coin
+        steps,
+        buffers,
+        algorithm.optimizer,
+        algorithm.learning_rate(0),
+        sizes,
+        counts,
+        key,
+        shared_draw,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import write_json
+from ..checkpoint_file import write_json
 from ..errors import StoreError
 from ..redact import redact
 from .tracker import Record, Tracker, flatten, scalars, trackers

@@ -45,9 +45,7 @@ def test_cases_are_what_they_say(case):
     federation = throughput.federation(wanted, "loop", "cpu", {}, clients=1)
     assert federation.data.x.shape == (2, *throughput.INPUTS[wanted.input])
     norms = [
-        module
-        for module in federation.learner.build(0).modules()
-        if isinstance(module, nn.GroupNorm)
+        module for module in federation.model.build(0).modules() if isinstance(module, nn.GroupNorm)
     ]
     assert bool(norms) == ("group" in case)
 

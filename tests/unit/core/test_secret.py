@@ -88,13 +88,14 @@ def visits_of_a_client(algorithm):
         size=data.size[:1],
     )
     client = LocalClient(
-        federation.learner, algorithm, own, LocalWork(epochs=1, batch_size=2), seed=3
+        federation.model, algorithm, own, LocalWork(epochs=1, batch_size=2), seed=3
     )
     fields = dict.fromkeys(Visit._fields, 0)
     visit = Visit(**{**fields, "training": "t", "counted": -1, "largest": 2})
     theta, buffers = federation.state.modes["theta"][0], torch.empty(0, dtype=torch.float64)
     return [
-        client.visit(visit, {"theta": theta}, buffers, None)[1].uploads["theta"] for _ in range(2)
+        client.run_visit(visit, {"theta": theta}, buffers, None)[1].uploads["theta"]
+        for _ in range(2)
     ]
 
 

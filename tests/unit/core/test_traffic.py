@@ -7,7 +7,7 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.algorithms import FedMA
-from fedensemble.core.traffic import bytes_down, bytes_up, sees
+from fedensemble.core.traffic import bytes_down, bytes_up, takes_optional_argument
 from fedensemble.testing.toy_problems import classification, small_federation, train
 
 COIN = torch.full((2, 1), 0.5)
@@ -17,42 +17,46 @@ COIN = torch.full((2, 1), 0.5)
 class OfTwoArguments(fe.FedAvg):
     """Overrides without the last argument, which was added later."""
 
-    def upload_bytes(self, uploads, coin):
-        return 7 + super().upload_bytes(uploads, coin)
+    def upload_bytes(self, uploads, shared_draw):
+        return 7 + super().upload_bytes(uploads, shared_draw)
 
-    def download_bytes(self, sent, coin):
-        return 9 + super().download_bytes(sent, coin)
+    def download_bytes(self, sent, shared_draw):
+        return 9 + super().download_bytes(sent, shared_draw)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountsVisits(fe.FedAvg):
     """The first message is long, later ones are short."""
 
-    def init_memory(self, theta):
+    def init_client_state(self, theta):
         return {"visits": torch.zeros_like(theta[..., :1])}
 
     def local_training(self, sent, memory, problem):
         return {"theta": problem.descend(sent["theta"])}, {"visits": memory["visits"] + 1}
 
-    def download_bytes(self, sent, coin, memory=None):
+    def download_bytes(self, sent, shared_draw, memory=None):
         return 5 if memory is None else torch.where(memory["visits"] > 0, 5, 50)
 
 
 def test_overrides_with_two_arguments_work():
     method, tree = OfTwoArguments(), {"theta": torch.zeros(2, 10)}
     assert bytes_up(method, tree, tree, COIN) == 47 and bytes_down(method, tree, {}, COIN) == 49
-    assert not sees(OfTwoArguments, "upload_bytes") and not sees(OfTwoArguments, "download_bytes")
+    assert not takes_optional_argument(
+        OfTwoArguments, "upload_bytes"
+    ) and not takes_optional_argument(OfTwoArguments, "download_bytes")
     report = next(small_federation(method, "vector", modes=2, strata=2).rounds(1))
     size = 8 * 43
     assert (report.bytes_up, report.bytes_down) == (4 * (size + 7), 4 * (size + 9))
 
 
 def test_client_state_is_read_only_for_overrides_that_take_it():
-    assert not sees(fe.FedAvg, "download_bytes") and not sees(fe.QSGD, "upload_bytes")
+    assert not takes_optional_argument(fe.FedAvg, "download_bytes") and not takes_optional_argument(
+        fe.QSGD, "upload_bytes"
+    )
     assert (
-        sees(fe.Dore, "download_bytes")
-        and sees(FedMA, "upload_bytes")
-        and sees(CountsVisits, "download_bytes")
+        takes_optional_argument(fe.Dore, "download_bytes")
+        and takes_optional_argument(FedMA, "upload_bytes")
+        and takes_optional_argument(CountsVisits, "download_bytes")
     )
 
 
@@ -94,5 +98,7 @@ def test_client_state_that_is_read_is_that_of_the_visits():
         plan = federation.schedule.plan(federation.state.schedule, round)
         counts[plan.client, plan.mode] += 1
     all_visits = fe.Plan(torch.arange(6).repeat_interleave(2), torch.arange(2).repeat(6))
-    memory = federation.engine.read_memory(all_visits, {"visits": torch.zeros(12, 1).double()})
+    memory = federation.engine.read_client_state(
+        all_visits, {"visits": torch.zeros(12, 1).double()}
+    )
     assert memory["visits"].flatten().tolist() == counts.flatten().tolist()

@@ -1,4 +1,4 @@
-"""`Source`, the data folder, and the validation of options."""
+"""`Dataset`, the data folder, and the validation of options."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedensemble.data
-from fedensemble.data import Source, data_folder, load, sources
+from fedensemble.data import Dataset, data_folder, datasets, load
 from fedensemble.errors import DataError, InputError
 
 
@@ -35,7 +35,7 @@ def test_known_sources():
         "shakespeare",
         "sine",
     }
-    assert expected <= set(sources)
+    assert expected <= set(datasets)
 
 
 def test_option_names():
@@ -47,18 +47,18 @@ def test_option_names():
 
 def test_lengths_must_agree():
     with pytest.raises(DataError, match="3 inputs but 2 targets"):
-        Source(np.zeros((3, 1)), np.zeros(2))
+        Dataset(np.zeros((3, 1)), np.zeros(2))
     with pytest.raises(DataError, match="no training examples"):
-        Source(np.zeros((0, 1)), np.zeros(0))
+        Dataset(np.zeros((0, 1)), np.zeros(0))
     with pytest.raises(DataError, match=r"Dataset 'mine'.*client numbers have shape"):
-        Source(np.zeros((3, 1)), np.zeros(3), group=np.zeros(2, np.int64), info={"source": "mine"})
+        Dataset(np.zeros((3, 1)), np.zeros(3), group=np.zeros(2, np.int64), info={"source": "mine"})
 
 
 def test_labels_need_class_labels():
-    assert Source(np.zeros((2, 1)), np.array([1, 0], np.uint8)).labels().tolist() == [1, 0]
+    assert Dataset(np.zeros((2, 1)), np.array([1, 0], np.uint8)).labels().tolist() == [1, 0]
     for targets in (np.zeros(2), np.zeros((2, 3), np.int64)):
         with pytest.raises(InputError, match="cannot be divided by label"):
-            Source(np.zeros((2, 1)), targets).labels()
+            Dataset(np.zeros((2, 1)), targets).labels()
 
 
 def test_import_is_light():

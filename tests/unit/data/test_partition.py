@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedensemble.data import Source, Standardise, load, partition, partitions
+from fedensemble.data import Dataset, Standardise, load, partition, partitions
 from fedensemble.errors import InputError
 
 
 @pytest.fixture
 def source():
     """Twelve rows with their number as input; four natural clients have 1, 2, 3 and 6 rows."""
-    return Source(
+    return Dataset(
         np.arange(12, dtype=np.float32).reshape(12, 1),
         np.arange(12) % 3,
         np.zeros((2, 1), np.float32),
@@ -105,7 +105,7 @@ def test_bad_seed(source):
 @pytest.mark.parametrize("name", ["iid", "quantity", "contiguous"])
 def test_sequences_can_be_divided(name):
     tokens = np.arange(40).reshape(10, 4)
-    data = partition(Source(tokens, tokens + 1, classes=41), name, clients=3)
+    data = partition(Dataset(tokens, tokens + 1, classes=41), name, clients=3)
     assert int(data.size.sum()) == 10
     assert torch.equal(data.x + 1, data.y)
 
@@ -116,7 +116,7 @@ def test_sequences_can_be_divided(name):
 def test_sequences_have_no_label(name, options):
     tokens = np.zeros((10, 4), np.int64)
     with pytest.raises(InputError, match=r"targets of shape \(10, 4\).*cannot be divided by label"):
-        partition(Source(tokens, tokens), name, clients=3, **options)
+        partition(Dataset(tokens, tokens), name, clients=3, **options)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_classes_are_mixed():
 def test_division_is_the_same_on_every_machine():
     """The random generator depends only on the seed and the name of the partition."""
     data = partition(
-        Source(np.arange(8.0).reshape(8, 1), np.zeros(8, int)), "iid", clients=2, seed=7
+        Dataset(np.arange(8.0).reshape(8, 1), np.zeros(8, int)), "iid", clients=2, seed=7
     )
     expected = np.random.default_rng([7, zlib.crc32(b"partition/iid")]).permutation(8)[:4]
     assert data.client(0)[0].flatten().tolist() == sorted(expected)

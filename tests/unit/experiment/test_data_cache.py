@@ -10,7 +10,7 @@ from torch import nn
 
 from fedensemble.config.build import build_data, resolve_device
 from fedensemble.config.schema import resolve
-from fedensemble.data import sources
+from fedensemble.data import datasets
 from fedensemble.errors import StoreError
 from fedensemble.experiment import data_cache, setup
 from fedensemble.experiment.data_cache import DataCache
@@ -51,7 +51,7 @@ def loads(monkeypatch):
     monkeypatch.setattr(
         data_cache,
         "load_source",
-        lambda name, options: seen.append(name) or sources[name](**options),
+        lambda name, options: seen.append(name) or datasets[name](**options),
     )
     return seen
 
@@ -222,11 +222,11 @@ def test_the_last_prediction_is_kept_without_predicting_again(tmp_path, monkeypa
 def test_initial_weights_are_torchs_own_for_a_seed_and_the_global_rng_is_unchanged():
     torch.manual_seed(11)
     expected = nn.Linear(3, 2)
-    learner = FunctionalModel(
+    functional_model = FunctionalModel(
         lambda: nn.Linear(3, 2), "cross_entropy", torch.zeros(1, dtype=torch.int64)
     )
     waiting, state = len(torch.cuda._queued_calls), torch.get_rng_state()
-    built = learner.build(11)
+    built = functional_model.build(11)
     assert torch.equal(built.weight, expected.weight)
     assert torch.equal(built.bias, expected.bias)
     assert len(torch.cuda._queued_calls) == waiting

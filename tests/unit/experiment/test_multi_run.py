@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedensemble.algorithms import FedAvg
-from fedensemble.checkpoint import read_checkpoint
+from fedensemble.checkpoint_file import read_checkpoint
 from fedensemble.config.build import build_data, build_federation, resolve_device
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import algorithms
@@ -224,7 +224,7 @@ def test_prefetched_inputs_are_dropped_when_data_are_concatenated():
     engines = [build_federation(one, build_data(one)).engine for one in (config(), config(seed=1))]
     plan, before = Plan(torch.tensor([0, 1]), torch.tensor([0, 0])), engines[1].data
     expected = before.x[engines[1].batch_plan(plan, 0).batch_index]
-    engines[1].foresee(plan, 0)
+    engines[1].prefetch(plan, 0)
     run_visits.concatenate_data(engines)
     assert torch.equal(engines[1].data.x[engines[1].batch_plan(plan, 0).batch_index], expected)
 

@@ -9,8 +9,8 @@ import pytest
 from fedensemble.errors import InputError
 from fedensemble.experiment.paper_table import (
     NAMES,
-    experiments_folder,
-    find_experiment,
+    find_paper_table,
+    papers_folder,
     read_reproduction,
 )
 from fedensemble.experiment.reproduce import reproduce, without_missing
@@ -78,9 +78,7 @@ def carry_out(reproduction, root, only=()):
     return reproduce(reproduction, root, lambda label, seed: RunCallbacks(), lambda: None, only)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(experiments_folder().glob("*.toml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted(papers_folder().glob("*.toml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("scale", ["smoke", "full"])
 def test_every_file_is_valid_at_both_scales(path, scale):
     reproduction = read_reproduction(path, scale, ["engine.device=cpu"])
@@ -98,18 +96,18 @@ def test_every_file_is_valid_at_both_scales(path, scale):
             name for given in reproduction.table.paper.values() for name in given
         } <= columns | {"gap"}
     if scale == "smoke":
-        sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
+        datasets = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
         # nothing to download
-        assert sources <= {"sine", "digits", "stand-in-images", "stand-in-text"}
+        assert datasets <= {"sine", "digits", "stand-in-images", "stand-in-text"}
         # and nothing that could be taken for the real data
-        assert reproduction.note or sources == {"sine"}
+        assert reproduction.note or datasets == {"sine"}
 
 
 def test_all_names_have_a_file():
     for name in NAMES:
-        assert find_experiment(name).is_file()
+        assert find_paper_table(name).is_file()
     with pytest.raises(InputError, match="did you mean 'table1'"):
-        find_experiment("tabel1")
+        find_paper_table("tabel1")
 
 
 def test_settings_lie_between_scale_and_rows(file):
@@ -294,7 +292,7 @@ def test_the_limit_is_the_prior_of_what_the_data_leave_open():
 
 
 def test_the_papers_numbers_can_be_read():
-    for path in experiments_folder().glob("*.toml"):
+    for path in papers_folder().glob("*.toml"):
         for given in read_reproduction(path, "full", ["engine.device=cpu"]).table.paper.values():
             for text in given.values():
                 mean, spread = paper_number(text)

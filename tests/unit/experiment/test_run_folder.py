@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedensemble import durable
-from fedensemble.checkpoint import read_checkpoint, write_checkpoint
+from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import StoreError
 from fedensemble.experiment.ensemble_file import load_ensemble

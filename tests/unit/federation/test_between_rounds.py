@@ -53,12 +53,12 @@ def test_prefetched_plans_are_the_real_ones(changes):
         made = federation(**changes)
         requested = []
         for _ in range(3):
-            request = made.ask()
+            request = made.next_request()
             requested.append([part.tolist() for part in request.plan])
-            returned = made.engine.visit(*request)
+            returned = made.engine.run_visits(*request)
             if foresees:
-                made.foresee()
-            made.conclude(request, returned)
+                made.prefetch_round()
+            made.run_round(returned)
         plans.append((requested, made.state.modes["theta"]))
     assert plans[0][0] == plans[1][0]
     assert torch.equal(plans[0][1], plans[1][1])

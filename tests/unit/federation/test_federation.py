@@ -19,7 +19,7 @@ from fedensemble import (
     Stratified,
 )
 from fedensemble.core.optimizer import Optimizer
-from fedensemble.federation.resolve import find_device
+from fedensemble.federation.resolve import select_device
 from fedensemble.testing.toy_problems import (
     SIZES,
     classification,
@@ -167,18 +167,18 @@ def test_a_missing_cuda_device():
                 InputError, match=f"device '{device}'.* cannot compute on one here; use 'cpu' or"
             ):
                 federation(device=device)
-    assert federation(device="auto").learner.device.type == "cpu"
-    assert federation(device=torch.device("cpu")).learner.device.type == "cpu"
+    assert federation(device="auto").model.device.type == "cpu"
+    assert federation(device=torch.device("cpu")).model.device.type == "cpu"
 
 
 def test_a_cuda_device_too_many(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert find_device("cuda:1") == torch.device("cuda:1")
+    assert select_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(
         InputError, match="device 'cuda:2' was asked for, but here there is only cuda:0, cuda:1"
     ):
-        find_device("cuda:2")
+        select_device("cuda:2")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_report():
     reports = list(made.rounds(7))
     assert [report.round for report in reports] == list(range(1, 8))
     assert [report.age for report in reports] == [1, 1, 1, 2, 2, 2, 3]
-    size = made.learner.theta_layout.total * 8
+    size = made.model.theta_layout.total * 8
     for report in reports:
         assert len(report.losses) == len(report.plan.client) == 4
         assert report.loss == pytest.approx(float(report.losses.mean()))
@@ -400,7 +400,7 @@ class TestSaveAndLoad:
     def test_an_unregistered_optimizer_asks_for_the_algorithm(self, tmp_path):
         @dataclass(frozen=True, kw_only=True)
         class Plain(Optimizer):
-            def slots(self, theta):
+            def init_state(self, theta):
                 return {}
 
             def step(self, theta, gradient, slots, lr):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.checkpoint import read_checkpoint, write_checkpoint
+from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.data.archive import largest_size
 from fedensemble.data.npz import read_arrays
 from fedensemble.modeling.factory import ModelSpec
@@ -70,7 +70,7 @@ def test_predictions_that_are_not_finite_name_the_mode():
     ensemble = federation().ensemble
     theta = ensemble.theta.clone()
     theta[1] = 3e38
-    broken = fe.Ensemble(ensemble.learner, theta, ensemble.buffers)
+    broken = fe.Ensemble(ensemble.model, theta, ensemble.buffers)
     with pytest.raises(
         fe.DivergedError, match=r"Mode 1 predicts nan or infinity \(first for row 2\)"
     ):

@@ -89,7 +89,7 @@ def train_with_torch(federation, x, y):
         optimizer.step()
         for buffer in model.buffers():
             buffer.detach_()
-    return federation.learner.flatten_module(model)
+    return federation.model.flatten_module(model)
 
 
 @pytest.mark.filterwarnings("ignore::fedensemble.EngineWarning")
@@ -288,7 +288,7 @@ def test_the_checks_have_no_side_effects():
 
     state = torch.get_rng_state()
     made = federation(lambda: PassCounter(FEATURES, CLASSES), "loop")
-    assert made.learner.training_model.passes == 0
+    assert made.model.training_model.passes == 0
     assert torch.equal(state, torch.get_rng_state())
 
 

@@ -127,8 +127,8 @@ def test_a_submodule_that_all_models_share(monkeypatch):
     federation = made(
         lambda: nn.Sequential(part, nn.Linear(64, CLASSES)), "vector", modes=2, strata=2
     )
-    learners = [federation.learner, *(federation.learner.clone_module() for _ in "ab")]
-    models = [part, *(learner.training_model for learner in learners)]
+    functional_models = [federation.model, *(federation.model.clone_module() for _ in "ab")]
+    models = [part, *(functional_model.training_model for functional_model in functional_models)]
     assert len({id(m) for model in models for m in model.modules()}) == sum(
         1 for m in models for _ in m.modules()
     )

@@ -82,22 +82,22 @@ def test_engines_agree_on_projections():
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_packed_sequences_are_trained_as_in_torch(kind):
     made = federation(lambda: Text(kind, packed=True, num_layers=2), "loop")
-    learner, data = made.learner, made.data
-    theta, buffers = (rows[0] for rows in learner.init_params(3, 1))
+    functional_model, data = made.model, made.data
+    theta, buffers = (rows[0] for rows in functional_model.init_params(3, 1))
     weight, key = torch.ones(len(data.x), dtype=torch.bool), torch.zeros((), dtype=torch.int64)
-    gradient, (loss, _) = learner.gradient_function(batched=False)(
+    gradient, (loss, _) = functional_model.gradient_function(batched=False)(
         theta, buffers, data.x, data.y, weight, key
     )
-    model = copy.deepcopy(learner.eval_model).train()
+    model = copy.deepcopy(functional_model.eval_model).train()
     with torch.no_grad():
-        for name, value in learner.theta_layout.unflatten(theta).items():
+        for name, value in functional_model.theta_layout.unflatten(theta).items():
             model.get_parameter(name).copy_(value)
     expected = nn.functional.cross_entropy(model(data.x), data.y)
     expected.backward()
     require_close(
         {"gradient": gradient, "loss": loss.reshape(1)},
         {
-            "gradient": learner.theta_layout.flatten(
+            "gradient": functional_model.theta_layout.flatten(
                 {name: p.grad for name, p in model.named_parameters()}
             ),
             "loss": expected.detach().reshape(1),

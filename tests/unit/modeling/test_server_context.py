@@ -17,21 +17,21 @@ MODELS = 6
 
 @pytest.fixture
 def context():
-    return small_federation(FedBE(), "loop", 2, 2).algorithm.workshop
+    return small_federation(FedBE(), "loop", 2, 2).algorithm.context
 
 
 def some_models(context):
     """Weights of two mixtures, parameters and (empty) buffers."""
-    theta = 0.5 * numbers(MODELS, context.learner.theta_layout.total)
+    theta = 0.5 * numbers(MODELS, context.model.theta_layout.total)
     weights = numbers(2, MODELS, word=1).softmax(-1)
     return weights, theta, theta[:, :0]
 
 
 def one_by_one(context, weights, theta):
     """The mixtures of predictions, one model at a time."""
-    outputs = [context.learner.outputs(one, theta[0, :0], context.unlabelled) for one in theta]
+    outputs = [context.model.outputs(one, theta[0, :0], context.unlabelled) for one in theta]
     predictions = torch.stack(outputs)
-    if context.learner.task == "classification":
+    if context.model.task == "classification":
         predictions = predictions.softmax(-1)
     return torch.einsum("km,mnc->knc", weights, predictions)
 
@@ -66,11 +66,11 @@ def test_outputs_and_gradients_equal_those_of_single_models(context):
     x = numbers(MODELS, *context.unlabelled.shape, word=3)
     gradients = context.gradient(F.mse_loss, theta, buffers, x, target)
     for at, one in enumerate(theta):
-        alone = context.learner.outputs(one, buffers[at], context.unlabelled)
+        alone = context.model.outputs(one, buffers[at], context.unlabelled)
         torch.testing.assert_close(together[at], alone, rtol=0, atol=CLOSE)
         point = one.clone().requires_grad_()
         outputs = torch.func.functional_call(
-            context.learner.eval_model, context.learner.theta_layout.unflatten(point), x[at]
+            context.model.eval_model, context.model.theta_layout.unflatten(point), x[at]
         )
         (gradient,) = torch.autograd.grad(F.mse_loss(outputs, target[at]), point)
         torch.testing.assert_close(gradients[at], gradient, rtol=0, atol=CLOSE)
@@ -134,9 +134,7 @@ def test_one_model_that_does_not_fit_raises(context, monkeypatch):
 
 def test_no_inputs_raise(context):
     with pytest.raises(InputError, match="x_server"):
-        ServerContext(context.learner, context.examples).mixture_of_predictions(
-            *some_models(context)
-        )
+        ServerContext(context.model, context.examples).mixture_of_predictions(*some_models(context))
 
 
 def test_fedbe_gives_the_same_result_with_little_memory(monkeypatch):
@@ -157,7 +155,7 @@ def test_regression_mixes_outputs():
     made = Federation(
         lambda: nn.Linear(2, 1), data, FedBE(), loss="mse", modes=1, dtype=torch.float64
     )
-    context = made.algorithm.workshop
+    context = made.algorithm.context
     weights, theta, buffers = some_models(context)
     torch.testing.assert_close(
         context.mixture_of_predictions(weights, theta, buffers),
@@ -188,7 +186,7 @@ def test_fedbe_gives_the_same_result_with_graphs():
     method = FedBE(samples=3, server_epochs=2, server_batch=3)
     plain = train(small_federation(method, "loop", 2, 2), 4)
     federation = small_federation(method, "loop", 2, 2)
-    context = federation.algorithm.workshop
+    context = federation.algorithm.context
     context.graphed_outputs.capture = context.graphed_gradient.capture = capture
     train(federation, 4)
     # One or two modes were trained in a round, and for each of these numbers: all outputs;
@@ -204,7 +202,7 @@ def test_a_failed_capture_is_noted_and_runs_eagerly():
     method = FedBE(samples=3, server_epochs=2, server_batch=3)
     plain = train(small_federation(method, "loop", 2, 2), 2)
     federation = small_federation(method, "loop", 2, 2)
-    context = federation.algorithm.workshop
+    context = federation.algorithm.context
     context.graphed_outputs.capture = context.graphed_gradient.capture = capture
     assert run_notes(federation) == []
     train(federation, 2)

@@ -104,13 +104,13 @@ def test_an_option_of_networks_active_where_dropout_is(name):
     more = {"dropout": 0.0} if name == "mobilenet" else {}
 
     def outputs(augment, key):
-        learner = FunctionalModel(
+        model = FunctionalModel(
             lambda: models[name](shape=(3, 8, 8), outputs=3, augment=augment, **width, **more),
             "cross_entropy",
             torch.zeros(1, dtype=torch.int64),
         )
-        theta, buffers = learner.init_params(0, 1)
-        return learner.outputs(theta[0], buffers[0], x, key)
+        theta, buffers = model.init_params(0, 1)
+        return model.outputs(theta[0], buffers[0], x, key)
 
     plain, augmented = outputs(False, None), outputs(True, None)
     assert torch.equal(plain, augmented)

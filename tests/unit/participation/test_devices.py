@@ -166,7 +166,7 @@ def test_bytes_are_those_the_engine_counts(algorithm):
 
 def test_traffic_is_that_of_clients_that_missed_no_round():
     federation = unruly(algorithm=Dore(block=8), participation=Devices())
-    change = federation.algorithm.codec.bytes(federation.learner.theta_layout.total, 8)
+    change = federation.algorithm.codec.bytes(federation.model.theta_layout.total, 8)
     down, up = federation.costs.traffic(0, 2)
     assert down.tolist() == [change + 8] * 2 and up.tolist() == [change] * 2
 

@@ -1,4 +1,4 @@
-"""Out of memory: blocks shrink, no visit is counted twice, and errors say what does not fit."""
+"""Out of memory: blocks halve_block_size, no visit is counted twice, and errors say what does not fit."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from torch import nn
 
 from fedensemble import EngineWarning, FederatedData, Federation, InputError
 from fedensemble.algorithms import FedAvg, Scaffold
-from fedensemble.core.aggregate import ModeMeans
+from fedensemble.core.mode_means import ModeMeans
 from fedensemble.core.types import Plan
 from fedensemble.engines.local.client_state import ClientMemory
 from fedensemble.engines.local.local_engine import LocalEngine
@@ -36,7 +36,7 @@ PLACES = {
     "prepare": (LocalEngine, "prepare", lambda self, algorithm, sent, mode, *others: len(mode)),
     "train": (
         LocalEngine,
-        "train_plainly",
+        "train_eager",
         lambda self, algorithm, given, ragged: len(given.model_key),
     ),
     "judge": (RunAccumulator, "add", lambda self, block, trained: len(block.modes)),
@@ -104,8 +104,8 @@ class Gathering(FedAvg):
 def test_each_upload_is_gathered_once(monkeypatch):
     federation = small_federation(Gathering(lr=0.1), "vector", 2, 2)
     limit_memory(monkeypatch, "sums", 2)
-    request = federation.ask()
-    members = federation.engine.visit(*request).cohort.members
+    request = federation.next_request()
+    members = federation.engine.run_visits(*request).cohort.members
     assert sorted(members.client.tolist()) == sorted(request.plan.client.tolist())
     assert len(members.uploads["theta"]) == 4
 
@@ -130,18 +130,20 @@ def test_a_block_that_one_of_several_runs_has_added_is_not_added_again(monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(RunAccumulator, "add", take)
-        requests = [run.ask() for run in runs]
+        requests = [run.next_request() for run in runs]
         answers = run_visits([run.engine for run in runs], requests)
     assert trained == [8, 4]
     assert calls == [4, 4, 4]
-    for run, request, answer, other in zip(runs, requests, answers, apart, strict=True):
-        run.conclude(request, answer)
+    for run, answer, other in zip(runs, answers, apart, strict=True):
+        run.run_round(answer)
         require_close(run.tensors(), train(other, 1).tensors(), "Runs that train together")
 
 
 def test_client_state_is_unchanged_after_a_round_whose_means_do_not_fit(monkeypatch):
     federation = train(made(), 1)
-    before = {name: value.clone() for name, value in federation.engine.memory_tensors().items()}
+    before = {
+        name: value.clone() for name, value in federation.engine.client_state_tensors().items()
+    }
 
     def full(self):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -151,7 +153,7 @@ def test_client_state_is_unchanged_after_a_round_whose_means_do_not_fit(monkeypa
         next(federation.rounds(1))
     assert all(
         torch.equal(value, before[name])
-        for name, value in federation.engine.memory_tensors().items()
+        for name, value in federation.engine.client_state_tensors().items()
     )
 
 
@@ -179,9 +181,9 @@ def test_a_failed_prefetch_is_retried_later(monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalEngine, "_make_batch_plan", full)
-        federation.engine.foresee(plan, 0)
+        federation.engine.prefetch(plan, 0)
     assert federation.engine._prefetched is None
-    federation.engine.foresee(plan, 0)
+    federation.engine.prefetch(plan, 0)
     assert federation.engine._prefetched is not None
 
 
@@ -229,7 +231,7 @@ def test_a_check_that_does_not_fit(monkeypatch):
 def test_an_evaluation_that_does_not_fit(monkeypatch):
     federation = made()
     x = classification().x
-    monkeypatch.setattr(type(federation.learner), "outputs", full)
+    monkeypatch.setattr(type(federation.model), "outputs", full)
     with pytest.raises(
         InputError, match=r"Evaluation in batches of 7 does not fit .*lower batch_size"
     ):
@@ -271,7 +273,7 @@ def test_shrinking_frees_captured_graphs():
     assert isinstance(engine, VectorEngine)
     engine._captured["a shape"] = object()
     engine.block = 5
-    engine.shrink(4, "", round=2)
+    engine.halve_block_size(4, "", round=2)
     assert engine.notes[-1].startswith("Out of memory in round 3: from there on 2 visits")
     assert engine.block == 2
     assert not engine._captured

@@ -40,7 +40,9 @@ class Layer:
     parameters: tuple[str, ...]
 
 
-def find_layer_chain(learner: FunctionalModel, examples: Tensor, caller: str) -> list[Layer]:
+def find_layer_chain(
+    functional_model: FunctionalModel, examples: Tensor, caller: str
+) -> list[Layer]:
     """The model's layers in the order in which they run.
 
     Args:
@@ -50,8 +52,8 @@ def find_layer_chain(learner: FunctionalModel, examples: Tensor, caller: str) ->
     Raises:
         InputError: names the layer that cannot be part of a chain, and why.
     """
-    model = learner.eval_model
-    layout = learner.theta_layout
+    model = functional_model.eval_model
+    layout = functional_model.theta_layout
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers: list[Layer] = []
     embeddings: list[str] = []  # parameters that are added to the first layer's

@@ -86,11 +86,11 @@ class Matched(FedAvg):
     def bind(self, context: ServerContext) -> Self:
         name = algorithms.name_of(type(self)) or type(self).__name__
         bound = copy(self)
-        structure = find_structure(context.learner, context.examples, f"Algorithm '{name}'")
+        structure = find_structure(context.model, context.examples, f"Algorithm '{name}'")
         object.__setattr__(bound, "structure", structure)
         object.__setattr__(bound, "initial", init_distribution(context))
         if self.start < 1:
-            theta = bound.zero_unused_units(context.learner.init_params(0, 1)[0])
+            theta = bound.zero_unused_units(context.model.init_params(0, 1)[0])
             check_unused_units(context, theta, structure, name)
         return bound
 
@@ -103,7 +103,7 @@ class Matched(FedAvg):
     def broadcast(self, mode: Tree) -> Tree:
         return mode
 
-    def init_memory(self, theta: Tensor) -> Tree:
+    def init_client_state(self, theta: Tensor) -> Tree:
         if self.own_rounds < 2:  # no client continues to train its own model
             return {}
         return {"own": torch.zeros_like(theta), "has_own": torch.zeros_like(theta[..., :1])}
@@ -197,14 +197,14 @@ def init_distribution(context: ServerContext) -> tuple[Tensor, Tensor]:
     layers are initialised uniformly, so for them this is the exact distribution, and a client can
     draw a model from it without building modules.
     """
-    learner = context.learner
+    model = context.model
     means, half_widths = {}, {}
-    samples, _ = learner.init_params(0, _INIT_SAMPLES)
-    for name, values in learner.theta_layout.unflatten(samples).items():
+    samples, _ = model.init_params(0, _INIT_SAMPLES)
+    for name, values in model.theta_layout.unflatten(samples).items():
         std, mean = torch.std_mean(values, correction=0)
         shape = values.shape[1:]
         means[name], half_widths[name] = mean.expand(shape), (3**0.5 * std).expand(shape)
-    return learner.theta_layout.flatten(means), learner.theta_layout.flatten(half_widths)
+    return model.theta_layout.flatten(means), model.theta_layout.flatten(half_widths)
 
 
 def check_unused_units(
@@ -212,7 +212,7 @@ def check_unused_units(
 ) -> None:
     """Raises unless the unused units of networks `theta` [1, P] have gradient 0."""
     x = context.examples.unsqueeze(0)
-    buffers = context.learner.init_params(0, 1)[1]
+    buffers = context.model.init_params(0, 1)[1]
     gradient = context.gradient(lambda outputs, _: (outputs**2).mean(), theta, buffers, x, x)
     trained = structure.used_units(gradient) & ~structure.used_units(theta)
     for units in structure.layers:

@@ -191,7 +191,7 @@ def _unit_table(
     return to_storage_order(units, shape).flatten(), torch.full((shape.numel(),), step)
 
 
-def find_structure(learner: FunctionalModel, examples: Tensor, caller: str) -> Structure:
+def find_structure(model: FunctionalModel, examples: Tensor, caller: str) -> Structure:
     """The hidden units of a model, checked by permuting them on some inputs.
 
     Args:
@@ -201,19 +201,19 @@ def find_structure(learner: FunctionalModel, examples: Tensor, caller: str) -> S
     Raises:
         InputError: names the layer whose units cannot be identified or permuted, and why.
     """
-    layers = find_layer_chain(learner, examples, caller)
-    structure = Structure(layers, learner.theta_layout.names, learner.theta_layout.shapes).to(
-        learner.device
+    layers = find_layer_chain(model, examples, caller)
+    structure = Structure(layers, model.theta_layout.names, model.theta_layout.shapes).to(
+        model.device
     )
-    theta, buffers = (tensor[0] for tensor in learner.init_params(0, 1))
+    theta, buffers = (tensor[0] for tensor in model.init_params(0, 1))
     # Noise, because a weight that is initialised to 0 would hide a connection from the check.
     theta = theta + 0.05 * prng.normal(prng.key(0, "structure"), len(theta)).to(theta)
-    before = learner.outputs(theta, buffers, examples.clone())
+    before = model.outputs(theta, buffers, examples.clone())
     for units, next_layer in zip(structure.layers, layers[1:], strict=True):
         slot = torch.arange(structure.units, device=theta.device)
         slot[units.all] = slot[units.all].roll(1)
         permuted = structure.reorder(theta[None], slot[None])[0]
-        after = learner.outputs(permuted, buffers, examples.clone())
+        after = model.outputs(permuted, buffers, examples.clone())
         if not torch.allclose(after, before, rtol=0, atol=_TOLERANCE * float(before.abs().max())):
             raise InputError(
                 f"{caller} cannot match layer '{units.name}': its units reach the outputs not only "

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.keys import shared_uniform
-from ...core.types import Cohort, Members, Plan, RoundResult
+from ...core.types import Cohort, GatheredUploads, Plan, RoundResult
+from ...core.visit_keys import shared_uniform
 from ...errors import InputError, RankError
 from ...flat_params import Tree
 from ..local.local_engine import LocalEngine
@@ -32,8 +32,8 @@ _BUFFERS, _WEIGHT = "running statistics", "weight of a visit"
 class DistributedEngine(Engine):
     """Executes plans on all ranks of a job.
 
-    All ranks must make the same calls: `visit`, `commit`, `agree`, `numerics`, `read_memory`,
-    `memory_tensors` and `load_memory` are collective.
+    All ranks must make the same calls: `run_visits`, `commit`, `broadcast_state`, `numerics`,
+    `read_client_state`, `client_state_tensors` and `load_client_state` are collective.
 
     Args:
         inner: the engine that trains this rank's visits, of the same class on every rank.
@@ -46,12 +46,12 @@ class DistributedEngine(Engine):
                 f"Ranks train with engine 'vector' or 'loop'; got {type(inner).__name__}."
             )
         self.inner, self.ranks = inner, ranks
-        # True during `visit` and `commit`, and after one of them has failed. Some ranks may then
-        # have stored the client state of the round and others not, so nothing may be trained or
-        # saved until a checkpoint is loaded.
+        # True during `run_visits` and `commit`, and after one of them has failed. Some ranks may
+        # then have stored the client state of the round and others not, so nothing may be trained
+        # or saved until a checkpoint is loaded.
         self._stale = False
-        self.writes = ranks.rank == 0
-        inner.load_memory(self._select_rank(inner.memory_tensors(), ranks.rank))
+        self.is_writer = ranks.rank == 0
+        inner.load_client_state(self._select_rank(inner.client_state_tensors(), ranks.rank))
 
     @property
     def notes(self) -> Sequence[str]:  # type: ignore[override]
@@ -78,26 +78,28 @@ class DistributedEngine(Engine):
             }
         )
 
-    def keep_numerics(self, tensors: Tree) -> None:
+    def load_numerics(self, tensors: Tree) -> None:
         """Restores this rank's own rows, if the checkpoint is of the same number of ranks."""
         own: Tree = {}
         for name, rows in tensors.items():
             mine = rows[rows[:, 0] == self.ranks.rank]
             if int(rows[:, 0].max()) + 1 == self.ranks.size and len(mine):
                 own[name] = torch.cat([torch.zeros_like(mine[:, :1]), mine[:, 1:]], 1)
-        self.inner.keep_numerics(own)
+        self.inner.load_numerics(own)
 
-    def visit(
+    def run_visits(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
         self._check_not_stale()
         if not len(plan.client):
-            return self.inner.visit(algorithm, sent, buffers, plan, round)
+            return self.inner.run_visits(algorithm, sent, buffers, plan, round)
         own, part = self._own_visits(plan)
         self._stale = True
         self.inner.pending_state = []  # also if this rank has no visits in this round
         result, messages = self.ranks.together(
-            lambda: self.inner.visit(algorithm, sent, buffers, part, round) if len(own) else None,
+            lambda: (
+                self.inner.run_visits(algorithm, sent, buffers, part, round) if len(own) else None
+            ),
             _describe_result,
         )
         # A rank without visits does not know which tensors the others sum up, since only
@@ -105,7 +107,7 @@ class DistributedEngine(Engine):
         # adds zeros.
         specs = next(message["specs"] for message in messages if message["specs"])
         cohort, loss, counters = self._sum_statistics(result, own, plan, len(buffers), round)
-        cohort = replace(cohort, round=round, lr=algorithm.rate(round))
+        cohort = replace(cohort, round=round, lr=algorithm.learning_rate(round))
         # The mean over all ranks: each rank's mean times its weight, summed, over the total weight.
         total_weight = torch.where(cohort.weight > 0, cohort.weight, 1.0)
         means: Tree = {}
@@ -133,7 +135,7 @@ class DistributedEngine(Engine):
         Each rank writes its values into tensors of zeros, of which there are only two, so that two
         sums are enough for everything.
         """
-        learner, visits = self.inner.learner, len(plan.client)
+        model, visits = self.inner.model, len(plan.client)
         floats = torch.zeros(3 * modes + visits, dtype=torch.float64)
         integers = torch.zeros(3, visits, dtype=torch.int64)
         if result is not None:
@@ -146,23 +148,23 @@ class DistributedEngine(Engine):
                 (result.first_bad_step, result.bytes_up, result.bytes_down)
             ):
                 integers[row, own] = value.cpu()
-        floats = self.ranks.sum(floats).to(learner.device, learner.dtype)
+        floats = self.ranks.sum(floats).to(model.device, model.dtype)
         integers = self.ranks.sum(integers)
         count, weight, share = floats[: 3 * modes].reshape(3, modes, 1)
-        coin = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(
-            learner.device, learner.dtype
+        shared_draw = shared_uniform(self.inner.seed, round, torch.arange(modes)).to(
+            model.device, model.dtype
         )
-        cohort = Cohort(count, weight, share, len(self.inner.host_sizes), coin)
+        cohort = Cohort(count, weight, share, len(self.inner.host_sizes), shared_draw)
         return cohort, floats[3 * modes :], integers
 
     def _gather_members(
         self, result: RoundResult | None, specs: dict[str, Any], plan: Plan
-    ) -> Members:
+    ) -> GatheredUploads:
         """The uploads of all visits, in ascending order of (client, mode), on every rank.
 
         Each rank writes its rows into a table of zeros, and the tables are summed.
         """
-        device = self.inner.learner.device
+        device = self.inner.model.device
         order = torch.argsort(plan.client * (int(plan.mode.max()) + 1) + plan.mode)
         client, mode = plan.client[order].to(device), plan.mode[order].to(device)
         own = torch.nonzero(client % self.ranks.size == self.ranks.rank).flatten()
@@ -174,9 +176,9 @@ class DistributedEngine(Engine):
                 table[own] = _member_tensors(members)[name]
             tables[name] = self.ranks.sum(table)
         weight, buffers = tables.pop(_WEIGHT), tables.pop(_BUFFERS)
-        return Members(client, mode, weight, buffers=buffers, uploads=tables)
+        return GatheredUploads(client, mode, weight, buffers=buffers, uploads=tables)
 
-    def agree(self, modes: Tree) -> Tree:
+    def broadcast_state(self, modes: Tree) -> Tree:
         """Broadcasts the modes of rank 0.
 
         Ranks compute the same server update from the same sums, but some algorithms do more on the
@@ -194,21 +196,21 @@ class DistributedEngine(Engine):
         self.ranks.together(self.inner.commit)
         self._stale = False
 
-    def foresee(self, plan: Plan, round: int) -> None:
+    def prefetch(self, plan: Plan, round: int) -> None:
         _, part = self._own_visits(plan)
         if len(part.client):
-            self.inner.foresee(part, round)
+            self.inner.prefetch(part, round)
 
     def _own_visits(self, plan: Plan) -> tuple[Tensor, Plan]:
         """Positions of this rank's visits in the plan, and the plan of these visits alone."""
         own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
         return own, Plan(plan.client[own], plan.mode[own])
 
-    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+    def read_client_state(self, plan: Plan, fresh: Tree) -> Tree:
         """Client state of the plan's visits; each rank looks up the rows of its own clients."""
         own, part = self._own_visits(plan)
         state: Tree = {}
-        mine = self.inner.read_memory(
+        mine = self.inner.read_client_state(
             part, {name: value[own.to(value.device)] for name, value in fresh.items()}
         )
         for name, value in fresh.items():
@@ -217,18 +219,18 @@ class DistributedEngine(Engine):
             state[name] = self.ranks.sum(table)
         return state
 
-    def memory_tensors(self) -> Tree:
+    def client_state_tensors(self) -> Tree:
         """All clients' state on rank 0, nothing on the others."""
         self._check_not_stale()
-        return self.ranks.gather(self.inner.memory_tensors())
+        return self.ranks.gather(self.inner.client_state_tensors())
 
-    def load_memory(self, tensors: Tree) -> None:
+    def load_client_state(self, tensors: Tree) -> None:
         """Gives each rank the state of its clients, from the tensors on rank 0."""
         lead = self.ranks.rank == 0
         parts = (
             [self._select_rank(tensors, rank) for rank in range(self.ranks.size)] if lead else []
         )
-        self.inner.load_memory(self.ranks.scatter(parts))
+        self.inner.load_client_state(self.ranks.scatter(parts))
         self._stale = False
 
     def _select_rank(self, tensors: Tree, rank: int) -> Tree:
@@ -270,6 +272,6 @@ def _uploads_with_buffers(result: RoundResult, buffers: Tensor) -> Tree:
     return {**result.uploads, _BUFFERS: result.buffers - buffers}
 
 
-def _member_tensors(members: Members) -> Tree:
+def _member_tensors(members: GatheredUploads) -> Tree:
     """Uploads, buffers and weight of each visit, [J, ...]."""
     return {**members.uploads, _BUFFERS: members.buffers, _WEIGHT: members.weight}

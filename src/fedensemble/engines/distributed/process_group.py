@@ -57,10 +57,10 @@ class ProcessGroup:
         self.notes: list[str] = []
         self._nccl_group: dist.ProcessGroup | None = None
         if size > 1:
-            messages = self.agree({"host": socket.gethostname()})
+            messages = self.gather_messages({"host": socket.gethostname()})
             self.hosts = [message["host"] for message in messages]
 
-    def agree(self, message: Message) -> list[Message]:
+    def gather_messages(self, message: Message) -> list[Message]:
         """The messages of all ranks, by rank; raises on all ranks if one of them has an "error"."""
         messages: Any
         if self.rank == 0:
@@ -96,9 +96,9 @@ class ProcessGroup:
             result = step()
         except Exception as error:
             with suppress(RankError):
-                self.agree({"error": format_error(error)})
+                self.gather_messages({"error": format_error(error)})
             raise
-        return result, self.agree(tell(result))
+        return result, self.gather_messages(tell(result))
 
     def use(self, device: str) -> None:
         """Assigns a GPU to every rank and chooses the backend for large sums.
@@ -116,7 +116,7 @@ class ProcessGroup:
         gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local_rank % gpus)
         enough = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus
-        if all(message["enough"] for message in self.agree({"enough": enough})):
+        if all(message["enough"] for message in self.gather_messages({"enough": enough})):
             timeout = timedelta(seconds=self.timeout)
             self._nccl_group = dist.new_group(backend="nccl", timeout=timeout)
         else:
@@ -144,13 +144,15 @@ class ProcessGroup:
         except RuntimeError:
             # An all-reduce does not tell which rank is gone. Exchanging messages does: this raises
             # an error that names the rank.
-            self.agree({"error": "the exchange between ranks broke off."})
+            self.gather_messages({"error": "the exchange between ranks broke off."})
             raise
         return host.to(tensor.device)
 
     def share(self, tensors: Tree) -> Tree:
         """Broadcasts the tensors of rank 0; other ranks get them on the CPU."""
-        specs = self.agree({"specs": tensor_specs(tensors)} if self.rank == 0 else {})[0]["specs"]
+        specs = self.gather_messages({"specs": tensor_specs(tensors)} if self.rank == 0 else {})[0][
+            "specs"
+        ]
         if self.size == 1:
             return tensors
         for other in range(1, self.size) if self.rank == 0 else ():
@@ -162,7 +164,7 @@ class ProcessGroup:
 
         With several ranks the result is on the CPU.
         """
-        messages = self.agree({"specs": tensor_specs(tensors)})
+        messages = self.gather_messages({"specs": tensor_specs(tensors)})
         if self.rank:
             self._send(0, tensors)
             return {}
@@ -175,7 +177,7 @@ class ProcessGroup:
     def scatter(self, parts: Sequence[Tree]) -> Tree:
         """Part r of the list on rank 0, for rank r; other ranks pass an empty list."""
         message = {"specs": [tensor_specs(part) for part in parts]} if self.rank == 0 else {}
-        specs = self.agree(message)[0]["specs"]
+        specs = self.gather_messages(message)[0]["specs"]
         if self.rank:
             return self._receive(0, specs[self.rank])
         for other in range(1, self.size):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork
-from ...core.keys import shared_uniform
 from ...core.secret import system_uniform
 from ...core.types import Plan
+from ...core.visit_keys import shared_uniform
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree, select_rows
@@ -67,7 +67,7 @@ class LocalClient:
     """One client: the model, the algorithm and the client's data.
 
     Args:
-        learner: the model as a function, with its loss.
+        functional_model: the model as a function, with its loss.
         algorithm: the federated algorithm.
         data: this client's examples, as FederatedData of one client.
         work: the amount of local training per visit.
@@ -76,13 +76,13 @@ class LocalClient:
 
     def __init__(
         self,
-        learner: FunctionalModel,
+        model: FunctionalModel,
         algorithm: Algorithm,
         data: FederatedData,
         work: LocalWork,
         seed: int,
     ) -> None:
-        self.learner, self.algorithm, self.work, self.seed = learner, algorithm, work, seed
+        self.model, self.algorithm, self.work, self.seed = model, algorithm, work, seed
         self.data, self.examples = data, len(data.x)
 
     def answer_query(self, message: Message, context: Context) -> Message:
@@ -101,20 +101,20 @@ class LocalClient:
         store.delete_expired(visit.training)
         previous_state = store.load(visit) if visit.counted >= 0 else None
         sent = {
-            name: value.to(self.learner.device)
+            name: value.to(self.model.device)
             for name, value in unpack(message.content, MODEL).items()
         }
         buffers = sent.pop(
-            BUFFERS, torch.empty(0, dtype=self.learner.dtype, device=self.learner.device)
+            BUFFERS, torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         )
-        inputs, result = self.visit(visit, sent, buffers, previous_state)
+        inputs, result = self.run_visit(visit, sent, buffers, previous_state)
         new_state = select_rows(result.memory, 0)
         loss, first_bad_step = summarize_losses(result, inputs)
         # The server rejects the reply of a diverged visit, so its state could never count.
         if new_state and bool(loss.isfinite()):
             store.save(visit, new_state)
         uniform_draw = shared_uniform(self.seed, visit.round, torch.tensor(visit.mode)).to(
-            self.learner.dtype
+            self.model.dtype
         )
         upload = self.algorithm.encode(select_rows(result.uploads, 0), uniform_draw)
         if len(buffers):
@@ -133,7 +133,7 @@ class LocalClient:
         }
         return build_reply(message, content)
 
-    def visit(
+    def run_visit(
         self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None
     ) -> tuple[BlockInputs, BlockResult]:
         """Runs one visit of the loop engine; returns its inputs and its result.
@@ -153,7 +153,7 @@ class LocalClient:
             start=self.data.start.expand(num_clients),
             size=self.data.size.expand(num_clients),
         )
-        engine = LoopEngine(self.learner, data, work, self.seed)
+        engine = LoopEngine(self.model, data, work, self.seed)
         # Secret noise must not come from the run's seed, because the server knows the seed.
         engine.secret = system_uniform
         plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
@@ -164,7 +164,7 @@ class LocalClient:
         )
         if memory is not None:
             inputs = inputs._replace(
-                memory={name: value.to(self.learner.device)[None] for name, value in memory.items()}
+                memory={name: value.to(self.model.device)[None] for name, value in memory.items()}
             )
-        with raise_on_oom("One visit does", self.learner.device, SMALLER_VISIT):
+        with raise_on_oom("One visit does", self.model.device, SMALLER_VISIT):
             return inputs, engine.train(self.algorithm, inputs, ragged=False)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
-from ...checkpoint import read_checkpoint, write_checkpoint
-from ...durable import clean_leftovers, make_folders, make_private, reason
+from ...checkpoint_file import read_checkpoint, write_checkpoint
+from ...durable import clean_leftovers, describe_os_error, make_folders, make_private
 from ...errors import InputError, StoreError
 from ...flat_params import Tree
 from .messages import Visit, pack, unpack
@@ -109,7 +109,9 @@ class ClientStateStore:
             make_folders(folder, private=True)
             make_private(folder)
         except OSError as error:
-            raise StoreError(f"memory-dir {self.folder} cannot be used: {reason(error)}") from None
+            raise StoreError(
+                f"memory-dir {self.folder} cannot be used: {describe_os_error(error)}"
+            ) from None
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None

@@ -10,19 +10,19 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from ...core.aggregate import ModeMeans, gather
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.keys import shared_uniform
+from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
-from ...core.types import EnsembleState, Members, Plan, RoundResult
+from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult
+from ...core.visit_keys import shared_uniform
 from ...flat_params import Tree, payload_bytes, select_rows
 from .clipping import limit_lengths
 from .collector import Collector
 from .deadline import RoundLog, RoundTimeout
 from .exchange import Clock
-from .finite_checks import FiniteCheck
 from .messages import BUFFERS, Visit, build_visit_message, pack
+from .mode_checks import FiniteModeCheck
 from .reply_validation import Limits, ValidReply, validate_reply
 from .roster import Roster
 from .running_statistics import BufferRules
@@ -84,12 +84,12 @@ class FlowerEngine(Engine):
         limits: Limits | None = None,
         clock: Clock | None = None,
         buffer_rules: BufferRules | None = None,
-        finite_check: FiniteCheck | None = None,
+        finite_check: FiniteModeCheck | None = None,
     ) -> None:
         self.roster, self.seed, self.training = roster, seed, training
         self.round_timeout, self.limits = round_timeout or RoundTimeout(), limits or Limits()
         self.clock = clock or Clock()
-        self.buffer_rules, self.finite_check = buffer_rules, finite_check or FiniteCheck()
+        self.buffer_rules, self.finite_check = buffer_rules, finite_check or FiniteModeCheck()
         self.sizes = torch.tensor([member.examples for member in roster.members])
         # used by algorithms that weight clients by their number of examples
         self.weights = cap_weights(self.sizes, self.limits.max_weight)
@@ -99,10 +99,10 @@ class FlowerEngine(Engine):
         # lengths of the last updates, see `limit_lengths`
         self.recent_lengths = torch.empty(0, 0, dtype=torch.float64)
         self.log = RoundLog()
-        self._pending: _PendingRound  # set by `visit`
+        self._pending: _PendingRound  # set by `run_visits`
         self.collector = Collector(roster, self.round_timeout, self.clock, seed, modes)
 
-    def visit(
+    def run_visits(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
         suspended = self.suspensions.is_suspended(plan.client)
@@ -268,7 +268,7 @@ class FlowerEngine(Engine):
         """Returns the input of the server's step, from the pending replies."""
         pending = self._pending
         result = self._aggregate(pending.inputs, pending.replies, pending.bytes_down)
-        lr = pending.inputs.algorithm.rate(pending.round)
+        lr = pending.inputs.algorithm.learning_rate(pending.round)
         return result._replace(cohort=replace(result.cohort, round=pending.round, lr=lr))
 
     def _aggregate(
@@ -288,7 +288,7 @@ class FlowerEngine(Engine):
             means.add(mode, weight, {**uploads, BUFFERS: reply.buffers.unsqueeze(0)})
             if inputs.algorithm.gathers:
                 members.append(
-                    Members(
+                    GatheredUploads(
                         torch.tensor([visit.client]),
                         mode,
                         weight,
@@ -320,14 +320,14 @@ class FlowerEngine(Engine):
             ),
         )
 
-    def memory_tensors(self) -> Tree:
+    def client_state_tensors(self) -> Tree:
         return {
             "counted": self.counted,
             "recent": self.recent_lengths,
             **self.suspensions.to_tensors(),
         }
 
-    def load_memory(self, tensors: Tree) -> None:
+    def load_client_state(self, tensors: Tree) -> None:
         self.counted = tensors["counted"]
         # Checkpoints of earlier versions have no tensor "recent".
         self.recent_lengths = tensors.get("recent", self.recent_lengths)

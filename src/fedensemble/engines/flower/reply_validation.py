@@ -1,4 +1,8 @@
-"""Validates clients' replies. An invalid reply is rejected, and the round continues without it."""
+"""Validates clients' replies. An invalid reply is rejected, and the round continues without it.
+
+The sizes of a reply's tensors are checked in `messages.unpack`, those of a whole request in
+`deploy/gateway.py`.
+"""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class BufferRules:
     frozen: Tensor
 
     @classmethod
-    def from_model(cls, learner: FunctionalModel) -> BufferRules:
+    def from_model(cls, functional_model: FunctionalModel) -> BufferRules:
         """Returns the rules of a model."""
-        model, layout = learner.training_model, learner.buffer_layout
+        model, layout = functional_model.training_model, functional_model.buffer_layout
         norms = [
             name for name, module in model.named_modules() if isinstance(module, norm_layers())
         ]

@@ -31,7 +31,7 @@ class BlockInputs(NamedTuple):
     weight: Tensor  # [S, J, B] True for examples, False for padding
     model_key: Tensor  # [J] keys of random layers such as dropout
     algorithm_key: Tensor  # [J] keys of the algorithm's own random numbers
-    coin: Tensor  # [J, 1] random number that all visits of a mode share
+    shared_draw: Tensor  # [J, 1] random number that all visits of a mode share
     sizes: Tensor  # [J, 1] examples of the client
     counts: Tensor  # [J, 1] local steps of the visit
     lr: Tensor  # [J, 1]
@@ -48,7 +48,7 @@ class BatchPlan(NamedTuple):
     weight: Tensor
     model_key: Tensor
     algorithm_key: Tensor
-    coin: Tensor
+    shared_draw: Tensor
     sizes: Tensor
     counts: Tensor
 
@@ -119,7 +119,16 @@ def squeeze_single_visit(inputs: BlockInputs) -> BlockInputs:
     values = inputs._asdict()
     for name in ("memory", "hyperparameters"):
         values[name] = select_rows(values[name], 0)
-    per_visit = ("mode", "buffers", "model_key", "algorithm_key", "coin", "sizes", "counts", "lr")
+    per_visit = (
+        "mode",
+        "buffers",
+        "model_key",
+        "algorithm_key",
+        "shared_draw",
+        "sizes",
+        "counts",
+        "lr",
+    )
     for name in per_visit:
         values[name] = values[name][0]
     for name in ("batch_index", "weight"):

@@ -1,6 +1,7 @@
 """Chooses the block size: how many visits fit into memory at once.
 
 The memory of one visit is measured (GPU) or estimated (CPU) on a few examples before training.
+A block that does not fit after all is halved in `run_visits.py`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def max_block_size(engine: VectorEngine, budget: float | None) -> int:
 
     If not even one visit fits, the result is 1 and the engine's notes say so.
     """
-    learner, cuda = engine.learner, engine.learner.device.type == "cuda"
-    param_bytes = learner.theta_layout.total * learner.dtype.itemsize
+    model, cuda = engine.model, engine.model.device.type == "cuda"
+    param_bytes = model.theta_layout.total * model.dtype.itemsize
     most, needed = _MAX_VISITS["cuda" if cuda else "cpu"], _COPIES * param_bytes
     available = (budget if budget is not None else _CPU_BUDGET) * _GIB
     if cuda and budget is None:
@@ -75,7 +76,7 @@ def _gpu_budget(engine: VectorEngine) -> float:
     If other programs leave less than that, the budget follows from what is free, and the engine's
     notes say so.
     """
-    device = engine.learner.device
+    device = engine.model.device
     free, total = torch.cuda.mem_get_info(device)
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     # Memory that torch's allocator has reserved but not allocated is free for this process.
@@ -102,7 +103,7 @@ def _round_down(visits: int) -> int:
 
 def activations(engine: VectorEngine) -> int:
     """Bytes that the forward and backward pass of one visit needs in addition to its parameters."""
-    device = engine.learner.device
+    device = engine.model.device
     # Two visits on a GPU, so that what is allocated once for all visits counts half. If two do not
     # fit, one is measured.
     for visits in (2, 1) if device.type == "cuda" else (1,):
@@ -118,7 +119,7 @@ def activations(engine: VectorEngine) -> int:
 
 def _measure(engine: VectorEngine, visits: int) -> int:
     """Peak memory of one gradient per visit, by the statistics of CUDA's caching allocator."""
-    device, arguments = engine.learner.device, _make_batch(engine, visits, engine.work.batch_size)
+    device, arguments = engine.model.device, _make_batch(engine, visits, engine.work.batch_size)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     engine.gradient(*arguments)
@@ -132,10 +133,8 @@ def _estimate(engine: VectorEngine) -> int:
     autograd saves. Two small batches give a and b, which is much cheaper than a full batch.
     """
     batch = engine.work.batch_size
-    learner = engine.learner.clone_module()  # a module may change its own attributes in `forward`
-    gradient = (
-        stacked_gradient(learner) if engine.stacked else learner.gradient_function(batched=False)
-    )
+    model = engine.model.clone_module()  # a module may change its own attributes in `forward`
+    gradient = stacked_gradient(model) if engine.stacked else model.gradient_function(batched=False)
     if batch > 2 * _FEW:
         try:
             small, large = (_saved_bytes(engine, gradient, count) for count in (_FEW, 2 * _FEW))
@@ -184,11 +183,11 @@ class _ForwardDone(Exception):  # noqa: N818 (not an error)
 
 def _make_batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
     """Arguments of a gradient function; the batches repeat the first examples of the data."""
-    learner, device = engine.learner, engine.learner.device
-    theta, buffers = (tensor.repeat(visits, 1) for tensor in learner.init_params(0, 1))
+    model, device = engine.model, engine.model.device
+    theta, buffers = (tensor.repeat(visits, 1) for tensor in model.init_params(0, 1))
     index = torch.arange(visits * batch, device=device) % len(engine.data.x)
-    x, y = engine.data.inputs(engine.data.x[index], learner.dtype), engine.data.y[index]
+    x, y = engine.data.inputs(engine.data.x[index], model.dtype), engine.data.y[index]
     x, y = (values.reshape(visits, batch, *values.shape[1:]) for values in (x, y))
-    y = y.to(learner.dtype) if y.is_floating_point() else y
+    y = y.to(model.dtype) if y.is_floating_point() else y
     weight = torch.ones(visits, batch, dtype=torch.bool, device=device)
     return theta, buffers, x, y, weight, torch.arange(visits, device=device)

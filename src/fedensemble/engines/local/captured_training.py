@@ -192,7 +192,7 @@ class CapturedTraining:
             static.sizes,
             static.counts,
             static.algorithm_key,
-            static.coin,
+            static.shared_draw,
         )
         problem.recorder, problem.minibatches = self.recorder, minibatches
         problem.make_cast_copy = make_cast_copy

@@ -21,7 +21,7 @@ def count_flops(engine: LocalEngine) -> int:
     """
     # Two examples, because BatchNorm without running statistics rejects a batch of one.
     pair = engine.data.x[[0, -1]]
-    x = engine.data.inputs(pair, engine.learner.dtype)
+    x = engine.data.inputs(pair, engine.model.dtype)
     total = 0
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -36,14 +36,14 @@ def count_flops(engine: LocalEngine) -> int:
 
     # Script modules do not support hooks.
     modules = [
-        m for m in engine.learner.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)
+        m for m in engine.model.eval_model.modules() if not isinstance(m, torch.jit.ScriptModule)
     ]
     hooks = [module.register_forward_hook(count) for module in modules]
     try:
         with torch.no_grad(), warnings.catch_warnings():
             # cuDNN warns that RNN weights are not contiguous. That only slows down this one pass.
             warnings.filterwarnings("ignore", "RNN module weights")
-            engine.learner.eval_model(x)
+            engine.model.eval_model(x)
     finally:
         for hook in hooks:
             hook.remove()

@@ -15,11 +15,11 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...core.batches import LocalWork, batch_table
 from ...core.engine import Engine
-from ...core.keys import shared_uniform, visit_key
 from ...core.problem import LocalProblem
 from ...core.round import Request
 from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
+from ...core.visit_keys import shared_uniform, visit_key
 from ...data.federated import FederatedData
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
@@ -44,7 +44,7 @@ class LocalEngine(Engine):
     """Executes plans in this process.
 
     Args:
-        learner: the model's structure and loss.
+        functional_model: the model's structure and loss.
         data: all clients' examples.
         work: how much a client trains.
         seed: of the run.
@@ -54,42 +54,42 @@ class LocalEngine(Engine):
 
     batched: ClassVar[bool]
     block: int = 1  # number of visits trained together
-    # Source of random numbers that only the client knows; None derives them from the seed.
+    # Dataset of random numbers that only the client knows; None derives them from the seed.
     secret: SecretSource | None = None
 
     def __init__(
         self,
-        learner: FunctionalModel,
+        model: FunctionalModel,
         data: FederatedData,
         work: LocalWork,
         seed: int,
         *,
         client_memory: Placement = "auto",
     ) -> None:
-        self.learner, self.work, self.seed = learner, work, seed
-        self.data = cached_on_device(data, learner.device)
+        self.model, self.work, self.seed = model, work, seed
+        self.data = cached_on_device(data, model.device)
         self.host_sizes = data.size.cpu()  # on the CPU: reading them does not wait for the GPU
-        self.starts = data.start.to(learner.device)  # first row of each client in the data
+        self.starts = data.start.to(model.device)  # first row of each client in the data
         self._prefetched: tuple[int, Plan, BatchPlan] | None = None
-        self.memory = ClientMemory(learner.device, client_memory)
-        # New client state of the last `visit`, which `commit` stores. A round that fails before
-        # `commit` leaves the client state unchanged.
+        self.memory = ClientMemory(model.device, client_memory)
+        # New client state of the last `run_visits`, which `commit` stores. A round that fails
+        # before `commit` leaves the client state unchanged.
         self.pending_state: list[tuple[Plan, Tree]] = []
-        self.gradient = learner.gradient_function(self.batched)
+        self.gradient = model.gradient_function(self.batched)
 
     def use(self, data: FederatedData) -> None:
         """Switches to another copy of the same examples and drops the prefetched batch plan.
 
         The batch plan holds row numbers, which differ between copies.
         """
-        self.data, self.starts = data, data.start.to(self.learner.device)
+        self.data, self.starts = data, data.start.to(self.model.device)
         self._prefetched = None
 
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
         """The order in which to train visits with these numbers of local steps, as indices."""
 
-    def visit(
+    def run_visits(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
     ) -> RoundResult:
         return run_visits([self], [Request(algorithm, sent, buffers, plan, round)])[0]
@@ -111,23 +111,25 @@ class LocalEngine(Engine):
             buffers: of each visit, [J, R].
         """
         batch_plan = self.batch_plan(plan, round)
-        lr = torch.full((len(plan.client), 1), algorithm.rate(round), dtype=torch.float64)
+        lr = torch.full((len(plan.client), 1), algorithm.learning_rate(round), dtype=torch.float64)
         return BlockInputs(
             sent=sent,
             mode=mode,
-            memory=self.memory.read(plan, select_rows(algorithm.init_memory(sent["theta"]), mode)),
+            memory=self.memory.read(
+                plan, select_rows(algorithm.init_client_state(sent["theta"]), mode)
+            ),
             buffers=buffers,
-            lr=to_device_async(lr.to(self.learner.dtype), self.learner.device),
+            lr=to_device_async(lr.to(self.model.dtype), self.model.device),
             hyperparameters={},
             **batch_plan._asdict(),
         )
 
     # Prefetch. The batch plan of a block depends on seed, round and plan only, and making it takes
     # many small operations. While the GPU works through the kernels that were queued for a round,
-    # the CPU would only wait for it. `foresee` uses this time to make the batch plan of the next
+    # the CPU would only wait for it. `prefetch` uses this time to make the batch plan of the next
     # round's first block and to copy it to the GPU. `batch_plan` then finds it ready, if round and
     # visits are the expected ones, and otherwise makes another.
-    def foresee(self, plan: Plan, round: int) -> None:
+    def prefetch(self, plan: Plan, round: int) -> None:
         """Makes the batch plan of the first block of a later round in advance."""
         if not len(plan.client):
             return
@@ -150,7 +152,7 @@ class LocalEngine(Engine):
         return self._make_batch_plan(plan, round)
 
     def _make_batch_plan(self, plan: Plan, round: int) -> BatchPlan:
-        sizes, device, dtype = self.host_sizes[plan.client], self.learner.device, self.learner.dtype
+        sizes, device, dtype = self.host_sizes[plan.client], self.model.device, self.model.dtype
         # Keys and small batch tables are made on the CPU: they take many tiny operations, for which
         # the launch of a GPU kernel costs more than the operation itself.
         batch_key, model_key, algorithm_key = (
@@ -170,23 +172,25 @@ class LocalEngine(Engine):
             weight=to_device_async(weight, device),
             model_key=to_device_async(model_key, device),
             algorithm_key=to_device_async(algorithm_key, device),
-            coin=to_device_async(shared_uniform(self.seed, round, plan.mode).to(dtype), device),
+            shared_draw=to_device_async(
+                shared_uniform(self.seed, round, plan.mode).to(dtype), device
+            ),
             sizes=to_device_async(sizes.unsqueeze(-1).to(dtype), device),
             counts=to_device_async(counts.unsqueeze(-1).to(dtype), device),
         )
 
     def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         """Trains a block of visits; `ragged` if they have different numbers of local steps."""
-        return self.train_plainly(algorithm, inputs, ragged)
+        return self.train_eager(algorithm, inputs, ragged)
 
-    def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
+    def halve_block_size(self, tried: int, lacking: str, round: int = 0) -> None:
         """Halves the block size from this round on, after a block of `tried` visits ran OOM.
 
         The change is recorded in `blocks` and in the notes, because sums in another order change
         the last bits of results. Raises if the block size is 1 already.
         """
         if self.block == 1:
-            raise oom_error("One visit does", self.learner.device, lacking, SMALLER_VISIT)
+            raise oom_error("One visit does", self.model.device, lacking, SMALLER_VISIT)
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
@@ -197,7 +201,7 @@ class LocalEngine(Engine):
         )
         self.notes = [*self.notes, note]
 
-    def train_plainly(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
+    def train_eager(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         """Trains a block step by step, without CUDA graphs or threads.
 
         If the engine is not batched, the block is one visit, and the algorithm sees it without the
@@ -207,7 +211,7 @@ class LocalEngine(Engine):
         sent = gather_sent(inputs)
         if not self.batched:
             inputs, sent = squeeze_single_visit(inputs), select_rows(sent, 0)
-        minibatches = Minibatches(self.data, self.learner.dtype, self.gradient, inputs, ragged)
+        minibatches = Minibatches(self.data, self.model.dtype, self.gradient, inputs, ragged)
         problem = LocalProblem(
             minibatches,
             inputs.buffers,
@@ -216,7 +220,7 @@ class LocalEngine(Engine):
             inputs.sizes,
             inputs.counts,
             inputs.algorithm_key,
-            inputs.coin,
+            inputs.shared_draw,
             self.secret,
         )
         tuned = with_hyperparameters(algorithm, inputs.hyperparameters)
@@ -233,12 +237,12 @@ class LocalEngine(Engine):
         pending, self.pending_state = self.pending_state, []
         self.memory.write_all(pending)
 
-    def read_memory(self, plan: Plan, fresh: Tree) -> Tree:
+    def read_client_state(self, plan: Plan, fresh: Tree) -> Tree:
         return self.memory.read(plan, fresh) if len(plan.client) else fresh
 
-    def memory_tensors(self) -> Tree:
+    def client_state_tensors(self) -> Tree:
         return self.memory.tensors()
 
-    def load_memory(self, tensors: Tree) -> None:
+    def load_client_state(self, tensors: Tree) -> None:
         self.pending_state = []
         self.memory.load(tensors)

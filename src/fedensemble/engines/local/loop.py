@@ -24,8 +24,8 @@ class LoopEngine(LocalEngine):
         It is that of the weights, except on a GPU where torch's global TF32 flags are on. This
         engine does not change these flags.
         """
-        if self.learner.dtype != torch.float32 or self.learner.device.type != "cuda":
-            return str(self.learner.dtype).removeprefix("torch.")
+        if self.model.dtype != torch.float32 or self.model.device.type != "cuda":
+            return str(self.model.dtype).removeprefix("torch.")
         try:
             matmul_tf32, conv_tf32 = (
                 torch.get_float32_matmul_precision() != "highest",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.aggregate import ModeMeans, gather
-from ...core.keys import shared_uniform
+from ...core.mode_means import ModeMeans, gather
 from ...core.round import Request
-from ...core.traffic import bytes_down, bytes_up, sees
-from ...core.types import Members, Plan, RoundResult
+from ...core.traffic import bytes_down, bytes_up, takes_optional_argument
+from ...core.types import GatheredUploads, Plan, RoundResult
+from ...core.visit_keys import shared_uniform
 from ...flat_params import Tree, select_rows
 from .block import BlockInputs, BlockResult, gather_sent, summarize_losses
 from .device_cache import to_device_async
@@ -40,17 +40,17 @@ class RunAccumulator:
 
     def __init__(self, engine: LocalEngine, request: Request) -> None:
         self.engine, self.request = engine, request
-        device, visits = engine.learner.device, len(request.plan.client)
+        device, visits = engine.model.device, len(request.plan.client)
         self.counts = engine.work.count(engine.host_sizes[request.plan.client])  # [J] local steps
         # hyperparameters that differ from those of the runs trained together with this one
         self.hyperparameters: dict[str, float] = {}
         self.means = ModeMeans(len(request.buffers))
-        self.loss = torch.empty(visits, dtype=engine.learner.dtype, device=device)
+        self.loss = torch.empty(visits, dtype=engine.model.dtype, device=device)
         self.bad_step = torch.empty(visits, dtype=torch.int64, device=device)
         # (positions in the plan, bytes), only if downloads differ between visits of a mode
         self.downloads: list[tuple[Tensor, Tensor]] = []
         self.new_state: list[tuple[Plan, Tree]] = []  # client state
-        self.members: list[Members] = []
+        self.members: list[GatheredUploads] = []
 
     def prepare_block(self, positions: Tensor) -> Block:
         """Builds the inputs of the visits at these positions of the plan, [J] on the CPU.
@@ -69,9 +69,11 @@ class RunAccumulator:
                 for name, value in self.hyperparameters.items()
             }
             inputs = inputs._replace(hyperparameters=tensors)
-        if sees(type(algorithm), "download_bytes"):
-            coin = shared_uniform(self.engine.seed, round, part.mode).to(self.engine.learner.dtype)
-            size = bytes_down(algorithm, gather_sent(inputs), inputs.memory, coin)
+        if takes_optional_argument(type(algorithm), "download_bytes"):
+            shared_draw = shared_uniform(self.engine.seed, round, part.mode).to(
+                self.engine.model.dtype
+            )
+            size = bytes_down(algorithm, gather_sent(inputs), inputs.memory, shared_draw)
             self.downloads.append((positions, torch.as_tensor(size).expand(len(positions), 1)))
         return Block(part, modes, to_device_async(positions, buffers.device), inputs)
 
@@ -94,7 +96,7 @@ class RunAccumulator:
             # Copies, because the next replay of a CUDA graph overwrites the results of this block.
             uploads = {name: value.clone() for name, value in result.uploads.items()}
             client = to_device_async(part.client, buffers.device)
-            members = [Members(client, modes, weight, uploads, result.buffers.clone())]
+            members = [GatheredUploads(client, modes, weight, uploads, result.buffers.clone())]
         change = result.buffers - buffers[modes]
         self.means.add(modes, weight, {**result.uploads, _BUFFERS: change})
         self.new_state.append((part, new_state))
@@ -104,28 +106,28 @@ class RunAccumulator:
         """The result of the round, as the server gets it."""
         algorithm, sent, buffers, plan, round = self.request
         engine = self.engine
-        coin = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(
-            engine.learner.dtype
+        shared_draw = shared_uniform(engine.seed, round, torch.arange(len(buffers))).to(
+            engine.model.dtype
         )
         uploads = self.means.mean()
         change = uploads.pop(_BUFFERS, torch.zeros_like(buffers))  # absent if no client trained
         members = gather(self.members) if self.members else None
         population = len(engine.host_sizes)
         total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
-        cohort = self.means.cohort(population, total, to_device_async(coin, buffers.device))
+        cohort = self.means.cohort(population, total, to_device_async(shared_draw, buffers.device))
         buffer_bytes = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
-        upload_bytes = torch.as_tensor(bytes_up(algorithm, uploads, sent, coin)).cpu()
+        upload_bytes = torch.as_tensor(bytes_up(algorithm, uploads, sent, shared_draw)).cpu()
         return RoundResult(
             uploads=uploads,
             buffers=buffers + change,
-            cohort=replace(cohort, members=members, round=round, lr=algorithm.rate(round)),
+            cohort=replace(cohort, members=members, round=round, lr=algorithm.learning_rate(round)),
             loss=self.loss,
             first_bad_step=self.bad_step,
             bytes_up=(buffer_bytes + upload_bytes)[plan.mode, 0],
-            bytes_down=self._count_downloads(coin),
+            bytes_down=self._count_downloads(shared_draw),
         )
 
-    def _count_downloads(self, coin: Tensor) -> Tensor:
+    def _count_downloads(self, shared_draw: Tensor) -> Tensor:
         """Bytes that each visit received, buffers included, [J].
 
         Sizes are read from the device only here, at the end of the round, because reading waits for
@@ -133,8 +135,10 @@ class RunAccumulator:
         """
         algorithm, sent, buffers, plan, _ = self.request
         buffer_bytes = buffers.shape[-1] * buffers.element_size()
-        if not sees(type(algorithm), "download_bytes"):
-            size = torch.as_tensor(bytes_down(algorithm, sent, {}, coin)).expand(len(buffers), 1)
+        if not takes_optional_argument(type(algorithm), "download_bytes"):
+            size = torch.as_tensor(bytes_down(algorithm, sent, {}, shared_draw)).expand(
+                len(buffers), 1
+            )
             return buffer_bytes + size[plan.mode, 0]
         total = torch.full((len(plan.client),), buffer_bytes)
         # Visits that were trained again after running out of memory are in the list twice, at the

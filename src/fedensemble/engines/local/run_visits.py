@@ -5,6 +5,8 @@ the columns of a table, are therefore trained together: a block may contain visi
 and the results of each visit go to the accumulator of its run. Each run keeps its own seed, data,
 client state and hyperparameters, so its results are the same as those of running it separately, up
 to the rounding of sums.
+
+A block that runs out of memory is trained again as two blocks of half the size.
 """
 
 from __future__ import annotations
@@ -69,11 +71,11 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
-            lacking = memory_report(error, lead.learner.device)
+            lacking = memory_report(error, lead.model.device)
         # Retry outside the `except` block: inside it, the traceback of the error keeps the tensors
         # of the failed attempt alive. Visits of runs that were added already are not trained again.
         if lacking is not None:
-            lead.shrink(len(block), lacking, requests[0].round)
+            lead.halve_block_size(len(block), lacking, requests[0].round)
             queue = torch.cat([block[torch.isin(owner, torch.tensor([*remaining]))], queue])
     for run in runs:
         run.engine.pending_state = run.new_state

@@ -55,7 +55,7 @@ class ThreadedTrainer:
         count, visits = available_threads(), len(inputs.model_key)
         if self.work < _WORTH or min(count, visits) < 2:
             with num_threads(1 if self.work * visits < _WORTH_INSIDE else count):
-                return engine.train_plainly(algorithm, inputs, ragged)
+                return engine.train_eager(algorithm, inputs, ragged)
         parts = split_inputs(inputs, min(visits, count * _PARTS_PER_CORE if ragged else count))
         pool = self._prepare_workers(engine, count)
 
@@ -64,7 +64,7 @@ class ThreadedTrainer:
             worker = self._idle.pop()
             try:
                 part_ragged = bool(part.counts.min() < part.counts.max())
-                return worker.train_plainly(algorithm, part, part_ragged)
+                return worker.train_eager(algorithm, part, part_ragged)
             finally:
                 self._idle.append(worker)
 
@@ -94,8 +94,8 @@ class ThreadedTrainer:
 
 
 def _make_worker(engine: VectorEngine) -> VectorEngine:
-    worker, learner = copy(engine), engine.learner.clone_module()
-    worker.learner, worker.gradient, worker.threads = learner, engine.gradient_of(learner), None
+    worker, model = copy(engine), engine.model.clone_module()
+    worker.model, worker.gradient, worker.threads = model, engine.gradient_of(model), None
     return worker
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...arguments import flag, positive, whole
+from ...arguments import require_bool, require_integer, require_positive
 from ...core.algorithm import Algorithm
 from ...core.engine import engines
 from ...data.federated import FederatedData
@@ -69,12 +69,12 @@ class VectorEngine(LocalEngine):
         deterministic: bool = False,
         client_memory: Placement = "auto",
     ) -> None:
-        block = block if block is None else whole(_NAME, "block", block, 1)
-        memory = memory if memory is None else positive(_NAME, "memory", memory)
-        graphs = graphs if graphs is None else flag(_NAME, "graphs", graphs)
-        self.deterministic = flag(_NAME, "deterministic", deterministic)
+        block = block if block is None else require_integer(_NAME, "block", block, 1)
+        memory = memory if memory is None else require_positive(_NAME, "memory", memory)
+        graphs = graphs if graphs is None else require_bool(_NAME, "graphs", graphs)
+        self.deterministic = require_bool(_NAME, "deterministic", deterministic)
         super().__init__(*args, client_memory=client_memory)
-        cuda = self.learner.device.type == "cuda"
+        cuda = self.model.device.type == "cuda"
         self.precision = self._check_precision(precision, cuda)
         self.notes: list[str] = []
         # Check on a few examples whether stacked layers give the gradients of single models. The
@@ -82,16 +82,16 @@ class VectorEngine(LocalEngine):
         flops = count_flops(self)
         index = choose_examples(len(self.data.x), self.work.batch_size, flops)
         index = index.to(self.data.x.device)
-        x = self.data.inputs(self.data.x[index.flatten()], self.learner.dtype)
+        x = self.data.inputs(self.data.x[index.flatten()], self.model.dtype)
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
-        y = y.to(self.learner.dtype) if y.is_floating_point() else y
+        y = y.to(self.model.dtype) if y.is_floating_point() else y
         explain_oom = raise_on_oom(
-            "A check of the model on a few examples does", self.learner.device, SMALLER_VISIT
+            "A check of the model on a few examples does", self.model.device, SMALLER_VISIT
         )
         with explain_oom, num_threads(available_threads() if flops * index.numel() > _HEAVY else 1):
-            reason, self.fusions = check_stackable(self.learner, x, y)
+            reason, self.fusions = check_stackable(self.model, x, y)
             if reason is not None:
-                check_vmap(self.learner, x, y, reason)
+                check_vmap(self.model, x, y, reason)
         self.stacked = reason is None
         if reason is not None:
             self.notes.append(
@@ -101,12 +101,12 @@ class VectorEngine(LocalEngine):
             if self.precision == "bf16":
                 self.precision = "tf32"
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
-        self.gradient = self.gradient_of(self.learner)
+        self.gradient = self.gradient_of(self.model)
         self.threads = None if cuda else ThreadedTrainer(self)
         self.graphs = cuda if graphs is None else graphs and cuda
         if graphs and not cuda:
             self.notes.append(
-                f"CUDA graphs need a GPU; on {self.learner.device} graphs=true does nothing."
+                f"CUDA graphs need a GPU; on {self.model.device} graphs=true does nothing."
             )
         self.block = min(block or max_block_size(self, memory), _MAX_GRID)
         self.blocks, self._block_given = [(0, self.block)], block is not None
@@ -118,35 +118,35 @@ class VectorEngine(LocalEngine):
         super().use(data)
         self._captured.clear()  # graphs read the data at their old addresses
 
-    def gradient_of(self, learner: FunctionalModel) -> GradientFn:
+    def gradient_of(self, model: FunctionalModel) -> GradientFn:
         """The batched gradient function of a model: stacked layers or `vmap`, as was chosen."""
         if not self.stacked:
-            return learner.gradient_function(batched=True)
-        return stacked_gradient(learner, self._matmul_dtype, self.fusions)
+            return model.gradient_function(batched=True)
+        return stacked_gradient(model, self._matmul_dtype, self.fusions)
 
     @property
     def _matmul_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bf16" else self.learner.dtype
+        return torch.bfloat16 if self.precision == "bf16" else self.model.dtype
 
     def _make_cast_copy(self, theta: Tensor) -> Tensor | None:
         """The copy of parameters [J, P] that matmuls read, or None if they read `theta` itself."""
         if not self.stacked:
             return None
-        return cast_copy(self.learner.theta_layout, theta, self._matmul_dtype)
+        return cast_copy(self.model.theta_layout, theta, self._matmul_dtype)
 
     def _check_precision(self, precision: str, cuda: bool) -> str:
         if precision not in ("auto", "float32", "tf32", "bf16"):
             raise InputError(
                 f"precision is 'auto', 'float32', 'tf32' or 'bf16'; got {precision!r}."
             )
-        if precision in ("tf32", "bf16") and (not cuda or self.learner.dtype != torch.float32):
+        if precision in ("tf32", "bf16") and (not cuda or self.model.dtype != torch.float32):
             raise InputError(
                 f"precision '{precision}' needs a CUDA device and dtype float32; "
                 "leave it at 'auto'."
             )
         if precision == "bf16" and not torch.cuda.is_bf16_supported():
             raise InputError("This GPU has no bf16; use precision 'tf32' or 'float32'.")
-        if self.learner.dtype == torch.float64:
+        if self.model.dtype == torch.float64:
             return "float64"
         return precision if precision != "auto" else "tf32" if cuda else "float32"
 
@@ -161,11 +161,11 @@ class VectorEngine(LocalEngine):
                 return self._train_captured(algorithm, inputs, ragged)
             if self.threads is not None:
                 return self.threads.train(self, algorithm, inputs, ragged)
-            return self.train_plainly(algorithm, inputs, ragged)
+            return self.train_eager(algorithm, inputs, ragged)
 
-    def shrink(self, tried: int, lacking: str, round: int = 0) -> None:
+    def halve_block_size(self, tried: int, lacking: str, round: int = 0) -> None:
         self._captured.clear()  # graphs hold memory, and their blocks are too large now
-        super().shrink(tried, lacking, round)
+        super().halve_block_size(tried, lacking, round)
 
     # The history of block sizes. A block size decides in which order sums are taken, and so the
     # last bits of results. It can differ between two starts of the same run, because it follows
@@ -176,13 +176,13 @@ class VectorEngine(LocalEngine):
     @property
     def _block_name(self) -> str:
         # by device type: the block size of a GPU is of no use on a CPU
-        return f"blocks.{self.learner.device.type}"
+        return f"blocks.{self.model.device.type}"
 
     def numerics(self) -> Tree:
         """The history of block sizes, as rows of (rank, round, size)."""
         return {self._block_name: torch.tensor([(0, *change) for change in self.blocks])}
 
-    def keep_numerics(self, tensors: Tree) -> None:
+    def load_numerics(self, tensors: Tree) -> None:
         """Restores the history of block sizes from a checkpoint.
 
         Ignores it if it is of another type of device, or if the user has set another block size
@@ -239,11 +239,11 @@ class VectorEngine(LocalEngine):
                 self.graphs = False
                 self.notes.append(f"CUDA graphs are off: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()
-                return self.train_plainly(algorithm, inputs, ragged)
+                return self.train_eager(algorithm, inputs, ragged)
         return self._captured[key].run(inputs)
 
     def _make_minibatches(self, inputs: BlockInputs, ragged: bool) -> Minibatches:
-        return Minibatches(self.data, self.learner.dtype, self.gradient, inputs, ragged)
+        return Minibatches(self.data, self.model.dtype, self.gradient, inputs, ragged)
 
     def _warm_up(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> None:
         """Trains one local step without a graph, before a capture.
@@ -256,7 +256,7 @@ class VectorEngine(LocalEngine):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.train_plainly(algorithm, first_step, ragged)
+            self.train_eager(algorithm, first_step, ragged)
         torch.cuda.current_stream().wait_stream(stream)
 
     @contextmanager
@@ -265,7 +265,7 @@ class VectorEngine(LocalEngine):
 
         Aggregation runs outside, because sums over clients are taken in full precision.
         """
-        if self.learner.device.type != "cuda":
+        if self.model.device.type != "cuda":
             yield
             return
         matmul_precision = torch.get_float32_matmul_precision()

@@ -1,4 +1,8 @@
-"""Convolutions with stacked parameters, and max-pooling."""
+"""Handlers of convolution and max-pooling layers with stacked parameters.
+
+The arithmetic and the gradients are in `engines/kernels`: `triton/conv.py` and
+`triton/conv_weight_grad.py` on a GPU, `im2col_conv.py` without Triton, `cpu_conv.py` on a CPU.
+"""
 
 from __future__ import annotations
 

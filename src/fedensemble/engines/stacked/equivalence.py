@@ -3,6 +3,8 @@
 No static analysis can tell whether a module mixes the examples of a batch, so the check runs the
 model: J visits stacked, J visits one at a time, the same with perturbed examples, and once more
 with fused norms. It runs in float64, where only real differences exceed the tolerance.
+
+Whole engines are compared with engine "loop" by `testing/engine.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .gradient import stacked_gradient
 
 _CACHE: dict[Hashable, StackingReport] = {}
 # (tolerance, fallback tolerance). BatchNorm over two examples amplifies rounding errors by about
-# 1e6; the fallback needs the amplification to be measured, see `_EquivalenceCheck.agree`.
+# 1e6; the fallback needs the amplification to be measured, see `_EquivalenceCheck.matches`.
 _TOLERANCE = {torch.float64: (1e-9, 1e-4), torch.float32: (1e-2, 1e-2)}
 _PERTURBATION, _AMPLIFICATION = 1e-13, 10
 # FLOPs of a forward pass that the check may cost: for the examples of one visit, and in all.
@@ -84,7 +86,7 @@ def _run_check(
         if dtype != model.dtype:  # the module may hold float32 tensors, such as class weights
             return _run_check(model, x, y, model.dtype)
         return StackingReport(first_line(error))
-    if not check.agree(stacked, expected) or check.mixes_examples():
+    if not check.matches(stacked, expected) or check.mixes_examples():
         return StackingReport("its forward pass has cross-example dependence")
     if has_forward_hooks(check.model.training_model):
         return StackingReport(None)  # a hook would see the intermediate values of a fused pass
@@ -145,13 +147,13 @@ class _EquivalenceCheck:
         without_add: tuple[Fusion, ...] = tuple("" if f == "add_relu" else f for f in traced)
         for fusions in dict.fromkeys((traced, without_add)):
             try:
-                if any(fusions) and self.agree(self.run_stacked(fusions=fusions), expected):
+                if any(fusions) and self.matches(self.run_stacked(fusions=fusions), expected):
                     return fusions
             except (InputError, NotStackable):
                 continue
         return ()
 
-    def agree(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    def matches(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         """True if results are equal up to rounding.
 
         Where the difference lies between the two tolerances, rounding errors may have been
@@ -180,7 +182,7 @@ class _EquivalenceCheck:
         """
         before, self.x = self.x, _perturb(self.x)
         try:
-            return not self.agree(self.run_stacked(), self.run_single())
+            return not self.matches(self.run_stacked(), self.run_single())
         except Exception as error:  # the model may reject such examples
             if out_of_memory(error):
                 raise

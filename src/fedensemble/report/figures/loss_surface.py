@@ -51,8 +51,8 @@ def loss_at(ensemble: Ensemble, theta: Tensor, buffers: Tensor, data: FederatedD
     """Cross-entropy of one model [P] on all of the training examples, in nats, dropout off."""
     total, count = 0.0, 0
     for x, y in zip(torch.split(data.x, BATCH), torch.split(data.y, BATCH), strict=True):
-        inputs = data.inputs(x, ensemble.learner.dtype)
-        logits = ensemble.learner.outputs(theta, buffers, inputs)
+        inputs = data.inputs(x, ensemble.model.dtype)
+        logits = ensemble.model.outputs(theta, buffers, inputs)
         total += float(F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="sum"))
         count += y.numel()
     return total / count

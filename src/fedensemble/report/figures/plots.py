@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ...checkpoint import write_bytes
+from ...checkpoint_file import write_bytes
 from ...data import FederatedData
 from ...experiment.compare import RowResult
 from ...text import printable

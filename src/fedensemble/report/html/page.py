@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ...checkpoint import write_bytes
+from ...checkpoint_file import write_bytes
 from ...version import VERSION
 from ..run_report import read_report, write_report
 from ..tables import TextTable
@@ -17,7 +17,7 @@ from .comparison_data import read_comparison_folder
 from .comparison_sections import comparison_sections
 from .curve_sections import curves, spread
 from .prediction_sections import clients, predictions
-from .run_data import RunData, expecting_whole_files, is_run, read_run
+from .run_data import RunData, is_run, raise_on_damaged_files, read_run
 from .summary_sections import figures, ledger, results, settings
 
 FILE = "report.html"
@@ -26,7 +26,7 @@ FILE = "report.html"
 def write_page(folder: Path, out: Path | None = None) -> Path:
     """Writes the page of a run or a comparison, by default as report.html; returns its path."""
     file = out or folder / FILE
-    with expecting_whole_files(folder):
+    with raise_on_damaged_files(folder):
         page = run_page(folder) if is_run(folder) else comparison_page(folder, file)
     write_bytes(file, page.encode("utf-8", "backslashreplace"))
     return file
@@ -38,7 +38,7 @@ def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
     Args:
         out: the file of the page; if given, nothing else is written.
     """
-    with expecting_whole_files(folder):
+    with raise_on_damaged_files(folder):
         if is_run(folder):
             table = write_report(folder) if out is None else read_report(folder)[0]
         else:

@@ -59,7 +59,7 @@ def read_run(folder: Path) -> RunData:
 
 
 @contextmanager
-def expecting_whole_files(folder: Path) -> Iterator[None]:
+def raise_on_damaged_files(folder: Path) -> Iterator[None]:
     """Raises StoreError for errors that come from files with missing or wrong contents."""
     try:
         yield

@@ -133,13 +133,13 @@ class FakeFleet:
     engine_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        data, learner = self.federation.data, self.federation.learner
+        data, model = self.federation.data, self.federation.model
         self.time, self.log_lines = Time(), list[str]()
         self.nodes = {FIRST_NODE + i: Node(self.client(i), i) for i in reversed(range(len(data)))}
         self.grid = FakeGrid(self.nodes, self.time)
         self.roster = Roster(self.grid, clock=self.time, log=self.log_lines.append)
         self.algorithm, self.schedule = self.federation.algorithm, self.federation.schedule
-        theta, buffers = learner.init_params(self.federation.seed, self.schedule.modes)
+        theta, buffers = model.init_params(self.federation.seed, self.schedule.modes)
         planned = self.schedule.init(len(data), self.federation.seed)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         self.engine: FlowerEngine | None = None
@@ -151,7 +151,7 @@ class FakeFleet:
             data, x=x, y=y, start=torch.tensor([0]), size=torch.tensor([len(x)]), names=None
         )
         return LocalClient(
-            self.federation.learner,
+            self.federation.model,
             self.federation.algorithm,
             own,
             self.federation.work,

@@ -14,8 +14,8 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.engines.flower.deadline import MAX_STRAYS, RoundTimeout
-from fedensemble.engines.flower.finite_checks import FiniteCheck
 from fedensemble.engines.flower.messages import BUFFERS, MODEL, RESULT, UPLOAD, pack, unpack
+from fedensemble.engines.flower.mode_checks import FiniteModeCheck
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.engines.flower.running_statistics import BufferRules
 from fedensemble.testing.toy_problems import classification, small_federation
@@ -168,17 +168,17 @@ def test_small_rounds_go_by_the_lengths_of_the_rounds_before_also_after_a_restar
 
     fleet = make_fleet()
     fleet.rounds(3)
-    saved = {name: tensor.clone() for name, tensor in fleet.engine.memory_tensors().items()}
+    saved = {name: tensor.clone() for name, tensor in fleet.engine.client_state_tensors().items()}
     state = fleet.state
     grow(fleet)
     [(_, log)] = fleet.rounds(1)
     assert "times as much" in log.refused[NAME], "of two answers alone nobody could tell"
     first, fleet.state = fleet.state, state
-    fleet.serve().load_memory(saved)
+    fleet.serve().load_client_state(saved)
     fleet.rounds(1)
     assert torch.equal(fleet.state.modes["theta"], first.modes["theta"])
     assert torch.equal(
-        fleet.engine.recent_lengths, torch.as_tensor(fleet.engine.memory_tensors()["recent"])
+        fleet.engine.recent_lengths, torch.as_tensor(fleet.engine.client_state_tensors()["recent"])
     )
 
 
@@ -192,10 +192,10 @@ def norm_fleet(limits, frozen=False):
     federation = fe.Federation(
         model, data, "fedavg", modes=1, engine="loop", batch_size=3, dtype=torch.float64
     )
-    learner = federation.learner
+    functional_model = federation.model
     options = {
-        "buffer_rules": BufferRules.from_model(learner),
-        "finite_check": FiniteCheck(learner, (4,)),
+        "buffer_rules": BufferRules.from_model(functional_model),
+        "finite_check": FiniteModeCheck(functional_model, (4,)),
     }
     return FakeFleet(federation, {"limits": limits, **options})
 
@@ -219,7 +219,7 @@ def test_statistics_that_make_a_variance_negative_are_refused(limits):
     assert "variance negative" in log.refused[NAME] and len(report.plan.client) == 3
     x = classification().x
     assert bool(
-        fleet.federation.learner.outputs(fleet.state.modes["theta"][0], fleet.state.buffers[0], x)
+        fleet.federation.model.outputs(fleet.state.modes["theta"][0], fleet.state.buffers[0], x)
         .isfinite()
         .all()
     )
@@ -382,8 +382,10 @@ def test_a_suspended_client_is_like_one_that_is_away_also_after_a_restart():
         fleet.node(BAD).bend = change(RESULT, loss=-1.0)
         fleet.rounds(4)
         if restart:
-            saved = {name: tensor.clone() for name, tensor in fleet.engine.memory_tensors().items()}
-            fleet.serve().load_memory(saved)
+            saved = {
+                name: tensor.clone() for name, tensor in fleet.engine.client_state_tensors().items()
+            }
+            fleet.serve().load_client_state(saved)
         logs = fleet.rounds(4)
         fleets.append((fleet, [log.to_record() for _, log in logs]))
     assert fleets[0][1] == fleets[1][1] and any("skipped" in record for record in fleets[0][1])
@@ -395,5 +397,5 @@ def test_checkpoints_of_earlier_versions_are_read():
     fleet = make_fleet()
     fleet.rounds(1)
     counted = fleet.engine.counted.clone()
-    fleet.serve().load_memory({"counted": counted})
+    fleet.serve().load_client_state({"counted": counted})
     assert not fleet.rounds(1)[0][1].refused

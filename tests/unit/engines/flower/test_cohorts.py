@@ -87,7 +87,7 @@ def test_small_cohorts_leave_no_trace(name):
         request = start_round(federation.state, federation.algorithm, federation.schedule)._replace(
             plan=plan
         )
-        returned = federation.engine.visit(*request)
+        returned = federation.engine.run_visits(*request)
         federation.state, _ = finish_round(federation.state, request, returned, federation.schedule)
         federation.engine.commit()
     for key, ours in federation.state.modes.items():
@@ -157,7 +157,7 @@ def test_a_client_refuses_numbers_that_no_fleet_has(wrong):
 def test_a_client_with_a_large_number_trains_at_once():
     fleet = make_fleet(fe.FedAvg(), 1)
     sent = {"theta": fleet.state.modes["theta"][0]}
-    _, trained = fleet.client(0).visit(
+    _, trained = fleet.client(0).run_visit(
         GOOD._replace(client=9_999_999), sent, fleet.state.buffers[0], None
     )
     assert bool(trained.uploads["theta"].isfinite().all())

@@ -70,7 +70,7 @@ def test_running_statistics_travel_too():
     fleet = FakeFleet(federation)
     fleet.rounds(3)
     close(fleet, train(federation, 3))
-    assert not torch.equal(fleet.state.buffers, federation.learner.init_params(0, 2)[1])
+    assert not torch.equal(fleet.state.buffers, federation.model.init_params(0, 2)[1])
 
 
 @pytest.mark.parametrize("name", list(fe.aggregators))
@@ -149,7 +149,7 @@ def test_whoever_is_not_heard_leaves_no_trace(name):
             plan=plan
         )
         federation.state, _ = finish_round(
-            federation.state, request, federation.engine.visit(*request), federation.schedule
+            federation.state, request, federation.engine.run_visits(*request), federation.schedule
         )
         federation.engine.commit()
     close(fleet, federation)
@@ -188,7 +188,7 @@ def test_the_first_four_of_six_count_and_the_others_do_not_leak():
             plan=report.plan
         )
         plain.state, _ = finish_round(
-            plain.state, request, plain.engine.visit(*request), plain.schedule
+            plain.state, request, plain.engine.run_visits(*request), plain.schedule
         )
     close(fleet, plain)
 
@@ -226,9 +226,9 @@ def test_a_server_that_starts_again_goes_on_as_if_nothing_had_happened():
     federation = small_federation(fe.Scaffold(), "loop", modes=2, strata=2)
     fleet = FakeFleet(federation)
     fleet.rounds(3)
-    state, counted = fleet.state, fleet.engine.memory_tensors()["counted"].clone()
+    state, counted = fleet.state, fleet.engine.client_state_tensors()["counted"].clone()
     fleet.rounds(1)  # the server dies before this round is on disk; its clients have trained it
-    fleet.serve().load_memory({"counted": counted})
+    fleet.serve().load_client_state({"counted": counted})
     fleet.state = state
     logs = fleet.rounds(3)
     close(fleet, train(federation, 6))

@@ -34,10 +34,10 @@ class FakeGPU:
             monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
         monkeypatch.setattr(block_size, "activations", lambda engine: GIB - 10 * 400)
         layout = SimpleNamespace(total=100)
-        learner = SimpleNamespace(
+        model = SimpleNamespace(
             device=torch.device("cuda"), theta_layout=layout, dtype=torch.float32
         )
-        self.engine = SimpleNamespace(learner=learner, notes=[])
+        self.engine = SimpleNamespace(model=model, notes=[])
 
     def block(self, budget=None):
         return max_block_size(self.engine, budget)
@@ -123,7 +123,7 @@ def test_block_sizes_of_old_files_and_other_devices_are_ignored(monkeypatch):
         {"blocks.cuda": torch.tensor([[0, 0, 9]])},
         {"blocks.cpu": torch.tensor([[0, 0, 9], [1, 0, 9]])},
     ):
-        federation.engine.keep_numerics(rows)
+        federation.engine.load_numerics(rows)
         assert federation.engine.block == 3
 
 
@@ -206,9 +206,9 @@ def test_every_rank_keeps_its_own_block(monkeypatch):
     assert rows.tolist() == [[0, 0, 3], [1, 0, 5]]
     for engine in engines:
         engine.inner.block = 1
-        engine.keep_numerics({"blocks.cpu": rows})
+        engine.load_numerics({"blocks.cpu": rows})
     assert [engine.inner.block for engine in engines] == [3, 5]
     alone = made().engine
     assert isinstance(alone, VectorEngine)
-    alone.keep_numerics({"blocks.cpu": rows})  # ignored: sums over ranks differ anyway
+    alone.load_numerics({"blocks.cpu": rows})  # ignored: sums over ranks differ anyway
     assert alone.block == 5

@@ -80,9 +80,7 @@ def test_saved_tensors_are_counted_once(model):
 @pytest.mark.parametrize("model", [Wide, NotStackable])
 def test_the_estimate_from_few_examples_holds_for_a_batch(model):
     engine = made(model).engine
-    gradient = (
-        engine.gradient if engine.stacked else engine.learner.gradient_function(batched=False)
-    )
+    gradient = engine.gradient if engine.stacked else engine.model.gradient_function(batched=False)
     whole = block_size._saved_bytes(engine, gradient, BATCH)
     assert block_size.activations(engine) == pytest.approx(whole, rel=0.01)
 
@@ -146,7 +144,7 @@ def test_a_model_that_accepts_one_batch_size_only(monkeypatch):
 
 
 def test_the_estimate_does_not_call_the_module_itself():
-    assert made().learner.training_model.calls == 0
+    assert made().model.training_model.calls == 0
 
 
 def test_no_estimate_where_it_does_not_matter(monkeypatch):
@@ -160,7 +158,7 @@ def test_no_estimate_where_it_does_not_matter(monkeypatch):
 
 
 def test_a_budget_for_less_than_a_visit_warns():
-    one = block_size._COPIES * made().learner.theta_layout.total * 8 + block_size.activations(
+    one = block_size._COPIES * made().model.theta_layout.total * 8 + block_size.activations(
         made().engine
     )
     needed, budget = format_gib(one), format_gib(0.9 * one)
@@ -196,7 +194,7 @@ def test_a_gpu_is_measured_with_two_visits_and_then_with_one(monkeypatch, most):
         return 100
 
     monkeypatch.setattr(block_size, "_measure", measure)
-    engine = SimpleNamespace(learner=SimpleNamespace(device=torch.device("cuda")))
+    engine = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
     if most:
         assert block_size.activations(engine) == 100
     else:

@@ -73,7 +73,7 @@ def test_visits_that_have_finished_do_not_change(monkeypatch, method):
     engine, inputs = block(method)
     second = inputs._replace(batch_index=inputs.batch_index[1:2], weight=inputs.weight[1:2])
     assert second.weight[0].any(-1).tolist() == [False, True, True]
-    expected = engine.train_plainly(method, second, ragged=True)
+    expected = engine.train_eager(method, second, ragged=True)
     captured = captured_training.CapturedTraining(
         method,
         second,
@@ -104,9 +104,9 @@ def block(method, **work):
         dtype=torch.float64,
         **work,
     )
-    return federation.engine, RunAccumulator(federation.engine, federation.ask()).prepare_block(
-        torch.arange(3)
-    ).inputs
+    return federation.engine, RunAccumulator(
+        federation.engine, federation.next_request()
+    ).prepare_block(torch.arange(3)).inputs
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def block(method, **work):
 def test_one_captured_step_equals_one_step(monkeypatch, method):
     monkeypatch.setattr(captured_training, "GraphRecorder", NoCapture)
     engine, inputs = block(method, steps=1)
-    expected = engine.train_plainly(method, inputs, ragged=False)
+    expected = engine.train_eager(method, inputs, ragged=False)
     captured = captured_training.CapturedTraining(
         method,
         inputs,

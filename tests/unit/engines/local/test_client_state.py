@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedensemble.algorithms import Scaffold
-from fedensemble.checkpoint import read_checkpoint, write_checkpoint
+from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.core.types import Plan
 from fedensemble.engines.local import client_state as module
 from fedensemble.engines.local.client_state import ClientMemory

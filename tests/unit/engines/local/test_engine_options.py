@@ -123,11 +123,11 @@ def test_engine_loop_reports_its_precision(dtype):
 )
 def test_engine_loop_on_a_gpu_follows_torchs_flags(monkeypatch, products, convolutions, expected):
     engine = of_type(torch.float32, "loop").engine
-    monkeypatch.setattr(engine.learner, "device", torch.device("cuda"))
+    monkeypatch.setattr(engine.model, "device", torch.device("cuda"))
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
     assert engine.precision == expected
-    monkeypatch.setattr(engine.learner, "dtype", torch.float64)
+    monkeypatch.setattr(engine.model, "dtype", torch.float64)
     assert engine.precision == "float64"
 
 

@@ -145,7 +145,7 @@ def test_flops_of_a_forward_pass():
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_parts_cover_the_block(count):
     made = federation()
-    request = made.ask()
+    request = made.next_request()
     plan = request.plan
     inputs = made.engine.prepare(
         made.algorithm, request.sent, plan.mode, request.buffers[plan.mode], plan, 0
@@ -182,9 +182,9 @@ def test_threads_inside_operations_only_for_large_blocks(enough, expected, monke
 
 
 def test_no_part_is_still_running_when_the_block_is_retried(monkeypatch):
-    usual, lock, running, most = VectorEngine.train_plainly, Lock(), [], []
+    usual, lock, running, most = VectorEngine.train_eager, Lock(), [], []
 
-    def train_plainly(self, *arguments):
+    def train_eager(self, *arguments):
         with lock:
             running.append(self)
             most.append(len(running))
@@ -198,7 +198,7 @@ def test_no_part_is_still_running_when_the_block_is_retried(monkeypatch):
             with lock:
                 running.remove(self)
 
-    monkeypatch.setattr(VectorEngine, "train_plainly", train_plainly)
+    monkeypatch.setattr(VectorEngine, "train_eager", train_eager)
     with pytest.warns(EngineWarning, match="Out of memory in round 1"):
         made = train(federation(), 1)
     assert max(most) <= 3

@@ -135,10 +135,10 @@ def grouped(channels):
 def test_which_are_found(case, norm):
     between, expected = CASES[case]
     data = classification()
-    learner = FunctionalModel(
+    functional_model = FunctionalModel(
         lambda: Net(between, norm), "cross_entropy", data.y[:1], dtype=torch.float64
     )
-    found = check_stackable(learner, *pairs(data))
+    found = check_stackable(functional_model, *pairs(data))
     fusions = {
         True: ("relu", ""),
         False: (),
@@ -195,8 +195,10 @@ def test_an_output_is_not_rectified():
             return h
 
     data = classification()
-    learner = FunctionalModel(lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    assert check_stackable(learner, *pairs(data)) == (None, ())
+    functional_model = FunctionalModel(
+        lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
+    assert check_stackable(functional_model, *pairs(data)) == (None, ())
 
 
 class Fickle(Net):
@@ -229,11 +231,13 @@ class Growing(Net):
 @pytest.mark.parametrize("model", [Fickle, Growing])
 def test_other_ways_than_on_trial_are_noticed(model):
     data = classification()
-    learner = FunctionalModel(lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64)
-    gradient = stacked_gradient(learner, fusions=("relu", ""))
+    functional_model = FunctionalModel(
+        lambda: model(None), "cross_entropy", data.y[:1], dtype=torch.float64
+    )
+    gradient = stacked_gradient(functional_model, fusions=("relu", ""))
     x, y = data.x[:4].double().unsqueeze(0), data.y[:4].unsqueeze(0)
     given = (
-        *learner.init_params(0, 1),
+        *functional_model.init_params(0, 1),
         x,
         y,
         torch.ones(1, 4, dtype=torch.bool),
@@ -260,11 +264,11 @@ def test_a_recipe_is_tried_once():
     data = classification()
     findings = []
     for hidden in (5, 5, 6):
-        learner = FunctionalModel(
+        functional_model = FunctionalModel(
             ModelSpec(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64
         )
         built.clear()
-        findings.append((check_stackable(learner, *pairs(data)), len(built) > 0))
+        findings.append((check_stackable(functional_model, *pairs(data)), len(built) > 0))
     assert findings == [
         ((None, ("relu",)), True),
         ((None, ("relu",)), False),
@@ -274,7 +278,7 @@ def test_a_recipe_is_tried_once():
 
 def test_too_little_memory_is_no_finding(monkeypatch):
     data = classification()
-    learner = FunctionalModel(
+    functional_model = FunctionalModel(
         ModelSpec(Net, {"between": CASES["F.relu"][0]}),
         "cross_entropy",
         data.y[:1],
@@ -287,8 +291,8 @@ def test_too_little_memory_is_no_finding(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(equivalence, "stacked_gradient", crowded)
         with pytest.raises(torch.OutOfMemoryError):
-            check_stackable(learner, *pairs(data))
-    assert check_stackable(learner, *pairs(data)) == (None, ("relu", ""))
+            check_stackable(functional_model, *pairs(data))
+    assert check_stackable(functional_model, *pairs(data)) == (None, ("relu", ""))
 
 
 class Hooked(nn.Module):

@@ -55,10 +55,10 @@ def problem(case, name, options):
 @every_case
 def test_is_batched_layer_by_layer(case, name, options):
     model, data = problem(case, name, options)
-    learner = FunctionalModel(model, "cross_entropy", data.y[:1], dtype=torch.float64)
+    functional_model = FunctionalModel(model, "cross_entropy", data.y[:1], dtype=torch.float64)
     assert (
         check_stackable(
-            learner, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))
+            functional_model, data.x[:6].unflatten(0, (3, 2)), data.y[:6].unflatten(0, (3, 2))
         ).reason
         is None
     )

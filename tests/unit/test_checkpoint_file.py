@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedensemble import durable
-from fedensemble.checkpoint import read_checkpoint, write_bytes, write_checkpoint, write_json
+from fedensemble.checkpoint_file import read_checkpoint, write_bytes, write_checkpoint, write_json
 from fedensemble.errors import StoreError
 
 TENSORS = {

@@ -1,4 +1,7 @@
-"""Checks after the server's step that a mode's state and predictions are finite."""
+"""Checks after the server's step that a mode's state and predictions are finite.
+
+NaN in a client's reply is rejected earlier, in `reply_validation.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ...core.types import EnsembleState
 from ...modeling.functional_model import FunctionalModel
 
 
-class FiniteCheck:
+class FiniteModeCheck:
     """Finds modes that must not replace their last good state.
 
     Each reply is validated on arrival. This is the last check before a checkpoint is written: sums
@@ -19,15 +22,15 @@ class FiniteCheck:
     are not finite.
 
     Args:
-        learner: the model as a function; None checks only the state.
+        functional_model: the model as a function; None checks only the state.
         shape: shape of one input.
     """
 
-    def __init__(self, learner: FunctionalModel | None = None, shape: tuple[int, ...] = ()) -> None:
-        self.learner, self.example = learner, None
-        if learner is not None:
-            theta, buffers = learner.init_params(0, 1)
-            self.example = _find_example_input(learner, theta[0], buffers[0], shape)
+    def __init__(self, model: FunctionalModel | None = None, shape: tuple[int, ...] = ()) -> None:
+        self.model, self.example = model, None
+        if model is not None:
+            theta, buffers = model.init_params(0, 1)
+            self.example = _find_example_input(model, theta[0], buffers[0], shape)
 
     def find_broken(self, state: EnsembleState, modes: Iterable[int]) -> list[int]:
         """Returns those of the given modes that are not finite, in ascending order."""
@@ -37,26 +40,24 @@ class FiniteCheck:
         tensors = [*(value[mode] for value in state.modes.values()), state.buffers[mode]]
         if not all(bool(value.isfinite().all()) for value in tensors if value.is_floating_point()):
             return False
-        if self.learner is None or self.example is None:
+        if self.model is None or self.example is None:
             return True
-        outputs = self.learner.outputs(
-            state.modes["theta"][mode], state.buffers[mode], self.example
-        )
+        outputs = self.model.outputs(state.modes["theta"][mode], state.buffers[mode], self.example)
         return bool(outputs.isfinite().all())
 
 
 def _find_example_input(
-    learner: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]
+    model: FunctionalModel, theta: Tensor, buffers: Tensor, shape: tuple[int, ...]
 ) -> Tensor | None:
     """Returns an all-zero input that a fresh model accepts, or None if it accepts none.
 
     The server has no data, so it does not know whether inputs are floats or token ids; both are
     tried.
     """
-    for dtype in (learner.dtype, torch.int64):
-        example = torch.zeros(1, *shape, dtype=dtype, device=learner.device)
+    for dtype in (model.dtype, torch.int64):
+        example = torch.zeros(1, *shape, dtype=dtype, device=model.device)
         try:
-            outputs = learner.outputs(theta, buffers, example)
+            outputs = model.outputs(theta, buffers, example)
         except Exception:  # a module can raise anything for an input of the wrong type
             continue
         if isinstance(outputs, Tensor) and bool(outputs.isfinite().all()):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..flat_params import Tree
-from .types import Cohort, Members
+from .types import Cohort, GatheredUploads
 
 
 class ModeMeans:
@@ -73,20 +73,20 @@ class ModeMeans:
         scale = torch.where(self.weight > 0, self.weight, torch.ones_like(self.weight))
         return {name: total / scale.to(total.dtype) for name, total in self.sums.items()}
 
-    def cohort(self, population: int, total: float, coin: Tensor) -> Cohort:
+    def cohort(self, population: int, total: float, shared_draw: Tensor) -> Cohort:
         """The clients behind the means.
 
         Args:
             population: N.
             total: sum of the weights of all N clients.
-            coin: the round's shared random draw per mode, [K, 1].
+            shared_draw: the round's shared random draw per mode, [K, 1].
         """
         empty = torch.zeros(self.modes, 1)
         count, weight = (empty if value is None else value for value in (self.count, self.weight))
-        return Cohort(count, weight, weight / total, population, coin)
+        return Cohort(count, weight, weight / total, population, shared_draw)
 
 
-def gather(parts: Sequence[Members]) -> Members:
+def gather(parts: Sequence[GatheredUploads]) -> GatheredUploads:
     """Concatenates the uploads of blocks, in ascending order of (client, mode)."""
     client, mode, weight, buffers = (
         torch.cat([getattr(part, name) for part in parts])
@@ -96,4 +96,4 @@ def gather(parts: Sequence[Members]) -> Members:
     uploads = {
         name: torch.cat([part.uploads[name] for part in parts])[order] for name in parts[0].uploads
     }
-    return Members(client[order], mode[order], weight[order], uploads, buffers[order])
+    return GatheredUploads(client[order], mode[order], weight[order], uploads, buffers[order])

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ..arguments import check_names
 from ..core.aggregator import check_aggregator as check_rule
-from ..core.engine import engines
+from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..data import partitions
 from ..errors import InputError, unknown
 from ..registry import Registry
@@ -26,7 +26,6 @@ from .plugins import (
     ATTACK,
     DATA,
     ENGINE,
-    GIVEN_TO_ENGINES,
     MODEL,
     OPTIMIZER,
     PARTICIPATION,
@@ -135,7 +134,7 @@ def check_engine(settings: Any, problems: list[str]) -> None:
         owner, engine = f"engine '{names[0]}'", engines[names[0]]
         try_build(
             "engine.options",
-            lambda: check_names(owner, engine, options, GIVEN_TO_ENGINES),
+            lambda: check_names(owner, engine, options, ENGINE_ARGUMENTS),
             problems,
         )
 
