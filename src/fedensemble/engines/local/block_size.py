@@ -184,7 +184,8 @@ class _ForwardDone(Exception):  # noqa: N818 (not an error)
 def _make_batch(engine: VectorEngine, visits: int, batch: int) -> tuple[Tensor, ...]:
     """Arguments of a gradient function; the batches repeat the first examples of the data."""
     model, device = engine.model, engine.model.device
-    theta, buffers = (tensor.repeat(visits, 1) for tensor in model.init_params(0, 1))
+    weights = model.flatten_module(model.training_model)  # any weights will do
+    theta, buffers = (tensor.repeat(visits, 1) for tensor in weights)
     index = torch.arange(visits * batch, device=device) % len(engine.data.x)
     x, y = engine.data.inputs(engine.data.x[index], model.dtype), engine.data.y[index]
     x, y = (values.reshape(visits, batch, *values.shape[1:]) for values in (x, y))

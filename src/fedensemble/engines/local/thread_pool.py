@@ -14,7 +14,6 @@ from ...core.algorithm import Algorithm
 from ...flat_params import Tree, select_rows
 from ...runtime.num_threads import available_threads, num_threads
 from .block import BlockInputs, BlockResult
-from .flops import count_flops
 
 if TYPE_CHECKING:
     from .vector import VectorEngine
@@ -40,11 +39,11 @@ class ThreadedTrainer:
     visits and cores alone, and their results are concatenated in order.
 
     Args:
-        engine: the engine whose blocks are trained. No reference to it is kept.
+        flops: of the forward pass of a visit's batch.
     """
 
-    def __init__(self, engine: VectorEngine) -> None:
-        self.work = count_flops(engine) * engine.work.batch_size  # of a visit's forward pass
+    def __init__(self, flops: int) -> None:
+        self.work = flops
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 

@@ -102,7 +102,7 @@ class VectorEngine(LocalEngine):
                 self.precision = "tf32"
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
         self.gradient = self.gradient_of(self.model)
-        self.threads = None if cuda else ThreadedTrainer(self)
+        self.threads = None if cuda else ThreadedTrainer(flops * self.work.batch_size)
         self.graphs = cuda if graphs is None else graphs and cuda
         if graphs and not cuda:
             self.notes.append(
