@@ -23,6 +23,7 @@ GROUND = {
     "durable",
     "redact",
     "text",
+    "renamed",
 }
 MODEL = {"modeling"} | GROUND
 DATA = {"data"} | GROUND
@@ -31,7 +32,7 @@ METHOD = CORE | DATA
 ALLOWED = {
     "_import_interrupt": set(),
     **dict.fromkeys(GROUND, GROUND),
-    "checkpoint": GROUND,
+    "checkpoint_file": GROUND,
     "data": DATA,
     "models": {"models"} | GROUND,
     "modeling": MODEL,
@@ -41,10 +42,10 @@ ALLOWED = {
     "participation": {"participation"} | CORE,
     "robust": {"robust"} | CORE,
     "engines": {"engines"} | METHOD,
-    "engines/flower": {"engines", "checkpoint", "participation"} | METHOD,
+    "engines/flower": {"engines", "checkpoint_file", "participation"} | METHOD,
     "predict": METHOD,
     "metrics": METHOD | {"predict"},
-    "tracking": GROUND | {"tracking", "checkpoint"},
+    "tracking": GROUND | {"tracking", "checkpoint_file"},
 }
 METHODS = METHOD | {name for name in ALLOWED if "/" not in name}
 ALLOWED["federation"] = METHODS | {"federation"}
