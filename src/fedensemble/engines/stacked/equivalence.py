@@ -32,7 +32,7 @@ _PERTURBATION, _AMPLIFICATION = 1e-13, 10
 # FLOPs of a forward pass that the check may cost: for the examples of one visit, and in all.
 _MAX_VISIT_FLOPS, _MAX_FLOPS = 200_000_000, 20_000_000
 # Few, because each costs two single passes. Not a power of two: J * B would often equal another
-# dimension of the model, such as a sequence length, and lookups without a batch were not recognised.
+# dimension of the model, such as a sequence length, which would hide lookups without a batch.
 _MAX_VISITS = 5
 
 
