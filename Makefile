@@ -4,14 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
+# For test-torch: the version of torch, by default the oldest that pyproject.toml allows, and the tests to run.
+TORCH ?= 2.8.0
+TORCH_VENV := .venv-torch-$(TORCH)
+TESTS ?= tests src
 
-.PHONY: run test lint types clean
+.PHONY: run test test-torch lint types clean
 
 run: $(BASE)
 	$(BIN)/fedensemble compare
 
 test: $(STAMP) lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two processes of one thread each: twice two would get in each other's way
+
+# The tests with another torch, in an environment of its own: `make test-torch TORCH=2.11.0`.
+test-torch: $(TORCH_VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -33,5 +41,14 @@ $(STAMP): $(BASE)
 	-$(BIN)/python -m pip install --quiet --no-deps byzfl==0.0.11
 	touch $(STAMP)
 
+# The other pins hold for every torch of the range, so that a failure is due to torch.
+$(TORCH_VENV)/.installed-dev: pyproject.toml constraints.txt
+	@echo "Setting up $(TORCH_VENV); PyTorch is large, so this can take some minutes."
+	$(PYTHON) -m venv $(TORCH_VENV)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip install --quiet -c $(TORCH_VENV)/constraints.txt -e ".[dev]"
+	-$(TORCH_VENV)/bin/python -m pip install --quiet --no-deps byzfl==0.0.11
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
