@@ -10,8 +10,9 @@ STAMP := $(VENV)/.installed-dev
 run: $(BASE)
 	$(BIN)/fedensemble compare
 
+# Two test processes with one thread each, because more threads than cores slow each other down.
 test: $(STAMP) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two processes of one thread each: twice two would get in each other's way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
