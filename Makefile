@@ -14,8 +14,9 @@ TESTS ?= tests src
 run: $(BASE)
 	$(BIN)/fedensemble compare
 
+# Two test processes with one thread each, because more threads than cores slow each other down.
 test: $(STAMP) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two processes of one thread each: twice two would get in each other's way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # The tests with another torch, in an environment of its own: `make test-torch TORCH=2.11.0`.
 test-torch: $(TORCH_VENV)/.installed-dev

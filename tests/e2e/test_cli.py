@@ -1,4 +1,7 @@
-"""The command line in separate processes, which are also killed and resumed."""
+"""The command line in separate processes, which are also killed and resumed.
+
+Starting a process takes seconds, so what does not depend on one runs in this process.
+"""
 
 import json
 import os
@@ -11,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from .command_line import run
 
 SMALL = """
 name = "small"
@@ -80,33 +85,31 @@ def test_run_report_predict_and_rerun(config: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 20
 
     summary = (tmp_path / "a" / "summary.json").read_bytes()
-    again = fedensemble("run", config, "--out", "a", cwd=tmp_path)
-    assert again.returncode == 0
+    assert run("run", config, "--out", "a", cwd=tmp_path)[0] == 0
     # its seconds would differ had it trained
     assert (tmp_path / "a" / "summary.json").read_bytes() == summary
 
     np.savez(tmp_path / "in.npz", x=np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32))
     features = json.loads(summary)  # the run says what it is
     assert features["modes"] == 3
-    listed = fedensemble("ls", "runs", "--runs", ".", "--json", cwd=tmp_path)
-    assert json.loads(listed.stdout)[0]["state"] == "done"
-    shown = fedensemble("report", "a", "--out", "page.html", cwd=tmp_path)
-    assert (
-        shown.returncode == 0 and "accuracy" in shown.stdout and "Report: page.html" in shown.stdout
-    )
+    _, listed, _ = run("ls", "runs", "--runs", ".", "--json", cwd=tmp_path)
+    assert json.loads(listed)[0]["state"] == "done"
+    code, shown, _ = run("report", "a", "--out", "page.html", cwd=tmp_path)
+    assert code == 0 and "accuracy" in shown and "Report: page.html" in shown
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "a" / "report.html").read_bytes()
 
 
 @pytest.mark.parametrize("engine", ["loop", "vector"])
 def test_same_seed_same_bytes(config: Path, tmp_path: Path, engine: str) -> None:
-    for folder in ("a", "b"):
-        done = fedensemble(
-            "run", config, "--set", f"engine.name={engine}", "--out", folder, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
+    """In a new process, and in this one, where other tests have left their traces."""
+    command = ("run", config, "--set", f"engine.name={engine}")
+    done = fedensemble(*command, "--out", "a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code, _, errors = run(*command, "--out", "b", cwd=tmp_path)
+    assert code == 0, errors
     assert trained_bytes(tmp_path / "a") == trained_bytes(tmp_path / "b")
-    other = fedensemble("run", config, "--set", "seed=1", "--out", "c", cwd=tmp_path)
-    assert other.returncode == 0
+    code, _, errors = run(*command, "--set", "seed=1", "--out", "c", cwd=tmp_path)
+    assert code == 0, errors
     assert (
         trained_bytes(tmp_path / "c")["modes.safetensors"]
         != trained_bytes(tmp_path / "a")["modes.safetensors"]
@@ -116,8 +119,8 @@ def test_same_seed_same_bytes(config: Path, tmp_path: Path, engine: str) -> None
 def test_killed_at_any_moment_it_continues_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=90))
     command = ["run", "small.toml", "--checkpoint-seconds", "0"]
-    whole = fedensemble(*command, "--out", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    code, _, errors = run(*command, "--out", "whole", cwd=tmp_path)
+    assert code == 0, errors
 
     kills = 0
     for attempt in range(40):
@@ -188,19 +191,18 @@ main()
 
 def test_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=12))
-    whole = fedensemble(
-        "run", "small.toml", "--checkpoint-seconds", "0", "--out", "whole", cwd=tmp_path
-    )
-    assert whole.returncode == 0, whole.stderr
+    command = ("run", "small.toml", "--out", "whole")
+    code, _, errors = run(*command, "--checkpoint-seconds", "0", cwd=tmp_path)
+    assert code == 0, errors
     expected = trained_bytes(tmp_path / "whole")
     (tmp_path / "whole" / "summary.json").unlink()  # as if it had been killed before the end
     newest = max((tmp_path / "whole" / "checkpoint").glob("round-*"))
     content = bytearray(newest.read_bytes())
     content[-3] ^= 1
     newest.write_bytes(bytes(content))
-    again = fedensemble("run", "small.toml", "--out", "whole", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "damaged" in again.stdout and "Continuing" in again.stdout
+    code, said, errors = run(*command, cwd=tmp_path)
+    assert code == 0, errors
+    assert "damaged" in said and "Continuing" in said
     assert trained_bytes(tmp_path / "whole") == expected
 
 
@@ -227,18 +229,18 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     assert strata["K = 1"] == 1 < strata["K = 3"]  # one mode is the method itself
     page = (folder / "report.html").read_text()
     assert page.count('/report.html">seed') == 4  # links to the runs' own pages
-    again = fedensemble("report", folder, cwd=tmp_path)
-    assert again.returncode == 0 and "| K = 3 |" in again.stdout
+    code, again, _ = run("report", folder, cwd=tmp_path)
+    assert code == 0 and "| K = 3 |" in again
     assert (folder / "report.html").read_text() == page
 
 
 def test_data_show_draws_the_partition(config: Path, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
-    done = fedensemble("data", "show", config, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert set(tmp_path.iterdir()) == before and "add -o" in done.stdout
-    done = fedensemble("data", "show", config, "-o", "p.png", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Picture: p.png" in done.stdout
-    assert "a client has exactly 2 classes" in done.stdout
+    code, said, errors = run("data", "show", config, cwd=tmp_path)
+    assert code == 0, errors
+    assert set(tmp_path.iterdir()) == before and "add -o" in said
+    code, said, errors = run("data", "show", config, "-o", "p.png", cwd=tmp_path)
+    assert code == 0, errors
+    assert "Picture: p.png" in said
+    assert "a client has exactly 2 classes" in said
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

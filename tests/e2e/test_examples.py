@@ -92,26 +92,29 @@ def test_own_algorithm_is_found_by_its_entry_point(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(rounds=5))
     paths = (tmp_path, EXAMPLES / "own_algorithm")
 
-    listed = json.loads(
-        python("-m", "fedensemble", "ls", "algorithms", "--json", cwd=tmp_path, paths=paths)
-    )
+    commands = ["ls algorithms --json"] + [
+        f"run small.toml --out {engine} --set algorithm.name=fednova --set engine.name={engine}"
+        for engine in ("loop", "vector")
+    ]
+    said = python("-c", _COMMANDS, *commands, cwd=tmp_path, paths=paths)
+    listed, _ = json.JSONDecoder().raw_decode(said)
     record = next(record for record in listed if record["name"] == "fednova")
     assert (
         record["reference"] == "Wang et al. 2020"
         and record["models_up"] == record["models_down"] == 1
     )
     for engine in ("loop", "vector"):
-        sets = (
-            "--set",
-            "algorithm.name=fednova",
-            "--set",
-            f"engine.name={engine}",
-            "--out",
-            engine,
-        )
-        python("-m", "fedensemble", "run", "small.toml", *sets, cwd=tmp_path, paths=paths)
         summary = json.loads((tmp_path / engine / "summary.json").read_text())
         assert summary["rounds"] == 5
+
+
+# One process for all commands, because starting one takes seconds.
+_COMMANDS = """
+import sys
+from fedensemble.cli.main import app
+for command in sys.argv[1:]:
+    app(command.split(), standalone_mode=False)
+"""
 
 
 def test_experiments_name_every_algorithm() -> None:

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import InputError
 
+from .command_line import run
+
 HERE = Path(__file__).parent
 CONFIG = """
 name = "shared"
@@ -58,8 +60,8 @@ def place(tmp_path_factory):
     """A folder with the config, and in "one" the run of one process that was never interrupted."""
     folder = tmp_path_factory.mktemp("torchrun")
     (folder / "shared.toml").write_text(CONFIG)
-    done = finish([*RUN, "--out", "one"], folder)
-    assert done.returncode == 0, done.stderr
+    code, _, errors = run("run", "shared.toml", "--out", "one", cwd=folder)
+    assert code == 0, errors
     return folder
 
 
@@ -164,9 +166,9 @@ def test_a_rank_is_killed_and_one_process_goes_on(place, victim):
         newest = max((place / out / "checkpoint").glob("round-*.safetensors"))
         assert f"The checkpoint of round {int(newest.stem[-8:])}" in said
 
-    done = finish([*RUN, "--out", out], place)
-    assert done.returncode == 0, done.stderr
-    assert f"Continuing {out} after round" in done.stdout
+    code, printed, errors = run("run", "shared.toml", "--out", out, cwd=place)
+    assert code == 0, errors
+    assert f"Continuing {out} after round" in printed
     assert_same_run(place / out, place / "one")
 
 
@@ -217,11 +219,11 @@ def test_what_is_wrong_on_one_rank_is_said_once(place):
     assert not said[1]  # rank 0 says it for all
 
 
-def test_compare_is_for_one_process(tmp_path):
-    environment = {**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"}
-    command = [sys.executable, "-m", "fedensemble", "compare"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and "start it without torchrun" in done.stderr
+def test_compare_is_for_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    code, _, errors = run("compare", cwd=tmp_path)
+    assert code == 2 and "start it without torchrun" in errors
 
 
 def test_half_a_job_is_refused(monkeypatch):

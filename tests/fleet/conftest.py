@@ -3,12 +3,13 @@ of their own.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
 import signal
+import ssl
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ import fedensemble
 from fedensemble.config.build import build_data
 from fedensemble.config.schema import resolve
 from fedensemble.deploy.generate import write_app
+
+from ..e2e import command_line
+from . import forked_client
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_tls"
 CLIENTS = 4
@@ -96,6 +100,13 @@ class TestedFleet:
         )
         return run
 
+    def sign(self, app):
+        """Signs an app with the command, in this process: starting a new one takes seconds."""
+        key, folder = self.folder / "operator", self.folder / "signatures"
+        words = ("fleet", "sign", app, "--key", key, "--signatures", folder)
+        code, _, errors = command_line.run(*words, cwd=self.folder)
+        assert code == 0, errors
+
     def rounds(self, run):
         """Records of the rounds that are over."""
         file = run / "metrics.jsonl"
@@ -146,30 +157,52 @@ class TestedFleet:
             pytest.fail(str(stop))
 
     def come_back(self, number):
-        """Starts a killed node as often as it takes: Flower turns it away for a minute."""
+        """Starts a killed node again as soon as it is offline: Flower turns it away for a minute."""
         name = f"client-{number}"
         log, before = self.log(name), self.log(name).read_text().count("SuperNode ID")
+        mine = log.read_text().split("SuperNode ID: ")[-1].split()[0]
+        self.until(lambda: mine not in self.online(), f"{name} is killed and not offline")
         self.node(number, data=self.folder / "memory" / name / "mine.npz")
+        self.until(
+            lambda: log.read_text().count("SuperNode ID") > before, f"{name} is not let in again"
+        )
 
-        def back():
-            if self.started[name].poll() is not None:
-                self.kill(name)
-                time.sleep(1.0)
-                self.node(number, data=self.folder / "memory" / name / "mine.npz")
-            return log.read_text().count("SuperNode ID") > before
+    def post(self, port, path, message, context):
+        """Status and content of a call of the SuperLink's API; 0 if TLS ends it."""
+        connection = http.client.HTTPSConnection(
+            self.module.HOST, port, context=context, timeout=120
+        )
+        with contextlib.closing(connection):
+            kind = "application/protobuf"
+            try:
+                connection.request(
+                    "POST",
+                    path,
+                    message.SerializeToString(),
+                    {"content-type": kind, "accept": kind},
+                )
+                response = connection.getresponse()
+                return response.status, response.read()
+            except (ssl.SSLError, ConnectionError):
+                return 0, b""
 
-        self.until(back, f"{name} is not let in again")
+    def nodes(self):
+        """Statuses of the nodes. Asks as `flwr supernode list` does, whose start takes a second."""
+        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+
+        context = ssl.create_default_context(cafile=self.folder / "keys" / "ca.crt")
+        _, answer = self.post(self.port, "/v1/control/list-nodes", ListNodesRequest(), context)
+        listed = ListNodesResponse.FromString(answer).nodes_info
+        return {str(node.node_id): node.status for node in listed}
 
     def online(self):
         """Numbers of the nodes that are there."""
-        listed = self.module.read_json(
-            self.flwr("supernode", "list", "fleet", "--format", "json").stdout
-        )
-        return {node["node-id"] for node in listed["nodes"] if node["status"] == "online"}
+        return {number for number, status in self.nodes().items() if status == "online"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(tmp_path_factory):
+    """The fleet, until the last of these tests is over: at rest, its processes poll each other."""
     sys.path.insert(0, str(EXAMPLE))
     import fleet as module
 
@@ -180,7 +213,9 @@ def fleet(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", source)
         made = module.Fleet(folder)
+    clients = forked_client.start(folder / "forks", made.environment)
     with made as started:
+        made.started["forks"] = clients  # ends with the fleet
         tested = TestedFleet(started, module)
         started.superlink()
         started.gateway()

@@ -2,8 +2,6 @@
 is closed.
 """
 
-import contextlib
-import http.client
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -167,20 +165,6 @@ def known(fleet):
     return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
 
 
-def post(fleet, port, path, message, context):
-    """Status of a call of the SuperLink's API; 0 if TLS ends it."""
-    connection = http.client.HTTPSConnection(fleet.module.HOST, port, context=context, timeout=120)
-    with contextlib.closing(connection):
-        kind = "application/protobuf"
-        try:
-            connection.request(
-                "POST", path, message.SerializeToString(), {"content-type": kind, "accept": kind}
-            )
-            return connection.getresponse().status
-        except (ssl.SSLError, ConnectionError):
-            return 0
-
-
 def test_outsiders_can_neither_list_register_nor_run(fleet, interrupted):
     """They have what is public: the authority's certificate and the address that clients use."""
     key = fleet.folder / "nodes" / "outsider"
@@ -214,21 +198,13 @@ def test_the_control_api_is_for_the_servers_own_machine(fleet, interrupted):
     client = client_context(authority, Path(f"{key}.crt"), key)
     for name, message in (("list-runs", ListRunsRequest()), ("list-nodes", ListNodesRequest())):
         path = f"/v1/control/{name}"
-        assert post(fleet, fleet.port, path, message, outsider) == 200, (
+        assert fleet.post(fleet.port, path, message, outsider)[0] == 200, (
             "on the server it would work"
         )
-        assert post(fleet, fleet.public, path, message, outsider) == 0
-        assert post(fleet, fleet.public, path, message, client) == 403
-    assert (
-        post(
-            fleet,
-            fleet.public,
-            "/v1/control/register-node",
-            RegisterNodeRequest(name="client-0"),
-            client,
-        )
-        == 403
-    )
+        assert fleet.post(fleet.public, path, message, outsider)[0] == 0
+        assert fleet.post(fleet.public, path, message, client)[0] == 403
+    register = RegisterNodeRequest(name="client-0")
+    assert fleet.post(fleet.public, "/v1/control/register-node", register, client)[0] == 403
 
 
 def test_nodes_that_lack_one_proof_get_nothing_until_it_is_mended(fleet, interrupted):

@@ -20,7 +20,9 @@ from fedensemble import (
 from fedensemble.algorithms.compressors import Dither
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
-LR, ROUNDS = 0.1, 400
+LR, ROUNDS = 0.1, 160
+# The numbers of rounds leave less than a tenth of this: the slowest comes below 1e-7 for good after
+# 138 rounds, with two clients of five after 212, in an ensemble after 269.
 EXACT = 1e-6
 NOISY = 1e-3
 SAME_FORMULA = 1e-12
@@ -45,13 +47,13 @@ def test_quantised_sgd_does_not(settings, regression):
 
 def test_diana_with_momentum_and_with_two_clients_of_five(regression):
     assert regression.error(Diana(lr=LR, beta=0.5, server_lr=0.5), ROUNDS, steps=1) < EXACT
-    assert regression.error(Diana(lr=LR, server_lr=0.5), 800, steps=1, clients_per_round=2) < EXACT
+    assert regression.error(Diana(lr=LR, server_lr=0.5), 250, steps=1, clients_per_round=2) < EXACT
 
 
 def test_diana_in_an_ensemble(regression):
     """One local step and three modes: each mode has the optimum to itself."""
     algorithm = Diana(lr=LR, server_lr=0.7, compressor="dither", levels=2)
-    assert regression.error(algorithm, 450, steps=1, modes=3, strata=2) < EXACT
+    assert regression.error(algorithm, 300, steps=1, modes=3, strata=2) < EXACT
 
 
 TWENTY = 20

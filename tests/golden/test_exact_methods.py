@@ -10,9 +10,10 @@ from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputErro
 from fedensemble.core.visit_keys import shared_uniform
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
-LR, ROUNDS = 0.1, 150
-# All contract by some 0.85 a round here, so that 150 rounds leave 1e-10 of a distance of order one.
-# 1e-6 is asked for.
+LR, ROUNDS = 0.1, 80
+# 1e-6 is asked for. The numbers of rounds leave less than a tenth of it: the slowest method comes
+# below 1e-7 for good after 62 rounds, with partial participation after 208, in an ensemble after
+# 207.
 EXACT = 1e-6
 BIASED = 1e-2
 SAME_FORMULA = 1e-12  # float64, some hundred operations on numbers of order one
@@ -40,19 +41,19 @@ def test_averaging_does_not(algorithm, regression):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_reaches_it_with_two_clients_of_five_and_two_modes(name, weighting, regression):
+@pytest.mark.parametrize(("name", "rounds"), [("scaffold", 120), ("feddyn", 220)])
+def test_reaches_it_with_two_clients_of_five_and_two_modes(name, rounds, weighting, regression):
     """Their papers cover partial participation; each mode has the optimum to itself."""
     algorithm = METHODS[name](weighting=weighting)
-    assert regression.error(algorithm, 300, clients_per_round=2) < EXACT
-    assert regression.error(algorithm, 300, modes=2, strata=2, clients_per_round=4) < EXACT
+    assert regression.error(algorithm, rounds, clients_per_round=2) < EXACT
+    assert regression.error(algorithm, rounds, modes=2, strata=2, clients_per_round=4) < EXACT
 
 
 EXACT_IN_AN_ENSEMBLE = {
-    "scaffold": lambda **more: Scaffold(lr=LR, **more),
-    "feddyn": lambda **more: FedDyn(lr=LR, alpha=1.0, **more),
-    "fedpd": lambda **more: FedPD(lr=LR, eta=1.0, average="all", **more),
-    "fedsplit": lambda **more: FedSplit(lr=LR, s=1.0, average="all", **more),
+    "scaffold": (80, lambda **more: Scaffold(lr=LR, **more)),
+    "feddyn": (220, lambda **more: FedDyn(lr=LR, alpha=1.0, **more)),
+    "fedpd": (220, lambda **more: FedPD(lr=LR, eta=1.0, average="all", **more)),
+    "fedsplit": (110, lambda **more: FedSplit(lr=LR, s=1.0, average="all", **more)),
 }
 
 
@@ -60,10 +61,8 @@ EXACT_IN_AN_ENSEMBLE = {
 @pytest.mark.parametrize("name", EXACT_IN_AN_ENSEMBLE)
 def test_three_modes_reach_it(name, weighting, regression):
     """Everybody is asked, yet a mode has two or three of the five clients in a round, or none."""
-    assert (
-        regression.error(EXACT_IN_AN_ENSEMBLE[name](weighting=weighting), 250, modes=3, strata=2)
-        < EXACT
-    )
+    rounds, make = EXACT_IN_AN_ENSEMBLE[name]
+    assert regression.error(make(weighting=weighting), rounds, modes=3, strata=2) < EXACT
 
 
 @pytest.mark.parametrize("kind", [FedPD, FedSplit])
@@ -112,7 +111,7 @@ def test_stays_near_it_with_three_clients_of_five(name, regression):
     """Their papers do not: the mean of whoever reports moves about the optimum, but does not run
     away.
     """
-    assert 1e-3 < regression.error(METHODS[name](), 300, clients_per_round=3) < 2.0
+    assert 1e-3 < regression.error(METHODS[name](), 150, clients_per_round=3) < 2.0
 
 
 def test_fedsplit_with_its_prox_solved_is_peaceman_rachford(regression):

@@ -6,6 +6,8 @@ plans, minibatches and random numbers are the library's. A mode that nobody trai
 a client remembers each mode apart.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -18,10 +20,21 @@ from fedensemble.core.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import numbers
 
 SIZES = (3, 14, 5, 9, 4, 11, 7, 3, 8)
-FEATURES, MODES, ROUNDS = 5, 3, 20
+FEATURES, MODES, ROUNDS = 5, 3, 14
 LR, DECAY, EVERY = 0.03, 0.8, 3
 SERVER = {"server_lr_decay": 0.9, "server_lr_decay_every": 4}
 AGREEMENT = 1e-10
+
+
+@cache
+def chances(seed, work, client, mode, round):
+    """Minibatches and random numbers of a visit, which are the same whatever the method."""
+    place = (seed, round, torch.tensor([client]), torch.tensor([mode]))
+    size = torch.tensor([SIZES[client]])
+    rows, counted = batch_table(visit_key("batches", *place), size, work)
+    batches = [rows[s, 0][counted[s, 0].bool()].numpy() for s in range(len(rows))]
+    random = prng.uniform(prng.fold_in(visit_key("algorithm", *place)[0], 1), FEATURES)
+    return batches, random.numpy()
 
 
 class Visit:
@@ -29,14 +42,8 @@ class Visit:
 
     def __init__(self, world, client, mode, round):
         self.world, self.lr = world, LR * DECAY ** (round // EVERY)
-        place = (world.seed, round, torch.tensor([client]), torch.tensor([mode]))
-        size = world.data.size[client : client + 1]
-        rows, counted = batch_table(visit_key("batches", *place), size, world.work)
-        self.batches = [rows[s, 0][counted[s, 0].bool()].numpy() for s in range(len(rows))]
+        self.batches, self.random = chances(world.seed, world.work, client, mode, round)
         self.x, self.y = (part.numpy() for part in world.data.client(client))
-        self.random = prng.uniform(
-            prng.fold_in(visit_key("algorithm", *place)[0], 1), FEATURES
-        ).numpy()
 
     def gradient(self, w, batch):
         x, y = self.x[batch], self.y[batch, 0]
