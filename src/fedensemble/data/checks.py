@@ -30,7 +30,10 @@ def check_examples(x: Tensor, y: Tensor, where: str, classes: int | None = None)
                 "Clean or drop such rows."
             )
     if len(y) and not y.is_floating_point() and int(y.min()) < 0:
-        raise DataError(f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}.")
+        raise DataError(
+            f"Labels of {where} must be 0, 1, 2, ...; got {int(y.min())}. Give other labels as "
+            "text, and they are numbered: y.astype(str)."
+        )
     if len(y) and classes is not None and not y.is_floating_point() and int(y.max()) >= classes:
         raise DataError(
             f"Labels of {where} must be below the number of classes, {classes}; got {int(y.max())}."
@@ -122,3 +125,21 @@ def check_range(values: Tensor | None, what: str, dtype: torch.dtype) -> None:
 def describe_example(values: Tensor) -> str:
     """Returns the shape of one example and its dtype for messages, such as "(28, 28) uint8"."""
     return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+
+
+def note_channels_last(x: Tensor) -> str | None:
+    """Returns a note if images have their channels last, [n, height, width, channels], or None.
+
+    Lists of PIL images and most image libraries give this layout; torch's layers do not take it.
+    """
+    if x.dtype != torch.uint8 or x.dim() != 4 or not _channels_last(tuple(x.shape[1:])):
+        return None
+    return (
+        f"Images of shape {tuple(x.shape[1:])} look like height x width x channels, and torch's "
+        "convolutions take channels first: give x.transpose(0, 3, 1, 2) (torch: "
+        "x.permute(0, 3, 1, 2)), unless your model expects channels last."
+    )
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[2] in (1, 3, 4) and shape[0] > 4 and shape[1] > 4

@@ -19,13 +19,15 @@ def as_tensor(values: Any) -> Tensor:
     Raises:
         DataError: the values are not numbers in dense arrays of one shape.
     """
-    _reject_masked(values)
+    reject_masked(values)
     try:
         tensor = (
             values.detach()
             if isinstance(values, Tensor)
-            else torch.as_tensor(to_shareable(np.asarray(values)))
+            else torch.as_tensor(to_shareable(_as_numbers(np.asarray(values))))
         )
+    except DataError:
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
             f"Data must be numbers in arrays of one shape; got {type(values).__name__}: {error}"
@@ -65,6 +67,20 @@ def as_targets(values: Any) -> Tensor:
     return y if y.is_floating_point() else y.long()
 
 
+def _as_numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns an array whose type is not "object"; raises for text."""
+    if values.dtype.kind == "O":
+        unpacked = np.array(values.tolist())  # an object array of numbers becomes one of numbers
+        values = unpacked if unpacked.shape == values.shape else values
+    if values.dtype.kind in "US":
+        raise DataError(
+            "Data must be numbers in arrays of one shape; got text "
+            f"({str(values.ravel()[:1].tolist())[1:41]} ...). Encode inputs that are text as "
+            "numbers."
+        )
+    return values
+
+
 def to_shareable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns the array, or a copy if torch cannot share its memory.
 
@@ -76,7 +92,7 @@ def to_shareable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     )
 
 
-def _reject_masked(values: Any) -> None:
+def reject_masked(values: Any) -> None:
     """Raises for NumPy masked arrays with masked entries."""
     # `np.asarray` ignores the mask, so the model would be trained on the masked values.
     parts = values if isinstance(values, (list, tuple)) else (values,)

@@ -17,7 +17,9 @@ from ..errors import DataError, InputError
 from ..registry import Registry
 from .checks import check_examples
 from .convert import as_targets, as_tensor
+from .data_frame import column_names, from_frame, is_frame
 from .label_checks import advise_labels
+from .label_names import encode_labels
 from .normalize import Standardise
 
 Array = Tensor | NDArray[Any]
@@ -33,7 +35,7 @@ class Dataset:
 
     Args:
         x: training inputs, [n, ...].
-        y: training targets, [n, ...].
+        y: training targets, [n, ...]; labels that are text, categories or booleans are numbered.
         x_test, y_test: held-out examples, or None.
         x_server: unlabelled inputs for the server, or None.
         classes: number of classes (or tokens); None for regression, or to count the labels.
@@ -41,6 +43,8 @@ class Dataset:
         group: index of the natural client of each training row, [n], or None without natural
             clients.
         group_names: names of the natural clients, or None.
+        class_names: name of each class; by default the labels, if they are text or categories.
+        feature_names: name of each column of the inputs; by default those of a DataFrame.
         info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
     """
 
@@ -54,8 +58,11 @@ class Dataset:
     group_names: tuple[str, ...] | None = None
     info: dict[str, Any] = field(default_factory=dict)
     x_server: Array | None = None
+    class_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        self._convert_names()
         for what in ("x", "y"):
             if not len(getattr(getattr(self, what), "shape", ())):
                 raise DataError(
@@ -80,6 +87,31 @@ class Dataset:
             check_examples(
                 as_tensor(self.x_test), as_targets(self.y_test), f"the test data of {self.place}"
             )
+
+    def _convert_names(self) -> None:
+        """Replaces labels that are names by numbers, and DataFrames by arrays."""
+        test_place = f"the test data of {self.place}"
+        (y,), y_test, class_names = encode_labels(
+            [(self.place, self.y)],
+            None if self.y_test is None else (test_place, self.y_test),
+            self.class_names,
+        )
+        feature_names = self.feature_names
+        if feature_names is None and is_frame(self.x):
+            feature_names = column_names(self.x)
+        converted = {
+            "x": from_frame(self.x, feature_names, self.place),
+            "y": y,
+            "x_test": from_frame(self.x_test, feature_names, test_place),
+            "y_test": y_test,
+            "x_server": from_frame(self.x_server, feature_names, "the server's data"),
+            "class_names": class_names,
+            "feature_names": None if feature_names is None else tuple(feature_names),
+        }
+        if class_names is not None and self.classes is None:
+            converted["classes"] = len(class_names)
+        for name, value in converted.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     def __len__(self) -> int:
         """Number of training examples, n."""

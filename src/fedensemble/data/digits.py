@@ -40,5 +40,11 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Dataset:
         "split_seed": split_seed,
     }
     return Dataset(
-        x[~test], y[~test], x_test, y_test, classes=10, standardise=STANDARDISE, info=info
+        x[~test],
+        y[~test],
+        x_test,
+        y_test,
+        class_names=tuple("0123456789"),
+        standardise=STANDARDISE,
+        info=info,
     )

@@ -16,10 +16,19 @@ from .checks import (
     check_server_inputs,
     check_test_set,
     describe_example,
+    note_channels_last,
 )
 from .convert import as_inputs, as_targets, as_tensor
-from .federated_checks import as_sizes, check_client_names, check_field_types, check_options
+from .data_frame import column_names, from_frame, is_frame
+from .federated_checks import (
+    as_sizes,
+    check_class_names_fit,
+    check_client_names,
+    check_field_types,
+    check_notes,
+)
 from .label_checks import check_numbering, count_classes, unseen_labels
+from .label_names import encode_labels
 from .normalize import Standardise
 
 
@@ -37,6 +46,8 @@ class FederatedData:
         x_server: unlabelled inputs of the server, or None.
         standardise: normalization that is applied to the inputs of each batch, or None.
         classes: number of classes (or tokens); None for regression.
+        class_names: name of each class, or None.
+        feature_names: name of each column of the inputs, as of a DataFrame, or None.
         names: names of the clients, or None.
         info: facts for the record of a run (source, partition, ...).
         notes: sentences for the user, such as on labels that do not occur or rows that were
@@ -55,9 +66,12 @@ class FederatedData:
     info: dict[str, Any] = field(default_factory=dict)
     x_server: Tensor | None = None
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_field_types(self)
+        check_class_names_fit(self)
         check_examples(self.x, self.y, "the clients' data", self.classes)
         check_test_set(self.x_test, self.y_test, self.x, self.classes)
         if self.x_server is not None:
@@ -119,15 +133,42 @@ class FederatedData:
         )
 
     @classmethod
-    def from_clients(cls, clients: Iterable[tuple[Any, Any]], **options: Any) -> FederatedData:
+    def from_clients(
+        cls,
+        clients: Iterable[tuple[Any, Any]],
+        *,
+        x_test: Any = None,
+        y_test: Any = None,
+        x_server: Any = None,
+        classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        standardise: Standardise | None = None,
+        info: dict[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> FederatedData:
         """Returns data from one (inputs, targets) pair per client.
 
-        Inputs and targets are arrays, tensors or lists. `options` are fields of `FederatedData`,
-        such as `x_test`.
+        Inputs and targets are arrays, tensors, lists or columns of a DataFrame. Labels that are
+        text, categories or booleans are numbered, with the same numbers for all clients, and
+        `class_names` has their names. If inputs are DataFrames, `feature_names` has the names of
+        their columns, which must be the same for all clients, in the same order.
 
-        >>> data = FederatedData.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
-        >>> len(data), data.size.tolist(), data.classes
-        (2, [2, 1], 2)
+        Args:
+            clients: the pairs.
+            x_test, y_test: held-out examples, or None.
+            x_server: unlabelled inputs of the server, or None.
+            classes: number of classes; None counts them, if the targets are labels.
+            class_names: name of each class, in the order of their numbers; None takes the sorted
+                labels if they are text, or the categories.
+            names: names of the clients, or None.
+            standardise: normalization of the inputs of each batch; None scales images to 0..1.
+            info: facts for the record of a run.
+            notes: sentences for the user.
+
+        >>> data = FederatedData.from_clients([([[0.0], [1.0]], ["no", "yes"]), ([[2.0]], ["yes"])])
+        >>> len(data), data.size.tolist(), data.y.tolist(), data.class_names
+        (2, [2, 1], [0, 1, 1], ('no', 'yes'))
         """
         if not isinstance(clients, Iterable) or (
             hasattr(clients, "shape") and not len(clients.shape)
@@ -143,7 +184,17 @@ class FederatedData:
             raise DataError(
                 "Each client must be a pair of inputs and targets: from_clients([(x0, y0), ...])."
             )
-        pairs = [(as_tensor(x), as_targets(y)) for x, y in clients]
+        frame = next((x for x, _ in clients if is_frame(x)), None)
+        feature_names = None if frame is None else column_names(frame)
+        all_targets, y_test, class_names = encode_labels(
+            [(f"client {index}", y) for index, (_, y) in enumerate(clients)],
+            None if y_test is None else ("the test data", y_test),
+            class_names,
+        )
+        pairs = [
+            (as_tensor(from_frame(x, feature_names, f"client {index}")), as_targets(y))
+            for index, ((x, _), y) in enumerate(zip(clients, all_targets, strict=True))
+        ]
         for index, (x, y) in enumerate(pairs):
             # Before shapes are compared, because the shape of an empty list would not agree.
             if x.dim() > 0 and len(x) == 0:
@@ -166,37 +217,85 @@ class FederatedData:
             for index, (x, y) in enumerate(pairs):
                 check_examples(x, y, f"client {index}")
             raise
-        return cls.from_arrays(all_x, all_y, sizes, **options)
+        return cls.from_arrays(
+            all_x,
+            all_y,
+            sizes,
+            x_test=x_test,
+            y_test=y_test,
+            x_server=x_server,
+            classes=classes,
+            class_names=class_names,
+            feature_names=feature_names,
+            names=names,
+            standardise=standardise,
+            info=info,
+            notes=notes,
+        )
 
     @classmethod
-    def from_arrays(cls, x: Any, y: Any, sizes: Any, **options: Any) -> FederatedData:
-        """Returns data from arrays in the order of the clients; client i has `sizes[i]` rows."""
-        check_options(options)
-        x, y, size = as_inputs(x), as_targets(y), as_sizes(sizes)
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        sizes: Any,
+        *,
+        x_test: Any = None,
+        y_test: Any = None,
+        x_server: Any = None,
+        classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        standardise: Standardise | None = None,
+        info: dict[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> FederatedData:
+        """Returns data from arrays in the order of the clients; client i has `sizes[i]` rows.
+
+        The other arguments are those of `from_clients`; `feature_names` names the columns of an
+        array, and a DataFrame names its own.
+        """
+        notes = [*check_notes(notes)]
+        if is_frame(x) and feature_names is None:
+            feature_names = column_names(x)
+        (y,), y_test, class_names = encode_labels(
+            [("the clients' data", y)],
+            None if y_test is None else ("the test data", y_test),
+            class_names,
+        )
+        x = as_inputs(from_frame(x, feature_names, "the clients' data"))
+        y, size = as_targets(y), as_sizes(sizes)
         check_lengths(x, y, "the clients' data")
-        if x.dtype == torch.uint8:
-            options.setdefault("standardise", Standardise((0.0,), (255.0,)))  # images
-        for name, convert in (
-            ("x_test", as_inputs),
-            ("y_test", as_targets),
-            ("x_server", as_inputs),
-        ):
-            if options.get(name) is not None:
-                options[name] = convert(options[name])
+        if x.dtype == torch.uint8 and standardise is None:
+            standardise = Standardise((0.0,), (255.0,))  # images
+        if x_test is not None:
+            x_test = as_inputs(from_frame(x_test, feature_names, "the test data"))
+        if x_server is not None:
+            x_server = as_inputs(from_frame(x_server, feature_names, "the server's data"))
+        y_test = None if y_test is None else as_targets(y_test)
         total = sum(size.tolist())  # Python integers, because a sum of int64 could overflow
         if total != len(x):
             raise DataError(f"Client sizes add up to {total}, but there are {len(x)} examples.")
-        if "classes" not in options and not y.is_floating_point():
-            targets = [
-                values
-                for values in (y, options.get("y_test"))
-                if values is not None and values.numel()
-            ]
-            options["classes"] = count_classes(targets)
-            options["notes"] = (
-                *options.get("notes", ()),
-                *check_numbering(y, options.get("y_test")),
-            )
-        if (note := unseen_labels(y, options.get("y_test"))) is not None:
-            options["notes"] = (*options.get("notes", ()), note)
-        return cls(x=x, y=y, start=torch.cumsum(size, 0) - size, size=size, **options)
+        if class_names is not None and classes is None and not y.is_floating_point():
+            classes = len(class_names)
+        elif classes is None and not y.is_floating_point():
+            classes = count_classes([v for v in (y, y_test) if v is not None and v.numel()])
+            notes += check_numbering(y, y_test)
+        notes += [note for note in (unseen_labels(y, y_test), note_channels_last(x)) if note]
+        return cls(
+            x=x,
+            y=y,
+            start=torch.cumsum(size, 0) - size,
+            size=size,
+            x_test=x_test,
+            y_test=y_test,
+            standardise=standardise,
+            classes=classes,
+            names=tuple(names) if isinstance(names, list) else names,  # type: ignore[arg-type]
+            info={} if info is None else info,
+            x_server=x_server,
+            notes=tuple(notes),
+            class_names=None if class_names is None else tuple(class_names),
+            feature_names=None if feature_names is None else tuple(feature_names),
+        )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import require_integer
-from ..errors import DataError, InputError, unknown
+from ..errors import DataError, InputError
 from .convert import as_tensor
+from .label_names import check_class_names
 from .normalize import Standardise
 
 if TYPE_CHECKING:
@@ -67,16 +67,34 @@ def _check_tensor(name: str, value: Any) -> None:
         )
 
 
-_OPTIONS = ("x_test", "y_test", "standardise", "classes", "names", "info", "x_server", "notes")
+def check_notes(notes: Any) -> tuple[str, ...]:
+    """Returns the notes as a tuple; raises unless they are a sequence of texts."""
+    if not isinstance(notes, (tuple, list)):
+        raise InputError(f"notes must be a tuple of texts; got {notes!r}.")
+    return tuple(notes)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises for keyword arguments that `FederatedData` does not take."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise InputError(unknown("argument of FederatedData", name, _OPTIONS))
-    if not isinstance(options.get("notes", ()), (tuple, list)):
-        raise InputError(f"notes must be a tuple of texts; got {options['notes']!r}.")
+def check_class_names_fit(data: FederatedData) -> None:
+    """Raises unless there is one name per class, and one per column of the inputs."""
+    if data.class_names is not None:
+        check_class_names(data.class_names)
+        if data.classes is None:
+            raise DataError(
+                "class_names were given, but the targets are floats, which are not classes. Give "
+                "labels as integers or text, or leave class_names out."
+            )
+        if len(data.class_names) != data.classes:
+            raise DataError(
+                f"There are {data.classes} classes, but {len(data.class_names)} class_names; give "
+                "one each."
+            )
+    if data.feature_names is not None:
+        columns = data.x.shape[1] if data.x.dim() == 2 else None
+        if len(data.feature_names) != columns:
+            raise DataError(
+                f"There are {len(data.feature_names)} feature_names for inputs of shape "
+                f"{tuple(data.x.shape[1:])}; give one per column."
+            )
 
 
 def as_sizes(sizes: Any) -> Tensor:

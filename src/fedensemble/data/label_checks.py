@@ -74,7 +74,7 @@ def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:
     return [
         f"Labels go up to {classes - 1}, but only {len(used)} different ones occur (the first that "
         f"is missing is {missing}), and the model gets an output for each of {classes} classes. "
-        "Number the classes 0, 1, 2, ..."
+        "Number the classes 0, 1, 2, ..., or give labels as text, which are numbered: y.astype(str)."
     ]
 
 

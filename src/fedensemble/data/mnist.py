@@ -27,7 +27,10 @@ def mnist(*, root: Path | None = None) -> Dataset:
     x, y, files = read_split("train", root)
     x_test, y_test, test_files = read_split("t10k", root)
     info = {"source": "mnist", "files": files + test_files}
-    return Dataset(x, y, x_test, y_test, classes=CLASSES, standardise=STANDARDISE, info=info)
+    class_names = tuple(str(digit) for digit in range(CLASSES))
+    return Dataset(
+        x, y, x_test, y_test, class_names=class_names, standardise=STANDARDISE, info=info
+    )
 
 
 def read_split(split: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any], list[str]]:

@@ -23,8 +23,11 @@ def npz(
     client: str | None = None,
     x_server: str | None = None,
     classes: int | None = None,
+    class_names: list[str] | None = None,
 ) -> Dataset:
     """The arrays of an .npz file: uint8 x of three or more axes are images, other integers tokens.
+
+    Labels may be integers, texts or booleans; texts are numbered in sorted order.
 
     Args:
         path: the file. If it does not exist, it is looked for in the data folder.
@@ -35,6 +38,8 @@ def npz(
             default client, if it exists.
         x_server: name of the array of inputs for the server; by default x_server, if it exists.
         classes: number of classes; by default the largest label plus one.
+        class_names: name of each class in the order of their numbers; by default the sorted labels,
+            if they are texts.
     """
     file = find_npz(Path(path), root)
     names_by_role = {
@@ -58,6 +63,7 @@ def npz(
         arrays.get("x_test"),
         arrays.get("y_test"),
         classes=classes,
+        class_names=None if class_names is None else tuple(class_names),
         group=group,
         group_names=names,
         info={"source": "npz", "files": [str(file)]},
@@ -129,7 +135,8 @@ def read_array(file: Path, archive: Any, name: str, max_bytes: int | None = None
         if dtype.hasobject:
             raise DataError(
                 f"Array '{name}' in {file} is an object array, which would have to be unpickled, "
-                "and that can run code. Save it as an array of numbers of one shape."
+                "and that can run code. Save it as an array of numbers of one shape, or labels as "
+                "texts, y.astype(str)."
             )
         limit = largest_size(file) if max_bytes is None else max_bytes
         check_array_size(file, name, count * dtype.itemsize, limit)

@@ -45,10 +45,16 @@ def partition(
     fields: dict[str, Any] = {
         "info": {**source.info, "partition": name, "partition_seed": seed, "options": options}
     }
-    for field in ("x_test", "y_test", "x_server", "classes", "standardise"):
-        # None is not passed on, so that from_arrays uses its own default.
-        if getattr(source, field) is not None:
-            fields[field] = getattr(source, field)
+    for field in (
+        "x_test",
+        "y_test",
+        "x_server",
+        "classes",
+        "class_names",
+        "feature_names",
+        "standardise",
+    ):
+        fields[field] = getattr(source, field)
     if name == "natural" and source.group is not None and source.group_names is not None:
         fields["names"] = tuple(source.group_names[source.group[part[0]]] for part in rows)
     sizes = [len(part) for part in rows]
