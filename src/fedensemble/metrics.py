@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .data.convert import as_targets
 from .data.label_checks import check_whole
+from .data.label_names import encode_targets
 from .errors import DataError, InputError
 from .predict import Prediction
 
@@ -33,7 +34,10 @@ _MIN_PROBABILITY = 1e-12
 
 
 def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
-    """All metrics of a prediction for targets [B, ...], by name."""
+    """All metrics of a prediction for targets [B, ...], by name.
+
+    Labels are the numbers of the classes, or their names if the prediction has class names.
+    """
     targets = _check_targets(prediction, targets)
     if prediction.task == "regression":
         return _regression(prediction, targets)
@@ -65,7 +69,10 @@ def _check_targets(prediction: Prediction, values: Any) -> Tensor:
         raise InputError(
             f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}."
         )
-    targets, mean = as_targets(values), prediction.mean
+    mean = prediction.mean
+    if prediction.task == "classification":
+        values = encode_targets(values, prediction.class_names, mean.shape[-1])
+    targets = as_targets(values)
     expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
     if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
         raise InputError(

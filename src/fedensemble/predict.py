@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import prng
 from .arguments import require_bool, require_integer
 from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
+from .data.data_frame import from_frame
 from .data.normalize import Standardise
 from .errors import DivergedError, InputError
 from .modeling.functional_model import FunctionalModel
@@ -39,6 +42,7 @@ class Prediction:
         members: the prediction of each model, [K * S, B, ..., C].
         mode_index: the mode of each member, [K * S] int64, from 0 to K - 1 in ascending order. By
             default each member is a mode.
+        class_names: name of each class, or None.
     """
 
     mean: Tensor
@@ -46,6 +50,7 @@ class Prediction:
     task: Task = "classification"
     combine: Combine = "probabilities"
     mode_index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.mode_index):
@@ -79,6 +84,13 @@ class Prediction:
         """The most probable class, [B, ...]."""
         self._require_classification("label")
         return self.mean.argmax(-1)
+
+    @cached_property
+    def label_names(self) -> NDArray[np.str_]:
+        """The name of the most probable class, [B, ...]; its number as text without class names."""
+        self._require_classification("label_names")
+        names = self.class_names or [str(number) for number in range(self.mean.shape[-1])]
+        return np.array(names)[self.label.numpy(force=True)]
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -126,6 +138,9 @@ class Ensemble:
             own parameters.
         tokens: whether inputs are integers that stay integers; None if this is not known, and
             inputs are passed to the model as they are.
+        class_names: name of each class, or None.
+        feature_names: name of each column of the inputs, which a DataFrame must have in this order;
+            None does not check it.
     """
 
     def __init__(
@@ -140,11 +155,15 @@ class Ensemble:
         seed: int = 0,
         predictors: Tensor | None = None,
         tokens: bool | None = None,
+        class_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
     ) -> None:
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.feature_names = None if feature_names is None else tuple(feature_names)
         default: Combine = (
             "probabilities" if functional_model.task == "classification" else "outputs"
         )
@@ -213,7 +232,7 @@ class Ensemble:
             require_bool("predict()", "dropout", dropout),
             require_bool("predict()", "on_device", on_device),
         )
-        inputs = as_tensor(x)
+        inputs = as_tensor(from_frame(x, self.feature_names, "the inputs"))
         inputs = (
             inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
         )
@@ -279,7 +298,16 @@ class Ensemble:
             if by_logits
             else _mean_over_samples(members).mean(0)
         )
-        return Prediction(mean, members.flatten(0, 1), "classification", self.combine, mode_index)
+        # A model may have more outputs than there are classes; the names would then not fit.
+        fits = self.class_names is not None and len(self.class_names) == mean.shape[-1]
+        return Prediction(
+            mean,
+            members.flatten(0, 1),
+            "classification",
+            self.combine,
+            mode_index,
+            self.class_names if fits else None,
+        )
 
     def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:
         """The outputs of all models for one batch, [K, S, B, ..., C].

@@ -207,7 +207,7 @@ def predict_command(
             help="An .npz file with an array x, or with a single array; scaled as in training."
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .npz or .csv file to write.")],
     members: Annotated[
         bool, typer.Option(help="Also write each model's prediction and the index of its mode.")
     ] = False,
@@ -215,8 +215,8 @@ def predict_command(
 ) -> None:
     """Predict with the ensemble of a finished run.
 
-    Writes the mean prediction, and for classification the label, entropy and mutual information,
-    for regression the variance.
+    Writes the mean prediction, and for classification the label, its name, entropy and mutual
+    information, for regression the variance.
     """
     from .predict import predict_file
 

@@ -16,6 +16,7 @@ from ..errors import AggregatorWarning, DataError, EngineWarning
 from ..federation.federation import Federation
 from ..federation.resolve import select_device
 from ..modeling.factory import ModelSpec
+from ..modeling.losses import count_outputs
 from ..models import models
 from ..runtime.oom import raise_on_oom
 from .plugin_tables import parameters
@@ -89,12 +90,13 @@ def _select_options(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
 
 def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
     """Returns what a model needs to know of the data: shape of an input, number of outputs."""
-    outputs = data.classes if loss == "cross_entropy" else int(data.y[0].numel())
-    if outputs is None:
+    if loss == "mse":
+        outputs = int(data.y[0].numel())
+    elif data.classes is not None:
+        outputs = count_outputs(loss, data.classes)
+    else:
         advice = advise_labels(data.y) or 'For regression set training.loss = "mse".'
-        raise DataError(
-            f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}"
-        )
+        raise DataError(f"Loss '{loss}' needs integer labels, and the targets are floats. {advice}")
     return {"shape": list(data.x.shape[1:]), "outputs": outputs}
 
 

@@ -53,7 +53,7 @@ class TrainingTable(Table):
     steps: PositiveInt | None = None
     batch_size: PositiveInt = 32
     last_batch: Literal["keep", "wrap", "drop"] | None = None
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
+    loss: Literal["cross_entropy", "bce", "mse"] = "cross_entropy"
 
 
 class EvaluationTable(Table):

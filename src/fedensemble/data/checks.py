@@ -132,14 +132,11 @@ def note_channels_last(x: Tensor) -> str | None:
 
     Lists of PIL images and most image libraries give this layout; torch's layers do not take it.
     """
-    if x.dtype != torch.uint8 or x.dim() != 4 or not _channels_last(tuple(x.shape[1:])):
+    shape = tuple(x.shape[1:])
+    if x.dim() != 4 or shape[2] not in (1, 3, 4) or min(shape[:2]) <= 4:
         return None
     return (
-        f"Images of shape {tuple(x.shape[1:])} look like height x width x channels, and torch's "
+        f"Images of shape {shape} look like height x width x channels, and torch's "
         "convolutions take channels first: give x.transpose(0, 3, 1, 2) (torch: "
         "x.permute(0, 3, 1, 2)), unless your model expects channels last."
     )
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    return shape[2] in (1, 3, 4) and shape[0] > 4 and shape[1] > 4

@@ -25,9 +25,8 @@ CIFAR100 = scale_to_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 # Names of the classes in the order of their numbers, from the files batches.meta.txt,
 # fine_label_names.txt and coarse_label_names.txt of the archives.
-CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-FINE_NAMES = tuple(
-    """
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_FINE = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle
     bowl boy bridge bus butterfly camel can castle caterpillar cattle
     chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
@@ -38,16 +37,16 @@ FINE_NAMES = tuple(
     rose sea seal shark shrew skunk skyscraper snail snake spider
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
     train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-    """.split()
-)
-COARSE_NAMES = tuple(
-    """
+"""
+_COARSE = """
     aquatic_mammals fish flowers food_containers fruit_and_vegetables
     household_electrical_devices household_furniture insects large_carnivores
     large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores
     medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1
     vehicles_2
-    """.split()
+"""
+CIFAR10_NAMES, FINE_NAMES, COARSE_NAMES = (
+    tuple(names.split()) for names in (_CIFAR10, _FINE, _COARSE)
 )
 
 
@@ -77,9 +76,7 @@ def cifar10(*, root: Path | None = None) -> Dataset:
     x, x_test = extract_images(train, label_bytes=1), extract_images(test, label_bytes=1)
     y, y_test = train[:, 0].astype(np.int64), test[:, 0].astype(np.int64)
     info = {"source": "cifar10", "files": [str(path) for path in paths]}
-    return Dataset(
-        x, y, x_test, y_test, class_names=CIFAR10_NAMES, standardise=CIFAR10, info=info
-    )
+    return Dataset(x, y, x_test, y_test, class_names=CIFAR10_NAMES, standardise=CIFAR10, info=info)
 
 
 @datasets.register("cifar100")
@@ -104,9 +101,7 @@ def cifar100(*, root: Path | None = None, labels: str = "fine") -> Dataset:
     x, x_test = extract_images(train, label_bytes=2), extract_images(test, label_bytes=2)
     y, y_test = train[:, column].astype(np.int64), test[:, column].astype(np.int64)
     info = {"source": "cifar100", "labels": labels, "files": [str(path) for path in paths]}
-    return Dataset(
-        x, y, x_test, y_test, class_names=class_names, standardise=CIFAR100, info=info
-    )
+    return Dataset(x, y, x_test, y_test, class_names=class_names, standardise=CIFAR100, info=info)
 
 
 def read_records(path: Path, label_bytes: int) -> NDArray[np.uint8]:

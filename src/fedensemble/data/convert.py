@@ -96,7 +96,7 @@ def reject_masked(values: Any) -> None:
     """Raises for NumPy masked arrays with masked entries."""
     # `np.asarray` ignores the mask, so the model would be trained on the masked values.
     parts = values if isinstance(values, (list, tuple)) else (values,)
-    if any(np.ma.is_masked(part) for part in parts):
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         raise DataError(
             "Data are a NumPy masked array with masked entries, and the masked values would be "
             "trained on. Fill them, x.filled(0), or drop their rows, np.ma.compress_rows(x)."

@@ -44,11 +44,11 @@ def from_frame(x: Any, feature_names: Sequence[str] | None, where: str) -> Any:
     names = column_names(x)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"Inputs of {where} have two columns {twice!r}; rename one of them.")
+        raise DataError(f"Two columns of {where} are called {twice!r}; rename one of them.")
     if feature_names is not None:
         check_columns(names, feature_names, where)
     if not names:
-        raise DataError(f"Inputs of {where} have no columns.")
+        raise DataError(f"There are no columns in {where}.")
     arrays = [
         _column(x[column], name, where) for column, name in zip(x.columns, names, strict=True)
     ]
@@ -72,7 +72,7 @@ def check_columns(names: Sequence[str], expected: Sequence[str], where: str) -> 
             if found
         ]
         raise DataError(
-            f"Inputs of {where} do not have the columns of the training data: they "
+            f"The columns of {where} are not those of the training data: they "
             f"{' and '.join(problems)}. Give the {len(expected)} columns of feature_names."
         )
     place = next(index for index, name in enumerate(names) if name != expected[index])

@@ -282,7 +282,8 @@ class FederatedData:
         elif classes is None and not y.is_floating_point():
             classes = count_classes([v for v in (y, y_test) if v is not None and v.numel()])
             notes += check_numbering(y, y_test)
-        notes += [note for note in (unseen_labels(y, y_test), note_channels_last(x)) if note]
+        about_images = note_channels_last(x) if x.dtype == torch.uint8 else None
+        notes += [note for note in (unseen_labels(y, y_test, class_names), about_images) if note]
         return cls(
             x=x,
             y=y,

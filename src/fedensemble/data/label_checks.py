@@ -74,11 +74,13 @@ def check_numbering(y: Tensor, y_test: Tensor | None) -> list[str]:
     return [
         f"Labels go up to {classes - 1}, but only {len(used)} different ones occur (the first that "
         f"is missing is {missing}), and the model gets an output for each of {classes} classes. "
-        "Number the classes 0, 1, 2, ..., or give labels as text, which are numbered: y.astype(str)."
+        "Number the classes 0, 1, 2, ..., or give labels as text, which is numbered: y.astype(str)."
     ]
 
 
-def unseen_labels(y: Tensor, y_test: Tensor | None) -> str | None:
+def unseen_labels(
+    y: Tensor, y_test: Tensor | None, class_names: Sequence[str] | None = None
+) -> str | None:
     """Returns a sentence on labels of the test set that no client has, or None."""
     if y_test is None or not _is_label_vector(y) or not _is_label_vector(y_test):
         return None
@@ -87,7 +89,7 @@ def unseen_labels(y: Tensor, y_test: Tensor | None) -> str | None:
         return None
     return (
         f"{len(missing)} of {len(y_test)} test examples have a label that never occurs in training "
-        f"({_format_labels(torch.unique(missing))}): they count as errors."
+        f"({_format_labels(torch.unique(missing), class_names)}): they count as errors."
     )
 
 
@@ -122,8 +124,14 @@ def _is_label_vector(y: Tensor) -> bool:
     return y.dim() == 1 and len(y) > 0 and not y.is_floating_point()
 
 
-def _format_labels(labels: Tensor) -> str:
+def _format_labels(labels: Tensor, class_names: Sequence[str] | None = None) -> str:
     """Returns sorted labels as text for a message."""
     if len(labels) <= 5:
-        return ", ".join(str(label) for label in labels.tolist())
+        named = class_names is not None and 0 <= int(labels[0]) <= int(labels[-1]) < len(
+            class_names
+        )
+        return ", ".join(
+            class_names[label] if named and class_names is not None else str(label)
+            for label in labels.tolist()
+        )
     return f"{len(labels)} labels from {int(labels[0])} to {int(labels[-1])}"

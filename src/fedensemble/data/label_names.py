@@ -6,6 +6,7 @@ categories. False is class 0 and True is class 1. All clients and the test set s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -100,8 +101,14 @@ def encode_labels(
     else:
         classes = _find_classes(parts[: len(training)])
         names = check_class_names([str(value) for value in classes])
+    advice = (
+        "These labels never occur in training. Drop such rows, or list all classes with "
+        "class_names=[...]; they then count as errors."
+        if class_names is None
+        else "Add them to class_names, or drop such rows."
+    )
     encoded = [
-        _encode(labels.values, classes, where, of_user=class_names is not None)
+        _encode(labels.values, classes, where, advice)
         for (where, _), labels in zip(everything, parts, strict=True)
     ]
     return encoded[: len(training)], None if test is None else encoded[-1], names
@@ -122,13 +129,14 @@ def encode_targets(y: Any, class_names: Sequence[str] | None, classes: int) -> A
         return y
     if class_names is None:
         if labels.declared == BOOLEANS and classes == 2:
-            return _encode(labels.values, BOOLEANS, "the test data", of_user=True)
+            return _encode(labels.values, BOOLEANS, "the test data", "")
         raise DataError(
             "The test labels are text, but the modes were trained on numbers without names: give "
             "the numbers of the classes, or train with class_names=[...]."
         )
     known = _classes_of_names([labels], tuple(class_names))
-    return _encode(labels.values, known, "the test data", of_user=True)
+    advice = "The modes cannot predict them; drop such rows."
+    return _encode(labels.values, known, "the test data", advice)
 
 
 def check_class_names(names: Any) -> tuple[str, ...]:
@@ -197,12 +205,12 @@ def _classes_of_names(parts: list[NamedLabels], names: tuple[str, ...]) -> tuple
 
 
 def _encode(
-    values: list[Any], classes: Sequence[Any], where: str, of_user: bool
+    values: list[Any], classes: Sequence[Any], where: str, advice: str
 ) -> NDArray[np.int64]:
     """Returns the number of the class of each label, [n].
 
     Args:
-        of_user: whether the user listed the classes; otherwise they are those of training.
+        advice: what to do about a label that is not among the classes.
     """
     number = {value: index for index, value in enumerate(classes)}
     try:
@@ -211,15 +219,9 @@ def _encode(
         unseen = sorted({str(value) for value in values if value not in number})
         row = next(row for row, value in enumerate(values) if value not in number)
         known = _list_labels([str(value) for value in classes])
-        if of_user:
-            raise DataError(
-                f"Labels of {where} are not among the classes ({known}): {_list_labels(unseen)} "
-                f"(first in row {row}). Add them to class_names, or drop such rows."
-            ) from None
         raise DataError(
-            f"Labels of {where} never occur in training: {_list_labels(unseen)} (first in row "
-            f"{row}); training has {known}. Drop such rows, or list all classes with "
-            "class_names=[...]; they then count as errors."
+            f"Labels of {where} are not among the classes ({known}): {_list_labels(unseen)} "
+            f"(first in row {row}). {advice}"
         ) from None
 
 
@@ -265,7 +267,7 @@ def _is_missing(value: Any) -> bool:
     """Returns whether a label is None, nan, or the missing value of a library (pandas.NA)."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(value, float) and value != value
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _is_bool(y: Tensor) -> bool:

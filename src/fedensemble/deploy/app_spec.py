@@ -21,6 +21,7 @@ from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import Algorithm
 from ..data.federated import FederatedData
+from ..data.label_names import check_class_names
 from ..data.normalize import Standardise
 from ..errors import InputError
 from ..federation.resolve import select_device
@@ -38,12 +39,14 @@ class AppSpec:
         shape: shape of one input.
         outputs: number of outputs of the model.
         standardise: normalisation of the inputs, or None.
+        class_names: name of each class, or None; sites may then give labels as these names.
     """
 
     config: Config
     shape: tuple[int, ...]
     outputs: int
     standardise: Standardise | None
+    class_names: tuple[str, ...] | None = None
 
     @property
     def model(self) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class AppSpec:
         """Returns the model as a function, with its loss."""
         loss = self.config.training.loss
         # A placeholder: the model only needs the dtype, to tell classification from regression.
-        targets = torch.zeros(1, dtype=torch.int64 if loss == "cross_entropy" else torch.float32)
+        targets = torch.zeros(1, dtype=torch.float32 if loss == "mse" else torch.int64)
         dtype = getattr(torch, self.config.engine.dtype)
         return FunctionalModel(
             build_model(self.config.model, self.model), loss, targets, select_device(device), dtype
@@ -67,8 +70,13 @@ class AppSpec:
 
     def build_client_data(self, pair: Any) -> FederatedData:
         """Returns inputs and targets as data of one client; raises InputError if shapes differ."""
-        classes = self.outputs if self.config.training.loss == "cross_entropy" else None
-        data = FederatedData.from_clients([pair], standardise=self.standardise, classes=classes)
+        classes = {"cross_entropy": self.outputs, "bce": 2}.get(self.config.training.loss)
+        data = FederatedData.from_clients(
+            [pair],
+            standardise=self.standardise,
+            classes=classes,
+            class_names=self.class_names,
+        )
         if tuple(data.x.shape[1:]) != self.shape:
             raise InputError(
                 f"load() in data.py returned inputs of shape {tuple(data.x.shape[1:])}, but the "
@@ -86,6 +94,8 @@ def write_app_spec(folder: Path, config: Config) -> AppSpec:
             "mean": list(data.standardise.mean),
             "std": list(data.standardise.std),
         }
+    if data.class_names is not None:
+        facts["class_names"] = list(data.class_names)
     write_bytes(folder / CONFIG, config.toml().encode())
     write_bytes(folder / FACTS, tomli_w.dumps(facts).encode())
     return read_app_spec(folder)
@@ -113,12 +123,13 @@ def read_app_spec(folder: Path) -> AppSpec:
             standardise=None
             if standardise is None
             else Standardise(tuple(standardise["mean"]), tuple(standardise["std"])),
+            class_names=check_class_names(facts["class_names"]) if "class_names" in facts else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{folder / FACTS} needs shape (a list of integers), outputs (an integer) and, where "
-            "inputs are standardised, standardise.mean and standardise.std (lists of numbers): "
-            f"{error!r}."
+            "inputs are standardised, standardise.mean and standardise.std (lists of numbers); "
+            f"class_names is a list of different texts: {error!r}."
         ) from None
 
 

@@ -152,6 +152,7 @@ class Fleet:
             input_shape=self.spec.shape,
             seed=config.seed,
             predictors=self.algorithm.predictors(self.state.modes),
+            class_names=self.spec.class_names,
         )
 
     def finish(self, seconds: float) -> None:

@@ -49,6 +49,8 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         "modes": len(ensemble),
         "tokens": ensemble.tokens,
         "standardise": (None if normalize is None else [list(normalize.mean), list(normalize.std)]),
+        "class_names": ensemble.class_names,
+        "feature_names": ensemble.feature_names,
     }
     write_checkpoint(path, tensors, metadata)
 
@@ -86,7 +88,7 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     model = build_model(config.model, facts["model"])
     check_recipe(model, facts["modes"], device, dtype)
     # The model checks the type of targets; without data, a single dummy target stands for them.
-    has_labels = config.training.loss == "cross_entropy"
+    has_labels = config.training.loss != "mse"
     targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
     functional_model = FunctionalModel(model, config.training.loss, targets, device, dtype)
     modes = check_modes(path, tensors, functional_model, facts["modes"], str(config.model["name"]))
@@ -110,4 +112,6 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
         input_shape=facts["model"]["shape"],
         seed=config.seed,
         tokens=facts["tokens"],
+        class_names=facts["class_names"],
+        feature_names=facts["feature_names"],
     )

@@ -22,7 +22,7 @@ PREDICTORS = "predictors"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked metadata: "model", "modes", "standardise" and "tokens".
+    """Returns the checked metadata: "model", "modes", "standardise", "tokens" and names.
 
     Args:
         path: named in the error.
@@ -42,9 +42,18 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"its means and standard deviations of inputs are {mean_std!r}"
     elif facts.get("tokens") not in (None, True, False):
         problem = f"its entry 'tokens' is {facts['tokens']!r}"
+    for entry in ("class_names", "feature_names"):  # files of earlier versions have neither
+        if not _is_list_of_texts(facts.get(entry)):
+            problem = problem or f"its entry '{entry}' is {facts[entry]!r}"
     if problem is not None:
         raise StoreError(f"{path} is damaged or not a file of modes: {problem[:200]}.")
-    return {"model": model, "modes": modes, "standardise": mean_std, "tokens": facts.get("tokens")}
+    names = ("tokens", "class_names", "feature_names")
+    return {
+        "model": model,
+        "modes": modes,
+        "standardise": mean_std,
+        **{name: facts.get(name) for name in names},
+    }
 
 
 def check_modes(
@@ -115,6 +124,14 @@ def _name(dtype: torch.dtype) -> str:
 def _is_positive_int(value: Any) -> bool:
     # `type`, not `isinstance`: True is an int. torch's sizes are 64-bit integers.
     return type(value) is int and 1 <= value < 2**63
+
+
+def _is_list_of_texts(names: Any) -> bool:
+    return names is None or (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(set(names)) == len(names)
+    )
 
 
 def _is_shape(shape: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any
     if data.classes is None:
         return summary
     counts = torch.stack([_count(data.client(client)[1], data.classes) for client in range(shown)])
-    row_of_class, labels = _group_classes(counts.sum(0))
+    row_of_class, labels = _group_classes(counts.sum(0), data.class_names)
     merged = torch.zeros(shown, len(labels), dtype=torch.int64).index_add_(1, row_of_class, counts)
     return {**summary, "labels": labels, "counts": merged.tolist()}
 
@@ -80,7 +81,7 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
     correct = label == target
     entropy, max_entropy = prediction.entropy.reshape(-1).double(), math.log(classes)
     entropy_bin = _bin_index(entropy / (max_entropy or 1))
-    row_of_class, labels = _group_classes(_count(target, classes))
+    row_of_class, labels = _group_classes(_count(target, classes), prediction.class_names)
     # The confusion matrix [target, label], counted as one flat index per example.
     cell = row_of_class[target] * len(labels) + row_of_class[label]
     per_mode = [_calibration_sums(mode.reshape(-1, classes), target) for mode in prediction.modes]
@@ -154,21 +155,23 @@ def _root_mean_square(values: Tensor) -> Tensor:
     return values.square().mean().sqrt()
 
 
-def _group_classes(totals: Tensor) -> tuple[Tensor, list[str]]:
+def _group_classes(totals: Tensor, names: Sequence[str] | None = None) -> tuple[Tensor, list[str]]:
     """Returns each class's row in the report, and the labels of the rows.
 
     If there are more than `MAX_CLASSES` classes, the rarest ones share the last row, "others".
 
     Args:
         totals: number of examples per class.
+        names: of the classes; by default their numbers.
     """
     classes = len(totals)
+    names = names or [str(c) for c in range(classes)]
     if classes <= MAX_CLASSES:
-        return torch.arange(classes), [str(c) for c in range(classes)]
+        return torch.arange(classes), list(names)
     frequent = totals.argsort(descending=True, stable=True)[: MAX_CLASSES - 1].sort().values
     row_of_class = torch.full((classes,), MAX_CLASSES - 1)
     row_of_class[frequent] = torch.arange(len(frequent))
-    return row_of_class, [*(str(c) for c in frequent.tolist()), "others"]
+    return row_of_class, [*(names[c] for c in frequent.tolist()), "others"]
 
 
 def _count(values: Tensor, length: int) -> Tensor:

@@ -57,7 +57,8 @@ class Federation:
         epochs, steps, batch_size, last_batch: local work per round, see `LocalWork`. With
             `last_batch=None`, models with BatchNorm use "wrap", because padding must not enter
             batch statistics; other models use "keep".
-        loss: "cross_entropy", "mse" or a callable of outputs and targets.
+        loss: "cross_entropy", "bce" (two classes, one output), "mse" or a callable of outputs and
+            targets.
         engine: "vector" (many clients at once) or "loop" (one client after another). Both give the
             same results up to rounding.
         engine_options: options of the engine, such as `block` for "vector".
@@ -296,6 +297,8 @@ class Federation:
             seed=self.seed,
             predictors=self.algorithm.predictors(self.state.modes),
             tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
+            class_names=self.data.class_names,
+            feature_names=self.data.feature_names,
         )
 
     def tensors(self) -> Tree:

@@ -22,11 +22,12 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from ..data.checks import note_channels_last
 from ..data.federated import FederatedData
 from ..data.label_checks import advise_labels, check_whole
 from ..errors import InputError, first_line
 from ..modeling.functional_model import FunctionalModel
-from ..modeling.losses import check_loss
+from ..modeling.losses import Loss, check_loss
 from ..modeling.model_checks import check_training_step
 from ..runtime.num_threads import num_threads
 from ..runtime.oom import SMALLER_VISIT, memory_report, out_of_memory, raise_on_oom
@@ -105,7 +106,7 @@ def check_outputs(functional_model: FunctionalModel, data: FederatedData) -> Non
     if not isinstance(outputs, Tensor):
         raise InputError(f"The model must return one tensor; got {type(outputs).__name__}.")
     if functional_model.task == "classification":
-        _check_labels(outputs, y, data)
+        _check_labels(functional_model.user_loss, outputs, y, data)
     try:
         functional_model.loss(outputs, y)
         check_loss(functional_model.user_loss, functional_model.loss, outputs, y)
@@ -118,18 +119,21 @@ def check_outputs(functional_model: FunctionalModel, data: FederatedData) -> Non
         ) from error
 
 
-def _check_labels(outputs: Tensor, y: Tensor, data: FederatedData) -> None:
+def _check_labels(loss: str | Loss, outputs: Tensor, y: Tensor, data: FederatedData) -> None:
     """Raises unless the data's labels are classes for which the model has outputs.
 
     Args:
+        loss: as the user passed it.
         outputs: of the model for the first examples, [B, ..., C].
         y: labels of the first examples, [B, ...].
     """
     if data.y.is_floating_point():
         advice = advise_labels(data.y) or "For regression use loss='mse'."
         raise InputError(
-            f"Loss 'cross_entropy' needs integer labels, and the targets are floats. {advice}"
+            f"Loss '{loss}' needs integer labels, and the targets are floats. {advice}"
         )
+    if loss == "bce":
+        return _check_binary_labels(outputs, y, data)
     if outputs.shape[:-1] != y.shape:
         if (advice_on_shape := advise_labels(data.y)) is not None:
             raise InputError(
@@ -145,13 +149,38 @@ def _check_labels(outputs: Tensor, y: Tensor, data: FederatedData) -> None:
     if outputs.shape[-1] < 2:
         raise InputError(
             "Classification needs two classes or more, and the model has one output per example. "
-            "Give labels of two classes; for regression use loss='mse'."
+            "Give it one output per class, or use loss='bce' for two classes; for regression use "
+            "loss='mse'."
         )
     classes, highest = outputs.shape[-1], int(data.y.max())
     if highest >= classes:
         raise InputError(
             f"Labels go up to {highest}, but the model has {classes} outputs; "
             f"it needs at least {highest + 1}."
+        )
+
+
+def _check_binary_labels(outputs: Tensor, y: Tensor, data: FederatedData) -> None:
+    """Raises unless labels are 0 and 1, one per example, and the model has one output for each."""
+    if y.dim() != 1:
+        raise InputError(
+            f"Loss 'bce' needs one label per example; got labels of shape {tuple(data.y.shape)}. "
+            f"{advise_labels(data.y) or ''}".strip()
+        )
+    if outputs.shape not in (y.shape, (*y.shape, 1)):
+        raise InputError(
+            f"Loss 'bce' needs a model with one output per example, the logit of class 1; got "
+            f"outputs of shape {tuple(outputs.shape)} for {len(y)} examples. Give it one output, "
+            "or use loss='cross_entropy'."
+        )
+    if data.y_test is not None:
+        check_whole(data.y_test, "Test labels")
+    labels = [values for values in (data.y, data.y_test) if values is not None and len(values)]
+    highest = max(int(values.max()) for values in labels)
+    if highest > 1 or (data.classes or 2) > 2:
+        raise InputError(
+            f"Loss 'bce' is for two classes, 0 and 1; got {max(data.classes or 0, highest + 1)} "
+            "classes. Use loss='cross_entropy' and a model with one output per class."
         )
 
 
@@ -168,12 +197,23 @@ def _explain_failure(model: nn.Module, x: Tensor, error: Exception) -> str:
             "it embeds tokens, which are integers. Give x as integers, or use a model that takes "
             "floats."
         )
+    if (note := _explain_image_layout(x)) is not None:
+        return f"{first_line(error)}. {note}"
     if not embeds and not x.is_floating_point():
         return (
             "integers stay integers (tokens), and this model computes with floats. "
             "Give x as floats, x.float()."
         )
     return first_line(error)
+
+
+def _explain_image_layout(x: Tensor) -> str | None:
+    """Advice if inputs [n, ...] look like images without a channel, or with the channels last."""
+    if x.dim() == 4:
+        return note_channels_last(x)
+    if x.dim() == 3 and x.is_floating_point() and min(x.shape[1:]) > 4:
+        return "If these are grey images, give them a channel: x[:, None]."
+    return None
 
 
 @num_threads(1)

@@ -22,7 +22,7 @@ from ..flat_params import Layout, Tree
 from ..runtime.torch_compat import batch_norm_layers, norm_layers
 from .factory import ModelFactory, SeededFactory
 from .keyed_rng import KeyedRandomness
-from .losses import Loss, find_loss, task_of
+from .losses import Loss, class_logits, find_loss, task_of
 from .model_checks import (
     check_constants,
     check_layers,
@@ -45,7 +45,7 @@ class FunctionalModel:
 
     Args:
         model: a callable that returns a new nn.Module, freshly initialised.
-        loss: "cross_entropy", "mse" or a callable of outputs and targets.
+        loss: "cross_entropy", "bce", "mse" or a callable of outputs and targets.
         targets: a few targets, to distinguish classification from regression.
         device: of the modules and of all vectors.
         dtype: of parameters and buffers, torch.float32 or torch.float64.
@@ -211,6 +211,8 @@ class FunctionalModel:
     ) -> Tensor:
         """Outputs of one model [P] in eval mode, or with dropout active if a key is given.
 
+        For classification they are one logit per class, [B, ..., C], also for loss "bce".
+
         With `batch_statistics` all layers are in train mode: BatchNorm normalises with the
         statistics of the batch.
         """
@@ -227,9 +229,9 @@ class FunctionalModel:
             model = self.eval_model if dropout_key is None else self.dropout_model
         with torch.no_grad(), swap_parameters(model, tensors):
             if dropout_key is None:
-                return model(x)  # type: ignore[no-any-return]
+                return class_logits(self.user_loss, model(x))
             with KeyedRandomness(dropout_key):
-                return model(x)  # type: ignore[no-any-return]
+                return class_logits(self.user_loss, model(x))
 
     @staticmethod
     def _untrained(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -39,6 +39,21 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets) ** 2).reshape(len(outputs), -1).mean(1)
 
 
+def bce(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy per example, [B], of one logit per example for the labels 0 and 1.
+
+    As torch's BCEWithLogitsLoss: the logit belongs to class 1. Outputs are [B] or [B, 1].
+    """
+    if outputs.shape == (*targets.shape, 1):
+        outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape or targets.dim() != 1:
+        raise InputError(
+            f"Loss 'bce' needs one output per example; got outputs of shape {tuple(outputs.shape)} "
+            f"for labels of shape {tuple(targets.shape)}."
+        )
+    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
+
+
 def per_example(loss: Loss) -> Loss:
     """Wraps a user's loss so that it returns one value per example, [B].
 
@@ -78,7 +93,7 @@ def per_example(loss: Loss) -> Loss:
     return losses
 
 
-_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": mse}
 
 
 def find_loss(loss: str | Loss) -> Loss:
@@ -97,9 +112,29 @@ def lower_bound(loss: str | Loss) -> float:
 
 def task_of(loss: str | Loss, targets: Tensor) -> Task:
     """The task of a named loss; otherwise integer targets mean classification."""
-    if loss == "mse" or (loss != "cross_entropy" and targets.is_floating_point()):
-        return "regression"
-    return "classification"
+    if isinstance(loss, str):
+        return "regression" if loss == "mse" else "classification"
+    return "regression" if targets.is_floating_point() else "classification"
+
+
+def count_outputs(loss: str, classes: int) -> int:
+    """The number of outputs that a named loss for classification needs for these classes."""
+    return 1 if loss == "bce" else classes
+
+
+def class_logits(loss: str | Loss, outputs: Tensor) -> Tensor:
+    """Outputs of a classifier as one logit per class, [B, ..., C]; for regression, the outputs.
+
+    A model with loss "bce" has one output z per example. The probabilities 1 - sigmoid(z) and
+    sigmoid(z) of its two classes are the softmax of the logits 0 and z.
+
+    >>> class_logits("bce", torch.tensor([[2.0], [-1.0]])).tolist()
+    [[0.0, 2.0], [0.0, -1.0]]
+    """
+    if loss != "bce":
+        return outputs
+    logit = outputs.reshape(len(outputs))
+    return torch.stack([torch.zeros_like(logit), logit], -1)
 
 
 def check_loss(loss: str | Loss, losses: Loss, outputs: Tensor, targets: Tensor) -> None:

@@ -19,6 +19,7 @@ from ..errors import InputError
 from .cuda_graphs import GraphedFunction, capture_graph
 from .functional_model import FunctionalModel
 from .keyed_rng import KeyedRandomness
+from .losses import class_logits
 from .parameter_swap import swap_parameters
 
 Objective = Callable[[Tensor, Tensor], Tensor]  # outputs [B, ..., C] and targets -> a scalar
@@ -179,7 +180,7 @@ def _gradient(
 
 
 def _single_outputs(model: FunctionalModel, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-    """Outputs of one model."""
+    """Outputs of one model; for classification, one logit per class."""
     tensors = {
         **model.theta_layout.unflatten(theta),
         **model.buffer_layout.unflatten(buffers),
@@ -187,5 +188,4 @@ def _single_outputs(model: FunctionalModel, theta: Tensor, buffers: Tensor, x: T
     }
     # KeyedRandomness is needed for its recurrent layers, which support `vmap`; nothing is drawn.
     with KeyedRandomness(0), swap_parameters(model.eval_model, tensors):
-        outputs: Tensor = model.eval_model(x)
-        return outputs
+        return class_logits(model.user_loss, model.eval_model(x))

@@ -35,8 +35,9 @@ def write_data_report(data: FederatedData, picture: Path | None) -> tuple[list[T
         counts = data.label_counts()
         holders = (counts > 0).sum(0)
         totals = counts.sum(0)
+        names = data.class_names or [str(c) for c in range(data.classes)]
         rows = tuple(
-            (str(c), f"{totals[c]}", f"{holders[c]}", _bar(totals[c], totals.max()))
+            (names[c], f"{totals[c]}", f"{holders[c]}", _bar(totals[c], totals.max()))
             for c in range(data.classes)
         )
         per_client = (counts > 0).sum(1)

@@ -209,7 +209,7 @@ def partition_figure(data: FederatedData, most: int = 100) -> Figure:
             MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
         )
         if classes <= 30:
-            axes.set_yticks(range(classes))
+            axes.set_yticks(range(classes), data.class_names)
         note = (
             f"first {clients} of {len(data)} clients"
             if clients < len(data)

@@ -12,6 +12,8 @@ from .svg import Scale, axis_labels, drawing, number, tag
 # Cells of the same shade are one SVG path, which keeps the file of a large grid small.
 LEVELS = 10  # of shade
 FEW = 12  # up to this number of columns, cells show their counts
+CHARACTER = 6.0  # width of a character of a label, in pixels
+LEAST_WIDTH = 36.0  # for the name of a column; where columns are narrower, not all have a label
 LEFT, TOP, BOTTOM, RIGHT = 70.0, 8.0, 44.0, 8.0
 
 
@@ -67,19 +69,22 @@ def grid_chart(
                     )
                 )
     frame = tag("rect", x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=height, class_="frame")
+    # The tooltips and the table have the full names.
+    short_rows = [_abbreviate(name, LEFT - 8) for name in rows]
+    short_columns = [_abbreviate(name, max(side_x, LEAST_WIDTH)) for name in columns]
     down = [
-        tag("text", rows[r], x=LEFT - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
+        tag("text", short_rows[r], x=LEFT - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
         for r in _labelled(len(rows), side_y, 13)
     ]
     along = [
         tag(
             "text",
-            columns[c],
+            short_columns[c],
             x=LEFT + (c + 0.5) * side_x,
             y=TOP + height + 15,
             text_anchor="middle",
         )
-        for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in columns))
+        for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in short_columns))
     ]
     labels = axis_labels(
         Scale(0, 1, LEFT, width - RIGHT), Scale(0, 1, TOP + height, TOP), column, row
@@ -106,6 +111,16 @@ def grid_chart(
         wide,
     )
     return Chart(ident, title, svg, header, table, legend, note, wide)
+
+
+def _abbreviate(name: str, width: float) -> str:
+    """The name, cut to what fits into a width in pixels.
+
+    >>> _abbreviate("automobile", 36.0), _abbreviate("cat", 36.0)
+    ('auto…', 'cat')
+    """
+    fitting = max(2, int((width - 6) / CHARACTER))
+    return name if len(name) <= fitting else f"{name[: fitting - 1]}…"
 
 
 def _labelled(count: int, side: float, needed: float) -> range:
