@@ -1,6 +1,6 @@
 """Registries of plug-ins by name: algorithms, schedules, engines, models, datasets, partitions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -80,6 +80,27 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             return False
         return name in self._items or name in self._entry_points()
+
+    def build(self, spec: Any) -> Any:
+        """A registered class called with its options: "adam" or {"name": "adam", "beta1": 0.8}.
+
+        Anything but a name or a dict, such as an object that exists already, is returned as it is.
+        """
+        if not isinstance(spec, (str, Mapping)):
+            return spec
+        # Imported here, because it loads torch, and commands that only print must not.
+        from .arguments import check_names
+
+        options = {} if isinstance(spec, str) else dict(spec)
+        name = spec if isinstance(spec, str) else options.pop("name", None)
+        if name is None:
+            raise InputError(
+                f"A dict that describes the {self.kind} needs its name, such as "
+                f"{{'name': '{next(iter(self))}'}}; got {dict(spec)!r}."
+            )
+        item: Any = self[name]
+        check_names(f"{self.kind} '{name}'", item, options)
+        return item(**options)
 
     def name_of(self, item: T) -> str | None:
         """The name under which `item` is registered, or None."""

@@ -14,7 +14,7 @@ from ..modeling.server_context import ServerContext
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
 from .hyperparameters import check_hyperparameters
-from .optimizer import SGD, Optimizer
+from .optimizer import SGD, Optimizer, optimizers
 from .problem import LocalProblem
 from .types import Cohort
 
@@ -39,7 +39,8 @@ class Algorithm(ABC):
         lr_decay_every: rounds between two decay steps.
         weighting: aggregation weights of a mode's clients: their number of "examples" (the paper's
             appendix) or "uniform" (the paper's remark).
-        optimizer: the local optimizer.
+        optimizer: the local optimizer: an Optimizer such as `Adam()`, a registered name, or a dict
+            with the name and options, {"name": "sgd", "momentum": 0.9}.
     """
 
     reference: ClassVar[str] = ""  # the publication that introduced the algorithm
@@ -76,9 +77,12 @@ class Algorithm(ABC):
             raise InputError(
                 f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}."
             )
+        # The field accepts a name or a dict, as a config does, and holds the optimizer itself.
+        object.__setattr__(self, "optimizer", optimizers.build(self.optimizer))
         if not isinstance(self.optimizer, Optimizer):
             raise InputError(
-                f"{owner} needs an optimizer such as SGD() or Adam(); got {self.optimizer!r}."
+                f"{owner} needs an optimizer such as 'adam', SGD() or Adam(); "
+                f"got {self.optimizer!r}."
             )
         if self.plain_sgd and (not isinstance(self.optimizer, SGD) or self.optimizer.momentum > 0):
             raise InputError(f"{owner} needs local SGD without momentum; got {self.optimizer!r}.")

@@ -41,7 +41,9 @@ class Federation:
     Args:
         model: a callable that returns a new nn.Module.
         data: the clients' examples.
-        algorithm: registered name, or an Algorithm such as `FedAvg(lr=0.1)`.
+        algorithm: registered name, an Algorithm such as `FedAvg(lr=0.1)`, or a dict with the name
+            and options, {"name": "fedavg", "lr": 0.1}. The arguments participation, aggregator and
+            attack take such a dict, too.
         modes: K, the number of models in the ensemble.
         strata: Q, the number of strata. None gives each client of a round a stratum of its own, and
             takes 1 stratum for one mode.
@@ -80,15 +82,15 @@ class Federation:
         self,
         model: ModelFactory,
         data: FederatedData,
-        algorithm: Algorithm | str = "fedavg",
+        algorithm: Algorithm | resolve.Spec = "fedavg",
         *,
         modes: int = 5,
         strata: int | None = None,
         clients_per_round: int | None = None,
         schedule: str | Schedule = "stratified",
-        participation: str | Participation = "everybody",
-        aggregator: str | Aggregator = "mean",
-        attack: str | Attack | None = None,
+        participation: resolve.Spec | Participation = "everybody",
+        aggregator: resolve.Spec | Aggregator = "mean",
+        attack: resolve.Spec | Attack | None = None,
         epochs: int = 1,
         steps: int | None = None,
         batch_size: int = 32,

@@ -23,10 +23,13 @@ from ..modeling.functional_model import FunctionalModel
 from ..modeling.server_context import ServerContext
 from .preflight import check_outputs as check_outputs  # noqa: PLC0414 (deploy imports it here)
 
+# The name of a registered component, or a dict with its name and options, as in a config.
+Spec = str | Mapping[str, Any]
 
-def resolve_algorithm(algorithm: str | Algorithm) -> Algorithm:
-    """The algorithm; a name gives its default options."""
-    resolved = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
+
+def resolve_algorithm(algorithm: Spec | Algorithm) -> Algorithm:
+    """The algorithm; a name gives its default options, a dict has its name and options."""
+    resolved = algorithms.build(algorithm)
     if not isinstance(resolved, Algorithm):
         raise InputError(
             "algorithm must be an Algorithm or a registered name; "
@@ -62,9 +65,9 @@ def resolve_schedule(
     return schedules[schedule](modes=modes, strata=strata, clients_per_round=per_round)
 
 
-def resolve_participation(participation: str | Participation) -> Participation:
+def resolve_participation(participation: Spec | Participation) -> Participation:
     """The participation model; a name gives its default options."""
-    resolved = participations[participation]() if isinstance(participation, str) else participation
+    resolved = participations.build(participation)
     if not isinstance(resolved, Participation):
         raise InputError(
             "participation must be one such as Devices(ask=130), or a registered name; "
@@ -73,9 +76,9 @@ def resolve_participation(participation: str | Participation) -> Participation:
     return resolved
 
 
-def resolve_aggregator(aggregator: str | Aggregator) -> Aggregator:
+def resolve_aggregator(aggregator: Spec | Aggregator) -> Aggregator:
     """The aggregator; a name gives its default options."""
-    resolved = aggregators[aggregator]() if isinstance(aggregator, str) else aggregator
+    resolved = aggregators.build(aggregator)
     if not isinstance(resolved, Aggregator):
         raise InputError(
             "aggregator must be one such as Median(), or a registered name; "
@@ -84,9 +87,9 @@ def resolve_aggregator(aggregator: str | Aggregator) -> Aggregator:
     return resolved
 
 
-def resolve_attack(attack: str | Attack | None) -> Attack | None:
+def resolve_attack(attack: Spec | Attack | None) -> Attack | None:
     """The simulated attack, or None; a name gives its default options."""
-    resolved = attacks[attack]() if isinstance(attack, str) else attack
+    resolved = attacks.build(attack)
     if resolved is not None and not isinstance(resolved, Attack):
         raise InputError(
             "attack must be one such as SignFlip(share=0.1), or a registered name; "
