@@ -1,6 +1,7 @@
 """Errors and warnings for users: each message says what is wrong, where, and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -46,6 +47,43 @@ class AggregatorWarning(UserWarning):
 
 class EngineWarning(UserWarning):
     """An engine has to train this model more slowly, or less precisely, than others."""
+
+
+_names_config_keys = False  # set by `config_keys`
+
+
+@contextmanager
+def config_keys() -> Iterator[None]:
+    """Lets messages made inside it name settings by their keys in a config.
+
+    The command line and the code that reads a config use it. It is a plain variable, not one per
+    thread, because the threads of an engine make messages, too.
+    """
+    global _names_config_keys  # noqa: PLW0603
+    before, _names_config_keys = _names_config_keys, True
+    try:
+        yield
+    finally:
+        _names_config_keys = before
+
+
+def setting(key: str) -> str:
+    """The name of a setting for a message: a Python argument, or its key where a config is used.
+
+    Args:
+        key: of the setting in a config.
+
+    >>> setting("ensemble.clients_per_round"), setting("engine.options.block")
+    ('clients_per_round', "engine_options['block']")
+    >>> with config_keys():
+    ...     setting("ensemble.clients_per_round")
+    'ensemble.clients_per_round'
+    """
+    if _names_config_keys:
+        return key
+    if key.startswith("engine.options."):
+        return f"engine_options['{key.removeprefix('engine.options.')}']"
+    return key.partition(".")[2]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

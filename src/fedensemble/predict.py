@@ -18,15 +18,12 @@ from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
 from .data.data_frame import from_frame
 from .data.normalize import Standardise
-from .errors import DivergedError, InputError
+from .errors import DivergedError, InputError, setting
 from .modeling.functional_model import FunctionalModel
 from .modeling.losses import Task
 from .runtime.oom import raise_on_oom
 
 Combine = Literal["probabilities", "logits", "outputs"]
-_SMALLER = (
-    "lower batch_size (in a config, evaluation.batch_size), or predict fewer inputs at a time"
-)
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,8 @@ class Prediction:
         """The name of the most probable class, [B, ...]; its number as text without class names."""
         self._require_classification("label_names")
         names = self.class_names or [str(number) for number in range(self.mean.shape[-1])]
-        return np.array(names)[self.label.numpy(force=True)]
+        named: NDArray[np.str_] = np.array(names)[self.label.numpy(force=True)]
+        return named
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -263,8 +261,9 @@ class Ensemble:
             )
         # On out of memory, this raises instead of trying smaller batches: the same call must give
         # the same results, independent of the memory that other programs use.
+        smaller = f"lower {setting('evaluation.batch_size')}, or predict fewer inputs at a time"
         with raise_on_oom(
-            f"Evaluation in batches of {batch_size} does", self.model.device, _SMALLER
+            f"Evaluation in batches of {batch_size} does", self.model.device, smaller
         ):
             batches = torch.split(inputs, batch_size)
             # BatchNorm has no variance for one input, so a last single input joins the batch

@@ -91,13 +91,13 @@ class Registry(Generic[T]):
         # Imported here, because it loads torch, and commands that only print must not.
         from .arguments import check_names
 
-        options = {} if isinstance(spec, str) else dict(spec)
-        name = spec if isinstance(spec, str) else options.pop("name", None)
-        if name is None:
+        options = {"name": spec} if isinstance(spec, str) else dict(spec)
+        if "name" not in options:
             raise InputError(
                 f"A dict that describes the {self.kind} needs its name, such as "
-                f"{{'name': '{next(iter(self))}'}}; got {dict(spec)!r}."
+                f"{{'name': '{next(iter(self))}'}}; got {options!r}."
             )
+        name = options.pop("name")
         item: Any = self[name]
         check_names(f"{self.kind} '{name}'", item, options)
         return item(**options)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, algorithms
 from ..core.problem import Gradient, LocalProblem
 from ..core.types import Cohort
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..flat_params import Tree
 from ..modeling.server_context import ServerContext
 
@@ -82,7 +82,7 @@ class FedAc(Algorithm):
             return ()
         return (
             f"FedAc uses mu = {self.chosen_mu:.3g}, for {self.clients_per_mode:.3g} clients per "
-            "mode; set algorithm.mu to change it.",
+            f"mode; set {setting('algorithm.mu')} to change it.",
         )
 
     def bind(self, context: ServerContext) -> Self:

@@ -144,10 +144,10 @@ class FedBE(PosteriorSampling):
     def bind(self, context: ServerContext) -> Self:
         if context.unlabelled is None:
             raise InputError(
-                "FedBE distils on unlabelled inputs of the server, and there are none. Hold back "
-                "some training examples with data.server_share = 0.1, give a file with "
-                "data.server_file = 'inputs.npz', pass x_server to FederatedData, or use "
-                "'fedbe-nokd'."
+                "FedBE distils on unlabelled inputs of the server, and there are none. Pass "
+                "x_server to FederatedData; in a config, hold back some training examples with "
+                "data.server_share = 0.1 or give a file with data.server_file = 'inputs.npz'. Or "
+                "use 'fedbe-nokd'."
             )
         bound = copy(self)
         object.__setattr__(bound, "context", context)

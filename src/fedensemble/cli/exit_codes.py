@@ -8,7 +8,7 @@ import sys
 import click
 import typer
 
-from ..errors import DivergedError, FedEnsembleError
+from ..errors import DivergedError, FedEnsembleError, config_keys
 from ..text import printable
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -17,7 +17,8 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 def run_app(app: typer.Typer) -> int:
     """Runs the command in `sys.argv` and returns its exit code."""
     try:
-        code = app(standalone_mode=False)
+        with config_keys():
+            code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer catches KeyboardInterrupt and returns this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE

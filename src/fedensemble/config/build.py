@@ -12,7 +12,7 @@ from ..data import Dataset, FederatedData, datasets, partition, partitions
 from ..data.holdout import hold_out_validation, limit_test_set
 from ..data.label_checks import advise_labels
 from ..data.server_data import hold_out_server_inputs, load_server_inputs
-from ..errors import AggregatorWarning, DataError, EngineWarning
+from ..errors import AggregatorWarning, DataError, EngineWarning, config_keys
 from ..federation.federation import Federation
 from ..federation.resolve import select_device
 from ..modeling.factory import ModelSpec
@@ -113,7 +113,7 @@ def build_federation(config: Config, data: FederatedData) -> Federation:
     """Returns the federation that a config describes."""
     # The warnings are suppressed because `run_notes` reports the same notes in the record of the
     # run.
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), config_keys():
         warnings.simplefilter("ignore", EngineWarning)
         warnings.simplefilter("ignore", AggregatorWarning)
         return Federation(

@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from ..core.schedule import schedules
-from ..errors import InputError
+from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
 from ..predict import Combine
 from ..tracking.backends import trackers
@@ -142,7 +142,8 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
     """
     if {"row", "base"} <= values.keys():
         raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
-    config, problems = check(values)
+    with config_keys():
+        config, problems = check(values)
     if config is None:
         raise InputError(f"{where} has {join_problems(problems)}")
     return config

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..flat_params import Tree, select_rows
 from ..registry import Registry
 from .algorithm import Algorithm, algorithms
@@ -125,8 +125,8 @@ def few_clients(aggregator: Aggregator, per_mode: float) -> str:
     return (
         f"About {per_mode:g} client{'s' * (per_mode != 1)} train{'s' * (per_mode == 1)} a mode "
         f"per round: with fewer than {SMALLEST_MAJORITY} no aggregator can tell which client is "
-        f"malicious, and '{rule}' protects little. Raise ensemble.clients_per_round or lower "
-        "ensemble.modes."
+        f"malicious, and '{rule}' protects little. Raise "
+        f"{setting('ensemble.clients_per_round')} or lower {setting('ensemble.modes')}."
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import DivergedError
+from ..errors import DivergedError, setting
 from ..flat_params import Tree
 from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm
@@ -165,5 +165,5 @@ def check_losses_finite(losses: Tensor, result: RoundResult, plan: Plan, round: 
         raise DivergedError(
             f"loss became {float(losses[j])} at round {round + 1}, client {int(plan.client[j])}, "
             f"mode {int(plan.mode[j])} (step {int(result.first_bad_step[j]) + 1}){others}. "
-            "Lower algorithm.lr, or set algorithm.optimizer.clip."
+            f"Lower {setting('algorithm.lr')}, or set {setting('algorithm.optimizer.clip')}."
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..flat_params import Tree
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
@@ -63,18 +63,19 @@ class Schedule(ABC):
         if m > population:
             raise InputError(
                 f"Schedule '{name}' needs clients_per_round <= clients; got clients_per_round={m}, "
-                f"clients={population}. Lower ensemble.clients_per_round."
+                f"clients={population}. Lower {setting('ensemble.clients_per_round')}."
             )
         if q > population:
             raise InputError(
                 f"Schedule '{name}' needs strata <= clients; got strata={q}, clients={population}. "
-                "Lower ensemble.strata."
+                f"Lower {setting('ensemble.strata')}."
             )
         if q > m:
             raise InputError(
                 f"Schedule '{name}' needs strata <= clients_per_round, or a mode could not visit "
                 f"every stratum in an age; got strata={q}, clients_per_round={m}. "
-                "Lower ensemble.strata or raise ensemble.clients_per_round."
+                f"Lower {setting('ensemble.strata')} or raise "
+                f"{setting('ensemble.clients_per_round')}."
             )
 
     @property
@@ -113,5 +114,5 @@ def check_number(schedule: str, what: str, value: object) -> None:
     if what == "modes" and value > MOST_MODES:
         raise InputError(
             f"Schedule '{schedule}' needs modes <= {MOST_MODES:,}; got {value:,}. "
-            "Lower ensemble.modes."
+            f"Lower {setting('ensemble.modes')}."
         )

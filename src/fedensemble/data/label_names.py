@@ -249,7 +249,7 @@ def _flat(values: NDArray[Any], where: str) -> list[Any]:
                 else ""
             )
         )
-    return values.tolist()
+    return list(values.tolist())
 
 
 def _present(values: list[Any], where: str) -> list[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..arguments import require_fraction
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, setting
 from .checks import describe_example
 from .convert import as_inputs, as_tensor
 from .dataset import Dataset, make_rng
@@ -26,8 +26,8 @@ def hold_out_server_inputs(source: Dataset, share: float, seed: int) -> Dataset:
     count = round(require_fraction("data", "server_share", share) * len(source))
     if not 0 < count < len(source):
         raise InputError(
-            f"data.server_share = {share} of {len(source)} training examples leaves none for the "
-            "server or the clients."
+            f"{setting('data.server_share')} = {share} of {len(source)} training examples leaves "
+            "none for the server or the clients."
         )
     mask = np.zeros(len(source), bool)
     mask[make_rng(seed, "server").permutation(len(source))[:count]] = True

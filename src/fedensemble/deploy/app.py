@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import config_keys
 from .app_spec import read_app_spec
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def server_app(folder: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from .server import run_fleet
 
-        run_fleet(grid, read_app_spec(folder), context.run_config)
+        with config_keys():
+            run_fleet(grid, read_app_spec(folder), context.run_config)
 
     return app
 
@@ -46,11 +48,13 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return build_client(folder, load, context).answer_query(message, context)
+        with config_keys():
+            return build_client(folder, load, context).answer_query(message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return build_client(folder, load, context).train(message, context)
+        with config_keys():
+            return build_client(folder, load, context).train(message, context)
 
     return app
 

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data import checks
 from ..data.federated import FederatedData
-from ..errors import InputError, first_line
+from ..errors import InputError, first_line, setting
 from ..modeling.factory import RNG_LOCK, ModelFactory, ModelSpec
 from ..modeling.functional_model import FunctionalModel
 from ..runtime.oom import format_gib, free_bytes
@@ -77,7 +77,7 @@ def _raise_if_too_large(weights: int, modes: int, device: torch.device, dtype: t
         raise InputError(
             f"{modes:,} mode{'s' * (modes > 1)} of {weights:,} weights take {format_gib(needed)} "
             f"with a copy of them, and {format_gib(free)} are free on {device}: "
-            "lower ensemble.modes, or use a smaller model."
+            f"lower {setting('ensemble.modes')}, or use a smaller model."
         )
 
 

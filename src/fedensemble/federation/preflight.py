@@ -30,7 +30,7 @@ from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss, check_loss
 from ..modeling.model_checks import check_training_step
 from ..runtime.num_threads import num_threads
-from ..runtime.oom import SMALLER_VISIT, memory_report, out_of_memory, raise_on_oom
+from ..runtime.oom import advise_smaller_visit, memory_report, out_of_memory, raise_on_oom
 from .memory_limits import check_memory, check_range
 from .token_ids import check_tokens
 
@@ -227,7 +227,7 @@ def check_training(functional_model: FunctionalModel, data: FederatedData, batch
         x, y = _first_examples(functional_model, data, count)
         try:
             with raise_on_oom(
-                f"A step on {count} examples does", functional_model.device, SMALLER_VISIT
+                f"A step on {count} examples does", functional_model.device, advise_smaller_visit()
             ):
                 return check_training_step(functional_model, x, y)
         except _MODEL_ERRORS as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import prng
-from ..errors import InputError
+from ..errors import InputError, setting
 
 COLUMNS = ("compute_ms_per_sample", "bandwidth_kbps")
 
@@ -60,7 +60,7 @@ def read_trace(path: str) -> Tensor:
                 )
     except OSError as error:
         raise InputError(
-            f"Cannot read participation.trace {path}: {error.strerror or error}."
+            f"Cannot read {setting('participation.trace')} {path}: {error.strerror or error}."
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a CSV file of device speeds: {error}.") from None

@@ -16,7 +16,7 @@ from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
 from ..core.types import Outcome, ParticipationStats, Plan
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..flat_params import Tree
 from .availability import replace_unavailable_clients, seconds_left, windows
 from .device_speeds import from_trace, log_normal, read_trace
@@ -96,7 +96,8 @@ class Devices(Participation):
             raise InputError(
                 f"Participation 'devices' needs ask >= clients_per_round; got ask={self.ask}, "
                 f"clients_per_round={schedule.clients_per_round}. "
-                "Raise participation.ask or lower ensemble.clients_per_round."
+                f"Raise {setting('participation.ask')} or lower "
+                f"{setting('ensemble.clients_per_round')}."
             )
         return replace(schedule, clients_per_round=self.ask)
 
@@ -104,7 +105,7 @@ class Devices(Participation):
         if self.ask is not None and self.ask > population:
             raise InputError(
                 f"Participation 'devices' needs ask <= clients; got ask={self.ask}, "
-                f"clients={population}. Lower participation.ask."
+                f"clients={population}. Lower {setting('participation.ask')}."
             )
         state = {"clock": torch.zeros((), dtype=torch.float64), "seed": torch.tensor(seed)}
         return state if self.trace is None else {**state, "trace": read_trace(self.trace)}

@@ -11,18 +11,23 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, setting
 from .hardware import free_memory
 
 # Types that an out-of-memory error may have. A RuntimeError often is something else, so a handler
 # has to check `out_of_memory` as well.
 OOM_ERRORS = (MemoryError, RuntimeError)
-SMALLER_VISIT = "lower training.batch_size, or use a smaller model or a larger GPU or machine"
 
 # Texts of allocators that raise a plain RuntimeError: torch's on the CPU, C++, cuBLAS and cuDNN.
 _OOM_TEXTS = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED")
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def advise_smaller_visit() -> str:
+    """What to do if one visit does not fit into memory."""
+    batch_size = setting("training.batch_size")
+    return f"lower {batch_size}, or use a smaller model or a larger GPU or machine"
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import prng
 from ..core.schedule import schedules
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..flat_params import Tree
 from .stratified import Stratified
 
@@ -33,7 +33,7 @@ class Balanced(Stratified):
             raise InputError(
                 "Schedule 'balanced' needs strata >= modes, or some mode would be idle; "
                 f"got strata={self.strata}, modes={self.modes}. "
-                "Raise ensemble.strata, or use schedule 'stratified'."
+                f"Raise {setting('ensemble.strata')}, or use schedule 'stratified'."
             )
 
     def permutations(self, state: Tree, age: int) -> Tensor:

@@ -18,7 +18,7 @@ from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
-from ...runtime.oom import SMALLER_VISIT, raise_on_oom
+from ...runtime.oom import advise_smaller_visit, raise_on_oom
 from ...text import shorten
 from ..local.block import BlockInputs, BlockResult, summarize_losses
 from ..local.loop import LoopEngine
@@ -166,5 +166,5 @@ class LocalClient:
             inputs = inputs._replace(
                 memory={name: value.to(self.model.device)[None] for name, value in memory.items()}
             )
-        with raise_on_oom("One visit does", self.model.device, SMALLER_VISIT):
+        with raise_on_oom("One visit does", self.model.device, advise_smaller_visit()):
             return inputs, engine.train(self.algorithm, inputs, ragged=False)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...errors import setting
 from ...modeling.functional_model import GradientFn
 from ...runtime.num_threads import num_threads
 from ...runtime.oom import (
     OOM_ERRORS,
-    SMALLER_VISIT,
+    advise_smaller_visit,
     format_gib,
     memory_report,
     oom_error,
@@ -86,7 +87,7 @@ def _gpu_budget(engine: VectorEngine) -> float:
     engine.notes.append(
         f"Other programs leave only {format_gib(free)} of the {format_gib(total)} of {device}: "
         "blocks are sized for that, and the last digits of results may differ from those on an "
-        "idle GPU. To repeat them, set engine.options.block."
+        f"idle GPU. To repeat them, set {setting('engine.options.block')}."
     )
     return _GPU_FRACTION * free
 
@@ -114,7 +115,7 @@ def activations(engine: VectorEngine) -> int:
                 raise
             lacking = memory_report(error, device)
         torch.cuda.empty_cache()
-    raise oom_error("One visit does", device, lacking, SMALLER_VISIT)
+    raise oom_error("One visit does", device, lacking, advise_smaller_visit())
 
 
 def _measure(engine: VectorEngine, visits: int) -> int:

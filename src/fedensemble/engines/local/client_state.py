@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.types import Plan
-from ...errors import InputError, StoreError
+from ...errors import InputError, StoreError, setting
 from ...flat_params import Tree, payload_bytes
 from ...runtime.oom import OOM_ERRORS, free_bytes, out_of_memory, raise_on_oom
 
@@ -24,7 +24,6 @@ Placement = Literal["auto", "device", "host", "disk"]
 # Fraction of the free memory that client state may take; the rest is left for training.
 _MAX_FRACTION = {"device": 0.3, "host": 0.5}
 _MODE_STRIDE = 1 << 24  # (client, mode) is stored as one integer: client * _MODE_STRIDE + mode
-_ADVICE = "use engine.options.client_memory 'auto' or 'disk', or a method without client state"
 
 
 class ClientMemory:
@@ -181,7 +180,9 @@ class ClientMemory:
                         raise
             self.where = "host" if self.where == "device" else "disk"
         device = self.device if self.where == "device" else torch.device("cpu")
-        with raise_on_oom("Client state does", device, _ADVICE):
+        place = setting("engine.options.client_memory")
+        advice = f"use 'auto' or 'disk' for {place}, or a method without client state"
+        with raise_on_oom("Client state does", device, advice):
             self._grow(capacity, like)
 
     def _grow(self, capacity: int, like: Tree) -> None:

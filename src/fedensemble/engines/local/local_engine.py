@@ -21,9 +21,10 @@ from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
 from ...core.visit_keys import shared_uniform, visit_key
 from ...data.federated import FederatedData
+from ...errors import setting
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
-from ...runtime.oom import OOM_ERRORS, SMALLER_VISIT, oom_error, out_of_memory
+from ...runtime.oom import OOM_ERRORS, advise_smaller_visit, oom_error, out_of_memory
 from .block import (
     BatchPlan,
     BlockInputs,
@@ -190,14 +191,14 @@ class LocalEngine(Engine):
         the last bits of results. Raises if the block size is 1 already.
         """
         if self.block == 1:
-            raise oom_error("One visit does", self.model.device, lacking, SMALLER_VISIT)
+            raise oom_error("One visit does", self.model.device, lacking, advise_smaller_visit())
         self.block = max(1, tried // 2)
         self.blocks = [*self.blocks, (round, self.block)]
         torch.cuda.empty_cache()
         note = (
             f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are "
             f"trained at once instead of {tried}, which changes the last digits of results. "
-            "To repeat them, set engine.options.block."
+            f"To repeat them, set {setting('engine.options.block')}."
         )
         self.notes = [*self.notes, note]
 

@@ -21,7 +21,7 @@ from ...errors import InputError
 from ...flat_params import Tree
 from ...modeling.functional_model import FunctionalModel, GradientFn
 from ...runtime.num_threads import available_threads, num_threads
-from ...runtime.oom import SMALLER_VISIT, out_of_memory, raise_on_oom
+from ...runtime.oom import advise_smaller_visit, out_of_memory, raise_on_oom
 from ..stacked.equivalence import check_stackable, check_vmap, choose_examples
 from ..stacked.gradient import stacked_gradient
 from ..stacked.stacked_params import cast_copy
@@ -86,7 +86,7 @@ class VectorEngine(LocalEngine):
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.model.dtype) if y.is_floating_point() else y
         explain_oom = raise_on_oom(
-            "A check of the model on a few examples does", self.model.device, SMALLER_VISIT
+            "A check of the model on a few examples does", self.model.device, advise_smaller_visit()
         )
         with explain_oom, num_threads(available_threads() if flops * index.numel() > _HEAVY else 1):
             reason, self.fusions = check_stackable(self.model, x, y)
