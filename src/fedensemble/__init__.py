@@ -46,7 +46,7 @@ from .errors import (
     StoreError,
 )
 from .federation.federation import Federation
-from .metrics import evaluate
+from .metrics import evaluate, evaluate_classes
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
 from .registry import Registry as _Registry
@@ -157,6 +157,7 @@ __all__ = [
     "algorithms",
     "attacks",
     "evaluate",
+    "evaluate_classes",
     "load_ensemble",
     "register",
     "schedules",

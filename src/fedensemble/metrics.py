@@ -63,6 +63,49 @@ def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float
     return {"accuracy": accuracy, "nll": nll}
 
 
+def evaluate_classes(prediction: Prediction, targets: Any) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 score and number of examples of each class, by its name.
+
+    The name of a class is its number if the prediction has no class names. A metric that is not
+    defined, such as the recall of a class without examples, is 0, as in scikit-learn.
+
+    >>> mean = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+    >>> prediction = Prediction(mean, mean.unsqueeze(0), class_names=("cat", "dog"))
+    >>> evaluate_classes(prediction, ["cat", "dog", "dog"])["dog"]
+    {'precision': 1.0, 'recall': 0.5, 'f1': 0.666667, 'examples': 2.0}
+    """
+    targets = _check_targets(prediction, targets)
+    if prediction.task == "regression":
+        raise InputError("Metrics per class need class labels, and this is regression.")
+    classes = prediction.mean.shape[-1]
+    _check_below(targets, classes)
+    target, label = targets.reshape(-1).long(), prediction.label.reshape(-1)
+    correct, actual, predicted = (
+        torch.bincount(values, minlength=classes).double()
+        for values in (target[target == label], target, label)
+    )
+    recall, precision = correct / actual.clamp(min=1), correct / predicted.clamp(min=1)
+    f1 = 2 * correct / (actual + predicted).clamp(min=1)
+    names = prediction.class_names or [str(number) for number in range(classes)]
+    return {
+        name: {
+            "precision": _round_to_6_digits(precision[number]),
+            "recall": _round_to_6_digits(recall[number]),
+            "f1": _round_to_6_digits(f1[number]),
+            "examples": float(actual[number]),
+        }
+        for number, name in enumerate(names)
+    }
+
+
+def _check_below(targets: Tensor, classes: int) -> None:
+    """Raises if a label has no output of the model."""
+    if targets.numel() and int(targets.max()) >= classes:
+        raise DataError(
+            f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs."
+        )
+
+
 def _check_targets(prediction: Prediction, values: Any) -> Tensor:
     """The targets as a tensor on the prediction's device; raises unless their shape matches."""
     if not isinstance(prediction, Prediction):
@@ -99,10 +142,7 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     classes = prediction.mean.shape[-1]
     if classes < 2:
         raise InputError("These metrics need two classes or more, and the prediction has one.")
-    if int(targets.max()) >= classes:
-        raise DataError(
-            f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs."
-        )
+    _check_below(targets, classes)
     mean = prediction.mean.reshape(-1, classes).double()
     modes = prediction.modes.reshape(len(prediction.modes), -1, classes).double()
     target = targets.reshape(-1).long()

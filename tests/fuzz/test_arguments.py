@@ -172,7 +172,8 @@ def test_arrays(at: int) -> None:
         "classes",
         "standardise",
         "notes",
-        "unknown",
+        "info",
+        "class_names",
     ):
         test = {"x_test": X, "y_test": Y} if name in ("x_test", "y_test") else {}
         attempt(lambda name=name, test=test: judge(**{**test, name: value}), case=(name, value))

@@ -111,7 +111,7 @@ def test_mu_follows_from_the_clients_per_mode(modes, per_round, schedule, mu):
     sent = federation.next_request().sent
     assert sent["mu"].shape == (modes, 1) and float(sent["mu"][0]) == pytest.approx(mu)
     (note,) = federation.algorithm.notes
-    assert f"mu = {mu:.3g}" in note and "algorithm.mu" in note
+    assert f"mu = {mu:.3g}" in note and "set mu" in note
     assert federation.algorithm.mu is None  # what is saved is what was asked for
 
 

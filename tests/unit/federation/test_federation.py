@@ -110,12 +110,11 @@ ERRORS = {
     ),
     "more clients than there are": (
         {"clients_per_round": 7},
-        "clients_per_round <= clients; got clients_per_round=7, clients=6. "
-        "Lower ensemble.clients_per_round",
+        "clients_per_round <= clients; got clients_per_round=7, clients=6. Lower clients_per_round",
     ),
     "more strata than clients": (
         {"strata": 7},
-        "strata <= clients; got strata=7, clients=6. Lower ensemble.strata",
+        "strata <= clients; got strata=7, clients=6. Lower strata",
     ),
     "more strata than clients per round": (
         {"strata": 4, "clients_per_round": 3},
@@ -240,7 +239,7 @@ def test_divergence_names_the_step(engine):
     )
     with pytest.raises(
         DivergedError,
-        match=r"client 0, mode 0 \(step [234]\) \(\d more visits diverged\).*algorithm.lr",
+        match=r"client 0, mode 0 \(step [234]\) \(\d more visits diverged\).*Lower lr, or set optimizer.clip",
     ):
         next(made.rounds(1))
 

@@ -177,7 +177,7 @@ def test_one_visit_that_does_not_fit_raises_at_the_start(monkeypatch):
     monkeypatch.setattr(block_size, "_saved_bytes", full)
     message = (
         r"One visit does not fit into the memory of cpu \(3.0 GiB requested, "
-        r".*lower training.batch_size"
+        r".*lower batch_size"
     )
     with pytest.raises(InputError, match=message):
         small_federation(FedAvg(), "vector", 2, 2)
