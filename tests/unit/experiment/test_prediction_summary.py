@@ -81,3 +81,11 @@ def test_clients_by_hand() -> None:
         and found["size"] == [3, 1]
         and found["examples"] == 4
     )
+
+
+def test_classes_have_their_names() -> None:
+    names = ("cat", "dog")
+    found = describe_predictions(Prediction(MEMBERS.mean(0), MEMBERS, class_names=names), TARGET)
+    assert found["labels"] == ["cat", "dog"]
+    clients = [(torch.zeros(3, 1), ["dog", "cat", "dog"])]
+    assert describe_clients(FederatedData.from_clients(clients))["labels"] == ["cat", "dog"]
