@@ -89,7 +89,7 @@ class Dataset:
             )
 
     def _convert_names(self) -> None:
-        """Replaces labels that are names by numbers, and DataFrames by arrays."""
+        """Numbers labels that are names, and turns DataFrames into arrays."""
         test_place = f"the test data of {self.place}"
         (y,), y_test, class_names = encode_labels(
             [(self.place, self.y)],
