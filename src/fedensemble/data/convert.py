@@ -29,6 +29,11 @@ def as_tensor(values: Any) -> Tensor:
     except DataError:
         raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(values, (list, tuple)) and hasattr(values[0], "getbands"):  # of PIL
+            raise DataError(
+                "The images have different sizes or modes. Give all of them one size and mode: "
+                "image.convert('RGB').resize((64, 64))."
+            ) from None
         raise DataError(
             f"Data must be numbers in arrays of one shape; got {type(values).__name__}: {error}"
         ) from None

@@ -178,3 +178,38 @@ def test_notes_on_labels():
         FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[5, 6, 7, 5])
     data = FederatedData.from_clients([(x, [0, 1, 2, 1])], x_test=x, y_test=[5, 6, 7, 5], classes=8)
     assert "4 of 4 test examples" in data.notes[0] and data.to("cpu").notes == data.notes
+
+
+def test_images_with_channels_last_are_noted_and_explained():
+    from PIL import Image
+    from torch import nn
+
+    from fedensemble import Federation, InputError
+
+    images = [Image.new("RGB", (16, 12)) for _ in range(3)]
+    data = FederatedData.from_clients([(images, [0, 1, 1])])
+    assert data.x.shape == (3, 12, 16, 3)
+    (note,) = data.notes
+    assert "channels first: give x.transpose(0, 3, 1, 2)" in note
+
+    def convolution():
+        return nn.Sequential(
+            nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+        )
+
+    with pytest.raises(InputError, match=r"channels first: give x\.transpose"):
+        Federation(convolution, data, modes=1)
+    turned = np.stack([np.asarray(image) for image in images]).transpose(0, 3, 1, 2)
+    first = FederatedData.from_clients([(turned, [0, 1, 1])])
+    assert first.notes == () and Federation(convolution, first, modes=1)
+    with pytest.raises(DataError, match="different sizes or modes"):
+        FederatedData.from_clients([([images[0], Image.new("RGB", (5, 5))], [0, 1])])
+
+
+def test_arguments_are_explicit():
+    import inspect
+
+    for method in (FederatedData.from_clients, FederatedData.from_arrays):
+        parameters = inspect.signature(method).parameters
+        assert {"x_test", "y_test", "names", "classes", "class_names"} <= set(parameters)
+        assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())

@@ -12,7 +12,9 @@ from .svg import Scale, axis_labels, drawing, number, tag
 # Cells of the same shade are one SVG path, which keeps the file of a large grid small.
 LEVELS = 10  # of shade
 FEW = 12  # up to this number of columns, cells show their counts
-CHARACTER = 6.0  # width of a character of a label, in pixels
+CHARACTER = 7.0  # width of a character of a label, in pixels
+TITLE = 22.0  # width of the rotated title of the rows
+LONGEST = 16  # characters of a row's label
 LEAST_WIDTH = 36.0  # for the name of a column; where columns are narrower, not all have a label
 LEFT, TOP, BOTTOM, RIGHT = 70.0, 8.0, 44.0, 8.0
 
@@ -42,7 +44,10 @@ def grid_chart(
         diagonal: another style for cells whose row is their column.
     """
     width = 900.0 if wide else 440.0
-    side_x = (width - LEFT - RIGHT) / len(columns)
+    # The tooltips and the table have the full names.
+    short_rows = [_abbreviate(name, LONGEST) for name in rows]
+    left = max(LEFT, TITLE + CHARACTER * max(len(name) for name in short_rows))
+    side_x = (width - left - RIGHT) / len(columns)
     side_y = min(max(1.2 * side_x, 220.0 / len(rows)), 22.0) if wide else side_x
     height = side_y * len(rows)
     paths: dict[str, list[str]] = {}
@@ -54,7 +59,7 @@ def grid_chart(
                 continue
             level = max(1, round(LEVELS * min(1.0, shade[r][c])))
             kind = f"cell {diagonal if diagonal and r == c else style} l{level}"
-            x, y = LEFT + c * side_x, TOP + r * side_y
+            x, y = left + c * side_x, TOP + r * side_y
             w, h = number(side_x - gap), number(side_y - gap)
             paths.setdefault(kind, []).append(f"M{number(x)} {number(y)}h{w}v{h}h-{w}z")
             if len(columns) <= FEW and not wide:
@@ -68,31 +73,30 @@ def grid_chart(
                         class_="count strong" if level > 5 else "count",
                     )
                 )
-    frame = tag("rect", x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=height, class_="frame")
-    # The tooltips and the table have the full names.
-    short_rows = [_abbreviate(name, LEFT - 8) for name in rows]
-    short_columns = [_abbreviate(name, max(side_x, LEAST_WIDTH)) for name in columns]
+    frame = tag("rect", x=left, y=TOP, width=width - left - RIGHT, height=height, class_="frame")
+    fitting = int(max(side_x, LEAST_WIDTH) / CHARACTER)
+    short_columns = [_abbreviate(name, fitting) for name in columns]
     down = [
-        tag("text", short_rows[r], x=LEFT - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
+        tag("text", short_rows[r], x=left - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
         for r in _labelled(len(rows), side_y, 13)
     ]
     along = [
         tag(
             "text",
             short_columns[c],
-            x=LEFT + (c + 0.5) * side_x,
+            x=left + (c + 0.5) * side_x,
             y=TOP + height + 15,
             text_anchor="middle",
         )
         for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in short_columns))
     ]
     labels = axis_labels(
-        Scale(0, 1, LEFT, width - RIGHT), Scale(0, 1, TOP + height, TOP), column, row
+        Scale(0, 1, left, width - RIGHT), Scale(0, 1, TOP + height, TOP), column, row
     )
     cells = [tag("path", d="".join(parts), class_=kind) for kind, parts in sorted(paths.items())]
     hover = {
         "kind": "grid",
-        "x": LEFT,
+        "x": left,
         "y": TOP,
         "w": round(side_x, 3),
         "h": round(side_y, 3),
@@ -113,14 +117,13 @@ def grid_chart(
     return Chart(ident, title, svg, header, table, legend, note, wide)
 
 
-def _abbreviate(name: str, width: float) -> str:
-    """The name, cut to what fits into a width in pixels.
+def _abbreviate(name: str, most: int) -> str:
+    """The name, cut to `most` characters.
 
-    >>> _abbreviate("automobile", 36.0), _abbreviate("cat", 36.0)
+    >>> _abbreviate("automobile", 5), _abbreviate("cat", 5)
     ('auto…', 'cat')
     """
-    fitting = max(2, int((width - 6) / CHARACTER))
-    return name if len(name) <= fitting else f"{name[: fitting - 1]}…"
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _labelled(count: int, side: float, needed: float) -> range:
