@@ -13,6 +13,7 @@ import pytest
 from fedensemble.errors import InputError, StoreError
 from fedensemble.report.html import write_page
 from fedensemble.report.html.svg import ticks
+from fedensemble.report.palette import DARK, LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = {"curves", "spread", "calibration", "clients", "communication", "results", "config"}
@@ -179,11 +180,9 @@ def _lab(colour: str) -> tuple[float, float, float]:
 
 def test_colours_can_be_told_apart(make_run) -> None:
     text, _ = read(write_page(make_run("told-apart")))
-    schemes = [
-        re.findall(r"--c\d: (#\w{6});", line) for line in text.splitlines() if "--c0: #" in line
-    ]
-    assert len(schemes) == 3
-    for scheme in schemes:
+    pairs = re.findall(r"--c\d: light-dark\((#\w{6}), (#\w{6})\);", text)
+    assert pairs == list(zip(LIGHT, DARK, strict=True)) and len(pairs) == 7
+    for scheme in (LIGHT, DARK):
         assert min(math.dist(_lab(a), _lab(b)) for a, b in combinations(scheme, 2)) > 35
 
 

@@ -24,7 +24,7 @@ def grid_chart(
     columns: Sequence[str],
     row: str,
     column: str,
-    shade: Sequence[Sequence[float]],
+    share: str,
     style: str = "c0",
     diagonal: str | None = None,
     wide: bool = False,
@@ -36,9 +36,11 @@ def grid_chart(
     """A heat map with one cell per count.
 
     Args:
-        shade: the intensity of each cell, 0 to 1.
+        share: "row" or "column". The shade of a cell is its share of that sum, relative to the
+            largest share, so that small rows and columns are as visible as large ones.
         diagonal: another style for cells whose row is their column.
     """
+    shade = _shades(counts, share)
     width = 900.0 if wide else 440.0
     side_x = (width - LEFT - RIGHT) / len(columns)
     side_y = min(max(1.2 * side_x, 220.0 / len(rows)), 22.0) if wide else side_x
@@ -95,6 +97,7 @@ def grid_chart(
         "column": column,
         "rows": list(rows),
         "columns": list(columns),
+        "share": share,
         "counts": [list(map(int, line)) for line in counts],
     }
     svg = drawing(
@@ -106,6 +109,20 @@ def grid_chart(
         wide,
     )
     return Chart(ident, title, svg, header, table, legend, note, wide)
+
+
+def _shades(counts: Sequence[Sequence[int]], share: str) -> list[list[float]]:
+    """The share of each count in its row or column, divided by the largest share of all."""
+    columns = [sum(column) or 1 for column in zip(*counts, strict=True)]
+    shares = [
+        [
+            count / ((sum(line) or 1) if share == "row" else columns[at])
+            for at, count in enumerate(line)
+        ]
+        for line in counts
+    ]
+    most = max((max(line, default=0.0) for line in shares), default=0.0) or 1.0
+    return [[value / most for value in line] for line in shares]
 
 
 def _labelled(count: int, side: float, needed: float) -> range:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...checkpoint_file import write_bytes
 from ...version import VERSION
+from ..palette import DARK, LIGHT
 from ..run_report import read_report, write_report
 from ..tables import TextTable
 from .comparison_data import read_comparison_folder
@@ -107,5 +108,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
+    environment.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789" and len(cell) < 24
+    environment.globals["colours"] = list(zip(LIGHT, DARK, strict=True))
     return environment

@@ -134,7 +134,6 @@ def _entropy(content: Any) -> Chart:
 def _confusion(content: Any) -> Section:
     counts, labels = content["confusion"], content["labels"]
     totals = [sum(line) or 1 for line in counts]
-    shade = [[count / total for count in line] for line, total in zip(counts, totals, strict=True)]
     rows = []
     for at, (line, label) in enumerate(zip(counts, labels, strict=True)):
         wrong = [(count, labels[c]) for c, count in enumerate(line) if c != at and count]
@@ -155,7 +154,7 @@ def _confusion(content: Any) -> Section:
         columns=labels,
         row="true class",
         column="predicted",
-        shade=shade,
+        share="row",
         style="c1",
         diagonal="c0",
         header=("class", "test examples", "right, %", "most often taken for"),
@@ -300,7 +299,6 @@ def clients(run: RunData) -> Section:
         return Section("clients", "Clients", text, [chart])
     # transposed: one row per class, one column per client
     counts: Sequence[Sequence[int]] = list(zip(*content["counts"], strict=True))
-    most = max(max(line) for line in counts) or 1
     short = [name if len(name) <= 8 else str(at) for at, name in enumerate(names)]
     chart = grid_chart(
         "clients",
@@ -310,9 +308,9 @@ def clients(run: RunData) -> Section:
         columns=short,
         row="class",
         column="client",
-        shade=[[count / most for count in line] for line in counts],
+        share="column",
         wide=True,
-        note=note,
+        note=f"Shade: share of the client's examples. {note}".strip(),
         header=("client", "examples", "classes"),
         table=[
             (name, f"{size:,}", f"{sum(1 for count in row if count)}")
