@@ -45,6 +45,7 @@ PREDICTED = "prediction models, MB"
 BATCH = "runs per batch"
 LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
 SHARED_TIME = "the time of runs trained in one batch is each run's share"
+NO_INTERVAL = "The spread of the modes is not a prediction interval."
 # accuracies for which the table of times has a row
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 COMPARED = (

@@ -180,9 +180,13 @@ def bar_chart(
     header: tuple[str, ...] = (),
     legend: Sequence[tuple[str, str]] = (),
     shown: Format = format_number,
+    names: Sequence[str] = (),
     note: str = "",
 ) -> Chart:
-    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top."""
+    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top.
+
+    Without `names`, a bar is called by its edges.
+    """
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     highest = max((value for group in groups for value in group.values), default=0) or 1
     up = up or Scale(0.0, 1.06 * highest, HEIGHT - BOTTOM, TOP)
@@ -201,7 +205,7 @@ def bar_chart(
                         class_=f"bar {group.style}",
                     )
                 )
-    names = [
+    names = names or [
         f"{format_number(float(f'{a:.3g}'))} to {format_number(float(f'{b:.3g}'))}"
         for a, b in pairwise(edges)
     ]

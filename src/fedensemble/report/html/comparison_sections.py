@@ -164,7 +164,7 @@ def _last_results(
         table.append(
             (
                 row.short,
-                *(_over_seeds(form, each) for each in (values, means)),
+                *(_over_seeds(form, each) for each in (values, means)[: min(tests, 2)]),
                 *[form(paper) if paper is not None else "–"] * bool(comparison.paper),
             )
         )
@@ -177,7 +177,12 @@ def _last_results(
         drawn,
         xlabel=f"test {TITLES.get(metric, metric)}",
         legend=legend,
-        header=("method", "last test", last_tests(tests), *["paper"] * bool(comparison.paper)),
+        header=(
+            "method",
+            "last test",
+            *[last_tests(tests)] * (tests > 1),
+            *["paper"] * bool(comparison.paper),
+        ),
         rows=table,
     )
 

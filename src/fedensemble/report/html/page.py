@@ -22,6 +22,7 @@ from .run_data import RunData, is_run, raise_on_damaged_files, read_run
 from .summary_sections import figures, ledger, results, settings
 
 FILE = "report.html"
+LONG = 28  # characters of a cell that may be broken over lines
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
@@ -108,6 +109,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789" and len(cell) < 24
+    environment.filters["css_class"] = _css_class
     environment.globals["colours"] = list(zip(LIGHT, DARK, strict=True))
     return environment
+
+
+def _css_class(cell: str) -> str:
+    """How a cell is set: numbers to the right; short text is never broken over lines."""
+    if len(cell) > LONG:
+        return "words long"
+    return "number" if cell[:1] in "-–0123456789" else "words"

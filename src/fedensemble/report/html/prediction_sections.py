@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..tables import NO_INTERVAL
 from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .heatmap import grid_chart
 from .run_data import RunData
 from .summary_sections import Section
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, format_number, path, scale, tag
 
+TWO_SIDED_95 = 1.96  # standard deviations that contain 95 % of a normal distribution
 FEW = 10  # below this number of test examples, the accuracy of a bin means little
 
 
@@ -209,11 +211,13 @@ def _targets(content: Any) -> Chart:
         Point(t, m, f"target {t:.4g}\nprediction {m:.4g} ± {s:.3g}", "c0 half", s)
         for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
     ]
-    some = (
-        f"{len(dots):,} of {content['examples']:,} test examples, evenly chosen."
+    note = (
+        f"{len(dots):,} of {content['examples']:,} test examples, evenly chosen. "
         if len(dots) < content["examples"]
         else ""
     )
+    if content["modes"] > 1:
+        note += f"{NO_INTERVAL} {_coverage(points)}"
     return point_chart(
         "predictions",
         "Predictions and targets",
@@ -225,12 +229,25 @@ def _targets(content: Any) -> Chart:
         over=[diagonal],
         radius=2.5,
         legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
-        note=some,
+        note=note.strip(),
         header=("target", "prediction", "spread"),
         rows=[
             (f"{t:.4g}", f"{m:.4g}", f"{s:.3g}")
             for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
         ][:100],
+    )
+
+
+def _coverage(points: Any) -> str:
+    """A sentence on how many targets lie where 95 % of them would if the spread were the error."""
+    inside = [
+        abs(t - m) <= TWO_SIDED_95 * s
+        for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
+    ]
+    share = 100 * sum(inside) / len(inside)
+    return (
+        f"Prediction ± {TWO_SIDED_95} spreads contains {share:.0f} % of these targets; "
+        "an interval of 95 % would contain 95 %."
     )
 
 
@@ -261,6 +278,7 @@ def _spreads(spreads: Any) -> Chart:
         header=("examples", "spread", "error"),
         rows=rows,
         legend=[("a tenth of the test set", "dot c0"), ("error = spread", "line ideal")],
+        note=f"{NO_INTERVAL} Dots above the line have larger errors than spreads.",
     )
 
 
@@ -294,6 +312,7 @@ def clients(run: RunData) -> Section:
             [Bars("examples", content["size"], "c0")],
             xlabel="client",
             ylabel="examples",
+            names=names,
             note=note,
         )
         return Section("clients", "Clients", text, [chart])
