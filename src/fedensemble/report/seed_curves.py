@@ -10,7 +10,7 @@ from .tables import scaled
 from .time_to_accuracy import Records
 
 
-def tested_rounds(runs: Sequence[Records]) -> list[int]:
+def rounds_with_tests(runs: Sequence[Records]) -> list[int]:
     """The rounds in which at least one of the runs was tested."""
     return sorted({record["round"] for records in runs for record in records if "test" in record})
 

@@ -12,7 +12,7 @@ from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..downsample import caption, grouped
-from ..seed_curves import curve_over_seeds, tested_rounds
+from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import TITLES, TextTable
 from .paper_grid import PaperReport, headline
 from .plots import COLOURS, LINES, STYLE, explain_bands, one_legend
@@ -40,7 +40,7 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
             for result in known:
                 if result.cell.row == panel and result.runs is not None:
                     runs = result.runs.curves
-                    rounds = tested_rounds(runs)
+                    rounds = rounds_with_tests(runs)
                     groups = grouped(rounds)
                     mean, spread = curve_over_seeds(runs, metric, [[at] for at in rounds])
                     index = methods.index(result.cell.column)

@@ -18,7 +18,7 @@ from ...experiment.compare import RowResult
 from ...text import printable
 from ..downsample import MOST_ROUNDS, averaged, caption, grouped
 from ..palette import LIGHT as COLOURS
-from ..seed_curves import curve_over_seeds, tested_rounds, visible_range
+from ..seed_curves import curve_over_seeds, rounds_with_tests, visible_range
 from ..tables import TITLES, scaled
 from ..time_to_accuracy import HOUR, has_clock
 
@@ -137,7 +137,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
         for index, result in enumerate(results):
             if result.failed:
                 continue
-            rounds = tested_rounds(result.curves)
+            rounds = rounds_with_tests(result.curves)
             most_tests = max(most_tests, len(rounds))
             groups = grouped(rounds)
             x = [float(group[-1]) for group in groups]

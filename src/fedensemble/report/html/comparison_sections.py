@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...experiment.compare import summarise
 from ..downsample import caption, grouped
-from ..seed_curves import curve_over_seeds, tested_rounds
+from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (
     BATCH,
     PERCENT,
@@ -102,7 +102,7 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
 
     With a single test there is no curve.
     """
-    rounds = tested_rounds([run.records for row in rows for run in row.runs])
+    rounds = rounds_with_tests([run.records for row in rows for run in row.runs])
     groups = grouped(rounds)
     if len(groups) < 2:
         return []

@@ -115,7 +115,7 @@ def _environment() -> Environment:
 
 
 def _css_class(cell: str) -> str:
-    """How a cell is set: numbers to the right; short text is never broken over lines."""
+    """How a cell is set: text to the left, long text on several lines; no class for numbers."""
     if len(cell) > LONG:
         return "words long"
-    return "number" if cell[:1] in "-–0123456789" else "words"
+    return "" if cell[:1] in "-–0123456789" else "words"
