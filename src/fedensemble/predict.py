@@ -110,7 +110,11 @@ class Prediction:
 
     @cached_property
     def variance(self) -> Tensor:
-        """Unbiased variance over members, [B, ..., C]; zero for one member."""
+        """Unbiased variance over members, [B, ..., C]; zero for one member.
+
+        For regression, it is no estimate of the error: the spread of the members is not a
+        prediction interval.
+        """
         return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
 
     def _require_classification(self, name: str) -> None:

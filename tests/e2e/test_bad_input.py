@@ -320,7 +320,7 @@ def test_without_a_test_set(folder: Path) -> None:
     (folder / "own.toml").write_text(write_own_config)
     code, output, errors = run("run", "own.toml", "--out", "a", cwd=folder)
     assert code == 0, errors
-    assert "| sent up, MB | 0." in output
+    assert "| uploaded, MB | 0." in output
     code, _, errors = run("compare", "own.toml", "--modes", "1,2", cwd=folder)
     assert code == 2 and "no test set" in errors
 

@@ -57,7 +57,7 @@ def test_every_round_without_an_answer(folder: Path) -> None:
         "run", "devices.toml", "--out", "a", "--set", "participation.drop=1", cwd=folder
     )
     assert code == 0, errors
-    assert "no replies" in output and "rounds nobody answered" in output
+    assert "no replies" in output and "rounds without a reply" in output
     assert all(record["loss"] is None and record["visits"] == 0 for record in records(folder / "a"))
     assert "NaN" not in (folder / "a" / "metrics.jsonl").read_text()
     assert fedensemble("report", "a", cwd=folder)[0] == 0

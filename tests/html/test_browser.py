@@ -140,6 +140,16 @@ def test_light_and_dark(make_run, tmp_path: Path) -> None:
     assert brightness(dark["ink"]) > 200 and brightness(dark["paper"]) < 60
 
 
+def framed(page: str, width: int) -> str:
+    """A page that shows another one in a frame of this width, and says what that one says."""
+    return (
+        f"<body><iframe style='width:{width}px;height:640px;border:0'></iframe><script>const f = "
+        f"document.querySelector('iframe'); f.addEventListener('load', () => setTimeout(() => {{"
+        f"document.documentElement.dataset.said = f.contentDocument.documentElement.dataset.said; }}, 500)); "
+        f"f.srcdoc = {json.dumps(page).replace('</', '<' + chr(92) + '/')};</script></body>"
+    )
+
+
 @pytest.mark.parametrize("kind", ["run", "comparison"])
 def test_phone(kind: str, make_run, comparison: Path, tmp_path: Path) -> None:
     """In a frame as wide as a phone's screen: Chromium's own window has a least width."""
@@ -149,18 +159,130 @@ def test_phone(kind: str, make_run, comparison: Path, tmp_path: Path) -> None:
     text = write_page(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     inside = text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{CHECK}</body>")
     frame = tmp_path / "frame.html"
-    frame.write_text(
-        f"<body><iframe style='width:360px;height:640px;border:0'></iframe><script>const f = "
-        f"document.querySelector('iframe'); f.addEventListener('load', () => setTimeout(() => {{"
-        f"document.documentElement.dataset.said = f.contentDocument.documentElement.dataset.said; }}, 500)); "
-        f"f.srcdoc = {json.dumps(inside).replace('</', '<' + chr(92) + '/')};</script></body>",
-        encoding="utf-8",
-    )
+    frame.write_text(framed(inside, 360), encoding="utf-8")
     said = re.search(r'<html[^>]* data-said="([^"]*)"', browse(frame, "--dump-dom").stdout)
     assert said is not None
     held = json.loads(unescape(said[1]))
     assert held["width"] == 360
     faultless(held)
+
+
+ACT = """<script>
+window.addEventListener("load", async () => {
+  const said = {}, table = document.querySelector("#results table"), click = (e) => e.click();
+  const column = (at) => [...table.tBodies[0].rows].map((row) => row.cells[at].textContent.trim());
+  const heads = [...table.tHead.rows[0].cells];
+  said.before = column(0);
+  click(heads[1].querySelector("button")); said.falling = column(1);
+  click(heads[1].querySelector("button")); said.rising = column(1); said.sorted = heads[1].getAttribute("aria-sort");
+  click(heads[0].querySelector("button")); said.names = column(0);
+
+  const chart = document.querySelector("#plot-curve"), entry = document.querySelector("#curves .legend button");
+  const visible = () => [...chart.querySelectorAll("[data-series]")].filter((e) => getComputedStyle(e).display !== "none")
+    .map((e) => e.dataset.series);
+  const tip = () => { chart.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" })); return document.getElementById("tip").textContent; };
+  said.shown = visible(); said.tip = tip();
+  click(entry); said.hidden = visible(); said.tipHidden = tip(); said.pressed = entry.getAttribute("aria-pressed");
+  click(entry); said.again = visible();
+
+  const make = URL.createObjectURL; let blob;
+  URL.createObjectURL = (b) => { blob = b; return make(b); };
+  HTMLAnchorElement.prototype.click = function () { said.file = this.download; };
+  const tools = table.closest(".scroll").nextElementSibling;
+  click([...tools.children].find((b) => b.textContent === "CSV"));
+  said.csv = await blob.text();
+
+  const theme = document.getElementById("theme"), paper = () => getComputedStyle(document.body).backgroundColor;
+  said.themes = [0, 1, 2, 3].map(() => { const seen = [theme.textContent, paper()]; click(theme); return seen; });
+
+  const rows = (t) => [...t.tBodies[0].rows].filter((row) => getComputedStyle(row).display !== "none").length;
+  document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  const folded = [...document.querySelectorAll("table.folded")][0];
+  if (folded) {
+    const more = folded.closest(".scroll").nextElementSibling.querySelector("button");
+    said.folded = [rows(folded), more.textContent]; click(more); said.unfolded = [rows(folded), more.textContent];
+  }
+  document.documentElement.dataset.said = JSON.stringify({ ...said, errors });
+});
+</script>"""
+
+
+def acted(folder: Path, tmp_path: Path, *options: str) -> dict:
+    text = write_page(folder, tmp_path / "page.html").read_text(encoding="utf-8")
+    tried = tmp_path / "tried.html"
+    tried.write_text(
+        text.replace("<head>", f"<head>{LISTEN}").replace("</body>", f"{ACT}</body>"),
+        encoding="utf-8",
+    )
+    dom = browse(tried, "--dump-dom", *options).stdout
+    said = re.search(r'<html[^>]* data-said="([^"]*)"', dom)
+    assert said is not None, dom[:500]
+    return json.loads(unescape(said[1]))
+
+
+def test_controls_of_a_comparison(comparison: Path, tmp_path: Path) -> None:
+    said = acted(comparison, tmp_path, "--blink-settings=preferredColorScheme=1")
+    assert said["errors"] == []
+    assert said["before"] == ["FedAvg", "<b>Fed-ensemble</b>"]
+    assert said["falling"] == ["95.00 ± 1.00", "90.00 ± 1.00"] == said["rising"][::-1]
+    assert said["sorted"] == "ascending" and said["names"] == ["FedAvg", "<b>Fed-ensemble</b>"]
+    # a band and a line per row; the first row can be hidden, in the tooltip as well
+    assert sorted(said["shown"]) == ["0", "0", "1", "1"] == sorted(said["again"])
+    assert sorted(said["hidden"]) == ["1", "1"] and said["pressed"] == "false"
+    assert "FedAvg: " in said["tip"] and "FedAvg: " not in said["tipHidden"]
+    assert "Fed-ensemble</b>: " in said["tipHidden"]
+    assert said["file"] == "results-against-the-paper.csv"
+    assert said["csv"] == (
+        "method,accuracy %,paper\nFedAvg,90.00 ± 1.00,91.5 ± 0.2\n"
+        "<b>Fed-ensemble</b>,95.00 ± 1.00,–\n"
+    )
+    names, papers = zip(*said["themes"], strict=True)
+    assert names == ("Theme: auto", "Theme: light", "Theme: dark", "Theme: auto")
+    light, again, dark, last = map(brightness, papers)
+    assert light == again == last > 200 and dark < 60
+
+
+def test_long_tables_are_folded(make_run, comparison: Path, tmp_path: Path) -> None:
+    rounds = 5 * 40  # forty tests
+    root = tmp_path / "runs"
+    listed = {
+        f"K = {modes}": [str(make_run(f"k{modes}", modes=modes, rounds=rounds, root=root))]
+        for modes in (1, 2)
+    }
+    folder = root / "compare-1"
+    folder.mkdir()
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "table.csv").write_text("method,accuracy %\nK = 1,90\nK = 2,91\n")
+    said = acted(folder, tmp_path)
+    assert said["folded"] == [30, "Show all 40 rows"] and said["unfolded"] == [40, "Show 30 rows"]
+
+
+LINES = """<script>
+window.addEventListener("load", () => {
+  document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  const tall = [];
+  document.querySelectorAll("tbody :is(th div, td:not(.long))").forEach((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    const lines = new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size;
+    if (lines > (cell.tagName === "TD" ? 1 : 3)) tall.push(`${lines} lines: ${cell.textContent}`);
+  });
+  document.documentElement.dataset.said = JSON.stringify({ tall, cells: document.querySelectorAll("td").length });
+});
+</script>"""
+
+
+def test_no_cell_is_broken_on_a_phone(comparison: Path, tmp_path: Path) -> None:
+    table = "method,accuracy %,mean of last 5 tests,worst mode %,NLL,ECE %,time\n"
+    row = "87.22 ± 5.54,86.22 ± 5.54,80.12 ± 10.54,0.123 ± 0.045,12.34 ± 10.12,1234.5\n"
+    (tmp_path / "table.csv").write_text(f"{table}Fed-ensemble with K = 5 and FedProx,{row}")
+    text = write_page(tmp_path, tmp_path / "page.html").read_text(encoding="utf-8")
+    inside = text.replace("</body>", f"{LINES}</body>")
+    frame = tmp_path / "frame.html"
+    frame.write_text(framed(inside, 390), encoding="utf-8")
+    said = re.search(r'<html[^>]* data-said="([^"]*)"', browse(frame, "--dump-dom").stdout)
+    assert said is not None
+    assert json.loads(unescape(said[1])) == {"tall": [], "cells": 6}
 
 
 def test_print(make_run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fedensemble.errors import InputError, StoreError
 from fedensemble.report.html import write_page
 from fedensemble.report.html.svg import ticks
+from fedensemble.report.palette import DARK, LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = {"curves", "spread", "calibration", "clients", "communication", "results", "config"}
@@ -179,11 +180,9 @@ def _lab(colour: str) -> tuple[float, float, float]:
 
 def test_colours_can_be_told_apart(make_run) -> None:
     text, _ = read(write_page(make_run("told-apart")))
-    schemes = [
-        re.findall(r"--c\d: (#\w{6});", line) for line in text.splitlines() if "--c0: #" in line
-    ]
-    assert len(schemes) == 3
-    for scheme in schemes:
+    pairs = re.findall(r"--c\d: light-dark\((#\w{6}), (#\w{6})\);", text)
+    assert pairs == list(zip(LIGHT, DARK, strict=True)) and len(pairs) == 7
+    for scheme in (LIGHT, DARK):
         assert min(math.dist(_lab(a), _lab(b)) for a, b in combinations(scheme, 2)) > 35
 
 
@@ -221,11 +220,54 @@ def test_needs_nothing_from_elsewhere(run_of_shape: Path, comparison: Path) -> N
         assert "@import" not in text and "url(" not in text.replace("url(#clip-", "")
 
 
+def test_small_clients_are_as_visible_as_large_ones(make_run) -> None:
+    folder = make_run("unequal", clients=2, classes=2)
+    clients = json.loads((folder / "clients.json").read_text())
+    clients |= {"counts": [[900, 100], [1, 9]], "size": [1000, 10]}
+    (folder / "clients.json").write_text(json.dumps(clients))
+    text, root = read(write_page(folder))
+    cells = {
+        e.attrib["class"]: e.attrib["d"].count("M")
+        for e in charts(root)["plot-clients"].iter("path")
+    }
+    assert cells == {"cell c0 l10": 2, "cell c0 l1": 2}  # 90 % and 10 % at both clients
+    assert "share of the client" in text
+
+
+def test_the_spread_of_a_regression_is_no_interval(make_run) -> None:
+    folder = make_run("no-interval", task="regression")
+    found = json.loads((folder / "predictions.json").read_text())
+    found["points"] = {"target": [0.0, 0.0, 0.0, 0.0], "mean": [0, 1, 2, 3], "spread": [1] * 4}
+    (folder / "predictions.json").write_text(json.dumps(found))
+    text = read(write_page(folder))[0]
+    assert text.count("The spread of the modes is not a prediction interval.") == 3
+    assert "Prediction ± 1.96 spreads contains 50 % of these targets" in text
+    single = read(write_page(make_run("no-spread", task="regression", modes=1)))[0]
+    assert "prediction interval" not in single
+
+
+def test_runs_trained_together_are_marked(make_run) -> None:
+    folder = make_run("together")
+    assert "share of a batch" not in read(write_page(folder))[0]
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"trained_together": 12}))
+    assert "training time, share of a batch of 12 runs" in read(write_page(folder))[0]
+
+
+def test_legends_know_their_lines(make_run) -> None:
+    """Lines without an entry of their own, as those of many modes, belong to the one before."""
+    _, root = read(write_page(make_run("series", modes=80)))
+    drawn = [e.attrib.get("data-series") for e in charts(root)["plot-curve-accuracy"].iter("path")]
+    assert drawn.count("0") == 80 and drawn.count("1") == 1
+
+
 def test_comparison(comparison: Path, tmp_path: Path) -> None:
     text, root = read(write_page(comparison))
     assert "Results against the paper" in text and "91.5 ± 0.2" in text
     assert set(charts(root)) == {"plot-curve", "plot-last"}
     assert "band: one standard deviation" in text
+    (best,) = [e for e in root.iter("tr") if e.attrib.get("class") == "best"]
+    assert "".join(best.itertext()).startswith("<b>Fed-ensemble</b>")
     assert "&lt;b&gt;Fed-ensemble&lt;/b&gt;" in text and "<b>" not in text
     hover = json.loads(charts(root)["plot-last"].attrib["data-hover"])
     assert (

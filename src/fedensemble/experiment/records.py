@@ -138,6 +138,7 @@ def summarize(
         "prediction_models": federation.ensemble.prediction_models,
         "prediction_bytes": federation.ensemble.prediction_bytes,
         "seconds": round(federation.seconds, 3),
+        "trained_together": federation.trained_together,
         "combine": federation.ensemble.combine,
         "blocks": list(federation.engine.blocks),
         **({"rounds_without_metrics": missing} if missing else {}),

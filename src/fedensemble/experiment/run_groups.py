@@ -82,6 +82,7 @@ class Groups:
                 outcomes.append(error)
         for federation in federations:
             federation.seconds += (time.perf_counter() - started) / len(federations)
+            federation.trained_together = max(federation.trained_together, len(federations))
         return outcomes
 
 

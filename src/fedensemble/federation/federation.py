@@ -160,6 +160,7 @@ class Federation:
         self._prefetched: tuple[Tree, int, Plan] | None = None
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
+        self.trained_together = 1  # runs in the largest batch so far, this one included
         _ = self.ensemble  # raises now, not after training, if `combine` is wrong
         preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
 

@@ -37,7 +37,7 @@ def read_report(
     values, records = store.read_config(), read_records(store)
     if summary is None:
         summary = store.summary() if store.done else unfinished(values, records)
-    return run_table(summary), values, records
+    return run_table(summary, records), values, records
 
 
 def read_records(store: RunFolder) -> list[dict[str, Any]]:

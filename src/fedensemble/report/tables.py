@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,12 @@ TITLES = {
     "mode_mse_max": "worst mode, MSE",
     "variance": "variance",
 }
-PREDICTED = "models to predict with, MB"
+UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
+PREDICTED = "prediction models, MB"
+BATCH = "runs per batch"
+LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
+SHARED_TIME = "the time of runs trained in one batch is each run's share"
+NO_INTERVAL = "The spread of the modes is not a prediction interval."
 # accuracies for which the table of times has a row
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 COMPARED = (
@@ -98,14 +104,20 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     several = any(
         s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries
     )
+    curves = [records for result in results for records in result.curves]
+    tests = fewest_tests(curves, metric)
+    together = any(s.get("trained_together", 1) > 1 for r in results for s in r.summaries)
+    main, *others = (TITLES.get(name, name) for name in shown)
     header = (
         "method",
-        *(TITLES.get(name, name) for name in shown),
-        "sent up, MB",
+        main,
+        *[f"{main}, {last_tests(tests)}"] * (tests > 1),
+        *others,
+        UPLOADED,
         *[PREDICTED] * several,
         "time, s",
+        *[BATCH] * together,
     )
-    curves = [records for result in results for records in result.curves]
     clock, target = all(has_clock(records) for records in curves), common_target(curves)
     header += ("simulated time, h",) * clock + ((f"to {100 * target:.0f} %, h",) if target else ())
     rows = []
@@ -114,17 +126,54 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
             rows.append((result.label, *[NONE] * (len(header) - 1)))
             continue
         cells = [_over_seeds(name, result.values(name)) for name in shown]
+        if tests > 1:
+            means = [mean_of_last(records, metric, tests) for records in result.curves]
+            cells.insert(1, _over_seeds(metric, means))
         uploaded, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
         times += [seconds_to(result.curves, target)] if target else []
         simulated = [hours(summarise(values)[0]) for values in times]
         size = [_prediction(result.summaries[0])] * several
-        rows.append((result.label, *cells, f"{uploaded:.1f}", *size, f"{seconds:.1f}", *simulated))
+        batch = [batch_size(result.summaries)] * together
+        ledger = (f"{uploaded:.1f}", *size, f"{seconds:.1f}", *batch)
+        rows.append((result.label, *cells, *ledger, *simulated))
     seeds = len(first.summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
+    title += f"; {SHARED_TIME}" if together else ""
     return TextTable(title, header, tuple(rows))
+
+
+def batch_size(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """How many runs were trained in one batch with each of these; a dash if it is not recorded."""
+    sizes = sorted({s["trained_together"] for s in summaries if "trained_together" in s})
+    return " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))) if sizes else NONE
+
+
+def fewest_tests(curves: Sequence[Records], metric: str) -> int:
+    """The number of last tests to average: those of the run with fewest, at most `LAST_TESTS`."""
+    return min([LAST_TESTS, *(len(_values(records, metric)) for records in curves)])
+
+
+def last_tests(count: int) -> str:
+    """The title of a mean over the last tests."""
+    return f"mean of last {count} tests"
+
+
+def mean_of_last(records: Records, metric: str, count: int, way: str = "test") -> float:
+    """The mean of a metric over the last `count` tests of a run; NaN without a test."""
+    values = _values(records, metric, way)[-count:]
+    return sum(values) / len(values) if values else math.nan
+
+
+def _values(records: Records, metric: str, way: str = "test") -> list[float]:
+    return [record[way][metric] for record in records if metric in record.get(way, {})]
+
+
+def scaled(metric: str, value: float) -> float:
+    """The value of a metric in the unit in which it is shown."""
+    return 100 * value if metric in PERCENT else value
 
 
 def _prediction(summary: Mapping[str, Any]) -> str:
@@ -137,29 +186,42 @@ def _over_seeds(metric: str, values: Sequence[float]) -> str:
     return show(metric, *summarise(values)) if len(values) > 1 else show(metric, values[0])
 
 
-def run_table(summary: Mapping[str, Any]) -> TextTable:
-    """All metrics of one run, one row each, with one column per kind of evaluation."""
+def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
+    """All metrics of one run, one row each, with one column per kind of evaluation.
+
+    Args:
+        summary: of the run.
+        records: of its rounds; with several tests, a column has the means of the last ones.
+    """
     evaluations = {"test": "standard evaluation", "test_dropout": "dropout active"}
     present = [key for key in evaluations if key in summary]
     names = list(summary[present[0]]) if present else []
-    rows = [(TITLES.get(n, n), *(show(n, summary[key][n]) for key in present)) for n in names]
-    columns = present or ["value"]
-    rows += [
-        ("sent up, MB", *(f"{summary['bytes_up'] / 1e6:.1f}" for _ in columns)),
-        ("sent down, MB", *(f"{summary['bytes_down'] / 1e6:.1f}" for _ in columns)),
+    tests = fewest_tests([records], names[0]) if names else 0
+    averaged = tests > 1
+    rows = []
+    for name in names:
+        cells = [show(name, summary[key][name]) for key in present]
+        if averaged:
+            mean = mean_of_last(records, name, tests)
+            cells.append(show(name, mean) if math.isfinite(mean) else NONE)
+        rows.append((TITLES.get(name, name), *cells))
+    facts = [
+        (UPLOADED, f"{summary['bytes_up'] / 1e6:.1f}"),
+        (DOWNLOADED, f"{summary['bytes_down'] / 1e6:.1f}"),
     ]
     if "prediction_models" in summary:
-        rows.append(
-            ("models to predict with", *(str(summary["prediction_models"]) for _ in columns))
-        )
-        rows.append((PREDICTED, *(_prediction(summary) for _ in columns)))
+        facts.append(("prediction models", str(summary["prediction_models"])))
+        facts.append((PREDICTED, _prediction(summary)))
     if "clock" in summary:
-        rows.append(("simulated time, h", *(hours(summary["clock"]) for _ in columns)))
+        facts.append(("simulated time, h", hours(summary["clock"])))
     if summary.get("unanswered"):
-        rows.append(("rounds nobody answered", *(str(summary["unanswered"]) for _ in columns)))
+        facts.append(("rounds without a reply", str(summary["unanswered"])))
+    columns = present or ["value"]
+    rows += [(name, *[text] * len(columns), *[NONE] * averaged) for name, text in facts]
     modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
     title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
     header = ("metric", *(evaluations.get(key, key) for key in columns))
+    header += (last_tests(tests),) * averaged
     return TextTable(title, header, tuple(rows))
 
 

@@ -52,9 +52,9 @@ def test_summaries_count_the_models_of_a_prediction(tmp_path):
     assert plain["prediction_bytes"] == 2 * 4 * plain["parameters"]
     assert sampled["prediction_bytes"] == 5 * plain["prediction_bytes"]
     rows = {row[0]: row[1] for row in run_table(sampled).rows}
-    assert rows["models to predict with"] == "10"
+    assert rows["prediction models"] == "10"
     older = {key: value for key, value in sampled.items() if not key.startswith("prediction")}
-    assert "models to predict with" not in {row[0] for row in run_table(older).rows}
+    assert "prediction models" not in {row[0] for row in run_table(older).rows}
 
 
 def test_the_authors_way_of_testing_is_train_mode(tmp_path, monkeypatch):

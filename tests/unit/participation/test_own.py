@@ -95,7 +95,7 @@ def test_tables_and_curves_of_rounds_without_replies():
         "unanswered": 1,
     }
     rows = dict(run_table(summary).rows)
-    assert rows["simulated time, h"] == "2.50" and rows["rounds nobody answered"] == "1"
+    assert rows["simulated time, h"] == "2.50" and rows["rounds without a reply"] == "1"
     left, _, right = run_figure(RUN, "title").axes
     assert list(left.lines[0].get_xdata()) == [1, 2, 4]  # without the round that had no reply
     assert (

@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...errors import DataError
-from ...experiment.compare import RowResult
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
-from ..downsample import averaged, caption, grouped
-from ..tables import PERCENT, TITLES, TextTable
+from ..downsample import caption, grouped
+from ..seed_curves import curve_over_seeds, rounds_with_tests
+from ..tables import TITLES, TextTable
 from .paper_grid import PaperReport, headline
 from .plots import COLOURS, LINES, STYLE, explain_bands, one_legend
 
@@ -39,10 +39,14 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
         for axis, panel in zip(axes, panels, strict=False):
             for result in known:
                 if result.cell.row == panel and result.runs is not None:
-                    rounds, mean, spread = over_rounds(result.runs, metric)
+                    runs = result.runs.curves
+                    rounds = rounds_with_tests(runs)
+                    groups = grouped(rounds)
+                    mean, spread = curve_over_seeds(runs, metric, [[at] for at in rounds])
                     index = methods.index(result.cell.column)
                     colour, line = COLOURS[index % len(COLOURS)], STROKES[index % len(STROKES)]
-                    x, middle, width = over_rounds(result.runs, metric, smooth=True)
+                    x = [group[-1] for group in groups]
+                    middle, width = map(np.array, curve_over_seeds(runs, metric, groups))
                     axis.plot(
                         x,
                         middle,
@@ -55,7 +59,7 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
                         x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0
                     )
                     captions[panel] = caption(len(rounds))
-                    several = len(result.runs.curves) > 1
+                    several = len(runs) > 1
                     lines += [
                         (
                             panel,
@@ -86,20 +90,3 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
         TextTable("curves", header, tuple(lines)),
         {"curves.png": figure},
     )
-
-
-def over_rounds(
-    runs: RowResult, metric: str, smooth: bool = False
-) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The rounds with a test, and the mean and standard deviation of the metric over seeds.
-
-    Args:
-        smooth: average neighbouring tests if there are many.
-    """
-    tested = [[record for record in curve if "test" in record] for curve in runs.curves]
-    scale = 100 if metric in PERCENT else 1
-    by_seed = [[record["test"][metric] for record in curve] for curve in tested]
-    values = scale * np.array([averaged(curve) for curve in by_seed] if smooth else by_seed)
-    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    rounds = [record["round"] for record in tested[0]]
-    return [group[-1] for group in grouped(rounds)] if smooth else rounds, values.mean(0), spread

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ...experiment.compare import RowResult, summarise
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
-from ..tables import NONE, PERCENT, TITLES, TextTable, show
+from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
 from .plots import COLOURS, STYLE, escape_label, one_legend
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
@@ -121,7 +121,7 @@ def grid_table(
             lines.append((name, PAPER, *printed, *([paper.get(GAP, NONE)] if table.gap else [])))
         if not several:
             uploaded = [_uploaded(results, row, column) for column in columns]
-            lines.append((name, "sent up, MB", *uploaded, *([NONE] if table.gap else [])))
+            lines.append((name, UPLOADED, *uploaded, *([NONE] if table.gap else [])))
     metric_title = TITLES.get(table.metric, table.metric)
     title = headline(reproduction) if several else f"{headline(reproduction)}; {metric_title}"
     return TextTable(
@@ -198,7 +198,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[GridEntry]) -> Fig
         for axis, (row, metric) in zip(axes, panels, strict=False):
             own = [entry for entry in entries if (entry.row, entry.metric) == (row, metric)]
             names = list(dict.fromkeys(entry.column for entry in own))
-            scale = 100 if metric in PERCENT else 1
+            scale = scaled(metric, 1.0)
             for place, (way, marker) in enumerate(zip(ways, ("o", "s"), strict=False)):
                 points = [
                     (names.index(e.column), *summarise(e.values))

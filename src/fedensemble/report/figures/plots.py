@@ -17,11 +17,11 @@ from ...data import FederatedData
 from ...experiment.compare import RowResult
 from ...text import printable
 from ..downsample import MOST_ROUNDS, averaged, caption, grouped
-from ..tables import PERCENT, TITLES
+from ..palette import LIGHT as COLOURS
+from ..seed_curves import curve_over_seeds, rounds_with_tests, visible_range
+from ..tables import TITLES, scaled
 from ..time_to_accuracy import HOUR, has_clock
 
-# Paul Tol's bright scheme
-COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#777777")
 LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colours
 MARKED = 30  # a curve with more points has no markers, which would overlap
 SPREAD = "± one standard deviation over seeds"
@@ -132,24 +132,22 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
         size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        finals, most_tests = [], 0
+        series: list[Any] = []
+        most_tests = 0
         for index, result in enumerate(results):
             if result.failed:
                 continue
-            tested = [[record for record in curve if "test" in record] for curve in result.curves]
-            most_tests = max(most_tests, len(tested[0]))
-            rounds = [group[-1]["round"] for group in grouped(tested[0])]
+            rounds = rounds_with_tests(result.curves)
+            most_tests = max(most_tests, len(rounds))
+            groups = grouped(rounds)
+            x = [float(group[-1]) for group in groups]
             if hours:
-                clocks = [
-                    [group[-1]["clock"] / HOUR for group in grouped(curve)] for curve in tested
-                ]
-                rounds = list(np.mean(clocks, axis=0))
-            values = np.array([_curve(curve, metric, metric) for curve in tested])
-            mean = values.mean(0)
-            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+                clocks = [{r["round"]: r["clock"] / HOUR for r in curve} for curve in result.curves]
+                x = [float(np.mean([clock[at] for clock in clocks])) for at in x]
+            mean, spread = map(np.array, curve_over_seeds(result.curves, metric, groups))
             colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
             axes.plot(
-                rounds,
+                x,
                 mean,
                 color=colour,
                 linestyle=line,
@@ -158,14 +156,12 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
             )
             if not many:
                 axes.fill_between(
-                    rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+                    x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
                 )
-            finals += list(mean[len(mean) // 4 :])
-        margin = 0.1 * (max(finals) - min(finals)) or 1
-        # The y-axis shows the range of the later tests. Accuracies of the first rounds are much
-        # lower and would leave little space for the differences at the end.
-        if metric in PERCENT:
-            axes.set_ylim(min(finals) - 2 * margin, max(finals) + 2 * margin)
+            series += [mean - spread, mean + spread] if not many else [mean]
+        visible, everything = visible_range(series)
+        if not everything:
+            axes.set_ylim(visible[0], visible[1])
         over = "simulated hours" if hours else "communication round"
         axes.set(
             xlabel=_add_note(over, caption(most_tests)), ylabel=f"test {TITLES.get(metric, metric)}"
@@ -237,7 +233,7 @@ def _sample_counts(examples: np.ndarray) -> list[int]:
 
 def _curve(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
     """The values of a test result in the metric's unit, averaged over neighbouring tests."""
-    return averaged([_scaled(metric, record["test"][name]) for record in tested])
+    return averaged([scaled(metric, record["test"][name]) for record in tested])
 
 
 def escape_label(label: str) -> str:
@@ -247,7 +243,3 @@ def escape_label(label: str) -> str:
 
 def _add_note(label: str, note: str) -> str:
     return f"{label}\n{note}" if note else label
-
-
-def _scaled(metric: str, value: float) -> float:
-    return 100 * value if metric in PERCENT else value

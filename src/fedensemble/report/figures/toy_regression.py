@@ -20,7 +20,7 @@ from ...theory.bias_variance import (
     limit_variance,
     predictions,
 )
-from ..tables import NONE, TextTable
+from ..tables import NO_INTERVAL, NONE, TextTable
 from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
 from .plots import COLOURS, STYLE, escape_label
 
@@ -220,6 +220,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
             )
             axis.legend(loc="upper right", fontsize="small", ncols=2)
             rows.append((result.cell.column, f"{error:.3f}", f"{float((high - low).mean()):.3f}"))
+        figure.supxlabel(NO_INTERVAL, fontsize="small")
     table = TextTable(
         headline(reproduction),
         ("", "root mean squared error", "mean width of the band"),

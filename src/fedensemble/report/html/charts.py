@@ -9,6 +9,8 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
+from ..palette import LIGHT
+from ..seed_curves import visible_range
 from .svg import (
     BOTTOM,
     HEIGHT,
@@ -28,7 +30,7 @@ from .svg import (
 )
 
 MOST = 200  # points of a line; more could not be distinguished
-COLOURS, DASHES = 7, 4
+COLOURS, DASHES = len(LIGHT), 4
 
 
 @dataclass(frozen=True)
@@ -83,31 +85,32 @@ def line_chart(
 ) -> Chart:
     """Lines over rounds; `tooltip` replaces the values shown in the tooltip and the table."""
     across = scale(x, LEFT, WIDTH - RIGHT, room=0.02)
-    finite = [
-        v
-        for line in lines
-        for part in (line.values, line.low, line.high)
-        for v in part
-        if math.isfinite(v)
-    ]
-    shown_range = finite if from_zero else _visible_range(lines, finite)
-    up = scale([0.0, *shown_range] if from_zero else shown_range, HEIGHT - BOTTOM, TOP)
-    up = Scale(0.0, up.high, up.start, up.end) if from_zero else up
-    if shown_range is not finite:
-        note = f"{note} The first rounds are outside the range shown.".strip()
+    series = [part for line in lines for part in (line.values, line.low, line.high)]
+    if from_zero:
+        up = scale([0.0, *(v for part in series for v in part)], HEIGHT - BOTTOM, TOP)
+        up = Scale(0.0, up.high, up.start, up.end)
+    else:
+        shown_range, everything = visible_range(series)
+        up = scale(shown_range, HEIGHT - BOTTOM, TOP)
+        note += "" if everything else " The first rounds are outside the range shown."
+    # The entry of the legend that each line belongs to: a line without a name, to that before it.
+    entries = [sum(bool(line.name) for line in lines[: at + 1]) - 1 for at in range(len(lines))]
     parts: list[Markup] = []
-    for line in lines:
+    for line, entry in zip(lines, entries, strict=True):
         if line.low:
             edge = [*zip(x, line.high, strict=True), *reversed(list(zip(x, line.low, strict=True)))]
             outline = path((across(a), up(b)) for a, b in edge if math.isfinite(b))
-            parts.append(tag("path", d=f"{outline}Z", class_=f"band {line.style}"))
-    for line in (line for line in lines if line.values):
+            band = f"band {line.style}" + " faint" * (len(lines) > COLOURS)
+            parts.append(tag("path", d=f"{outline}Z", class_=band, data_series=entry))
+    for line, entry in zip(lines, entries, strict=True):
+        if not line.values:
+            continue
         points = [(across(a), up(b)) for a, b in zip(x, line.values, strict=True)]
-        parts.append(tag("path", d=path(points), class_=f"line {line.style}"))
+        parts.append(tag("path", d=path(points), class_=f"line {line.style}", data_series=entry))
         if len(points) == 1 and math.isfinite(points[0][1]):
-            parts.append(
-                tag("circle", cx=points[0][0], cy=points[0][1], r=3, class_=f"dot {line.style}")
-            )
+            x0, y0 = points[0]
+            dot = tag("circle", cx=x0, cy=y0, r=3, class_=f"dot {line.style}", data_series=entry)
+            parts.append(dot)
     clip = tag(
         "clipPath",
         tag("rect", x=LEFT, y=TOP - 4, width=across.end - LEFT + 4, height=up.start - TOP + 4),
@@ -145,27 +148,13 @@ def line_chart(
             for line in lines
             if line.name
         ],
-        note,
+        note.strip(),
     )
 
 
 def _integer_label(value: float) -> str:
     """The label of a tick at an integer, else empty: rounds are integers."""
     return format_number(value) if value == int(value) else ""
-
-
-def _visible_range(lines: Sequence[Line], finite: list[float]) -> list[float]:
-    """The values that the y-axis must cover.
-
-    These are all finite values, unless the first quarter of the rounds would take up most of the
-    axis. Then they are the range of the later rounds with a margin.
-    """
-    parts = [part for line in lines for part in (line.values, line.low, line.high)]
-    later = [v for part in parts for v in part[len(part) // 4 :] if math.isfinite(v)]
-    if not later or max(finite) - min(finite) <= 2.5 * (max(later) - min(later)):
-        return finite
-    margin = 0.5 * (max(later) - min(later))
-    return [max(min(later) - margin, min(finite)), min(max(later) + margin, max(finite))]
 
 
 @dataclass(frozen=True)
@@ -191,9 +180,13 @@ def bar_chart(
     header: tuple[str, ...] = (),
     legend: Sequence[tuple[str, str]] = (),
     shown: Format = format_number,
+    names: Sequence[str] = (),
     note: str = "",
 ) -> Chart:
-    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top."""
+    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top.
+
+    Without `names`, a bar is called by its edges.
+    """
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     highest = max((value for group in groups for value in group.values), default=0) or 1
     up = up or Scale(0.0, 1.06 * highest, HEIGHT - BOTTOM, TOP)
@@ -212,7 +205,7 @@ def bar_chart(
                         class_=f"bar {group.style}",
                     )
                 )
-    names = [
+    names = names or [
         f"{format_number(float(f'{a:.3g}'))} to {format_number(float(f'{b:.3g}'))}"
         for a, b in pairwise(edges)
     ]

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ...experiment.compare import summarise
 from ..downsample import caption, grouped
-from ..tables import PERCENT, TITLES, TextTable
+from ..seed_curves import curve_over_seeds, rounds_with_tests
+from ..tables import (
+    BATCH,
+    PERCENT,
+    SHARED_TIME,
+    TITLES,
+    TextTable,
+    batch_size,
+    fewest_tests,
+    last_tests,
+    mean_of_last,
+    scaled,
+)
+from .best_cells import best_cells, is_paper_table
 from .charts import COLOURS, Chart, Line, line_chart, line_style
 from .comparison_data import ComparisonData, RowData
 from .dot_plot import DotRow, dot_chart
 from .run_data import RunData
-from .summary_sections import Section, megabytes, metric_format, scaled
+from .summary_sections import Section, megabytes, metric_format
 from .svg import Format
-
-FEW_ROWS = 7  # up to this number of rows, each curve has a band
 
 
 def comparison_sections(comparison: ComparisonData, out: Path) -> list[Section]:
@@ -33,6 +44,7 @@ def comparison_sections(comparison: ComparisonData, out: Path) -> list[Section]:
             title,
             _introduction(comparison),
             tables=[table],
+            best=best_cells(table, comparison.metric),
             notes=comparison.notes,
             pictures=comparison.pictures,
         )
@@ -73,7 +85,12 @@ def _introduction(comparison: ComparisonData) -> str:
         if "±" in comparison.table.csv() and not comparison.notes
         else ""
     )
-    return f"{text} {missing} of the runs are not found.".strip() if missing else text
+    if best_cells(comparison.table, comparison.metric):
+        line = "row" if is_paper_table(comparison.table) else "column"
+        text += f" A star marks the best number of its {line}."
+    if BATCH in comparison.table.header:
+        text += f" {SHARED_TIME.capitalize()}."
+    return f"{text} {missing} of the runs are not found.".strip() if missing else text.strip()
 
 
 def _tested(run: RunData, metric: str) -> bool:
@@ -81,32 +98,24 @@ def _tested(run: RunData, metric: str) -> bool:
 
 
 def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[Chart]:
-    """The metric of every row over rounds: mean over seeds, with bands if there are few rows.
+    """The metric of every row over rounds: mean over seeds, with bands of one standard deviation.
 
     With a single test there is no curve.
     """
-    tests_by_run = [
-        [
-            {r["round"]: scaled(metric, r["test"].get(metric, float("nan"))) for r in run.tested}
-            for run in row.runs
-        ]
-        for row in rows
-    ]
-    rounds = sorted({number for runs in tests_by_run for tests in runs for number in tests})
+    rounds = rounds_with_tests([run.records for row in rows for run in row.runs])
     groups = grouped(rounds)
     if len(groups) < 2:
         return []
-    lines, bands = [], False
-    for index, (row, runs) in enumerate(zip(rows, tests_by_run, strict=True)):
-        pairs = [_mean_of(runs, group) for group in groups]
-        edges: dict[str, list[float]] = {}
-        if len(rows) <= FEW_ROWS and len(row.runs) > 1:
-            edges, bands = (
-                {"low": [m - s for m, s in pairs], "high": [m + s for m, s in pairs]},
-                True,
-            )
-        lines.append(Line(row.short, [pair[0] for pair in pairs], line_style(index), **edges))
+    lines = []
+    for index, row in enumerate(rows):
+        mean, spread = curve_over_seeds([run.records for run in row.runs], metric, groups)
+        low, high = (
+            [m + sign * s for m, s in zip(mean, spread, strict=True)] if len(row.runs) > 1 else []
+            for sign in (-1, 1)
+        )
+        lines.append(Line(row.short, mean, line_style(index), low, high))
     name = TITLES.get(metric, metric)
+    bands = any(line.low for line in lines)
     note = "Line: mean over seeds; band: one standard deviation up and down." if bands else ""
     return [
         line_chart(
@@ -122,13 +131,6 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
     ]
 
 
-def _mean_of(runs: Sequence[Mapping[int, float]], rounds: Sequence[int]) -> tuple[float, float]:
-    """Mean and spread over seeds, where each seed counts with the mean of its tests."""
-    by_run = [[tests[number] for number in rounds if number in tests] for tests in runs]
-    means = [sum(values) / len(values) for values in by_run if values]
-    return summarise(means) if means else (float("nan"), 0.0)
-
-
 def _precise_format(metric: str) -> Format:
     return (lambda value: f"{value:.2f}") if metric in PERCENT else metric_format(metric)
 
@@ -139,6 +141,9 @@ def _last_results(
     """The last result of every run by row, with the paper's value if there is one."""
     metric, form = comparison.metric, _precise_format(comparison.metric)
     drawn, table = [], []
+    tests = fewest_tests(
+        [run.records for row in rows for run in row.runs if _tested(run, metric)], metric
+    )
     for at, row in enumerate(rows):
         values = [
             scaled(metric, run.tested[-1]["test"][metric])
@@ -151,7 +156,18 @@ def _last_results(
         text += f"\npaper {form(paper)}" if paper is not None else ""
         points = [(value, f"{text}\nthis run {form(value)}") for value in values]
         drawn.append(DotRow(row.short, points, mean, f"c{at % COLOURS}", paper))
-        table.append((row.short, form(mean), form(paper) if paper is not None else "–"))
+        means = [
+            scaled(metric, mean_of_last(run.records, metric, tests))
+            for run in row.runs
+            if _tested(run, metric)
+        ]
+        table.append(
+            (
+                row.short,
+                *(_over_seeds(form, each) for each in (values, means)[: min(tests, 2)]),
+                *[form(paper) if paper is not None else "–"] * bool(comparison.paper),
+            )
+        )
     legend = [("a run (a seed)", "dot c0"), ("mean", "line c0")]
     if any(row.cross is not None for row in drawn):
         legend.append(("the paper", "cross"))
@@ -161,9 +177,19 @@ def _last_results(
         drawn,
         xlabel=f"test {TITLES.get(metric, metric)}",
         legend=legend,
-        header=("method", "mean", "paper"),
+        header=(
+            "method",
+            "last test",
+            *[last_tests(tests)] * (tests > 1),
+            *["paper"] * bool(comparison.paper),
+        ),
         rows=table,
     )
+
+
+def _over_seeds(form: Format, values: Sequence[float]) -> str:
+    mean, spread = summarise(values)
+    return f"{form(mean)} ± {form(spread)}" if len(values) > 1 else form(mean)
 
 
 def _ledger(comparison: ComparisonData) -> Section:
@@ -186,12 +212,14 @@ def _ledger(comparison: ComparisonData) -> Section:
                 if "prediction_bytes" in run.summary
             ]
             size = megabytes(sizes[0]) if sizes else "–"
-            rows.append((row.label, f"{visits:,.0f}", megabytes(up), megabytes(down), size, time))
-    header = ("method", "visits", "sent up", "sent down", "models to predict with", "time, s")
+            traffic = (f"{visits:,.0f}", megabytes(up), megabytes(down))
+            batch = batch_size([run.summary for run in row.runs])
+            rows.append((row.label, *traffic, size, time, batch))
+    header = ("method", "visits", "uploaded", "downloaded", "prediction models", "time, s", BATCH)
     return Section(
         "communication",
         "Communication",
-        "Per run, the mean over seeds.",
+        f"Per run, the mean over seeds; {SHARED_TIME}.",
         tables=[TextTable("Communication ledger", header, tuple(rows))],
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..downsample import MOST_ROUNDS, averaged, caption, grouped
-from ..tables import PERCENT, TITLES
+from ..tables import NO_INTERVAL, PERCENT, TITLES, scaled
 from .charts import Chart, Line, Point, line_chart, line_style, point_chart
 from .run_data import RunData
-from .summary_sections import Section, metric_format, scaled
+from .summary_sections import Section, metric_format
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
 
 FEW_MODES = 7  # up to this number, each mode has its own colour
@@ -144,7 +144,7 @@ def spread(run: RunData) -> Section:
         "Disagreement: how often two modes choose different classes. Mutual information: "
         "the part of the entropy that comes from the modes disagreeing."
         if "disagreement" in shown
-        else "Variance: the mean over test examples of the variance over modes.",
+        else f"Variance: the mean over test examples of the variance over modes. {NO_INTERVAL}",
         charts,
     )
 

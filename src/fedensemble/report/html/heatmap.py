@@ -28,7 +28,7 @@ def grid_chart(
     columns: Sequence[str],
     row: str,
     column: str,
-    shade: Sequence[Sequence[float]],
+    share: str,
     style: str = "c0",
     diagonal: str | None = None,
     wide: bool = False,
@@ -40,9 +40,11 @@ def grid_chart(
     """A heat map with one cell per count.
 
     Args:
-        shade: the intensity of each cell, 0 to 1.
+        share: "row" or "column". The shade of a cell is its share of that sum, relative to the
+            largest share, so that small rows and columns are as visible as large ones.
         diagonal: another style for cells whose row is their column.
     """
+    shade = _shades(counts, share)
     width = 900.0 if wide else 440.0
     # The tooltips and the table have the full names.
     short_rows = [_abbreviate(name, LONGEST) for name in rows]
@@ -104,6 +106,7 @@ def grid_chart(
         "column": column,
         "rows": list(rows),
         "columns": list(columns),
+        "share": share,
         "counts": [list(map(int, line)) for line in counts],
     }
     svg = drawing(
@@ -124,6 +127,20 @@ def _abbreviate(name: str, most: int) -> str:
     ('auto…', 'cat')
     """
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _shades(counts: Sequence[Sequence[int]], share: str) -> list[list[float]]:
+    """The share of each count in its row or column, divided by the largest share of all."""
+    columns = [sum(column) or 1 for column in zip(*counts, strict=True)]
+    shares = [
+        [
+            count / ((sum(line) or 1) if share == "row" else columns[at])
+            for at, count in enumerate(line)
+        ]
+        for line in counts
+    ]
+    most = max((max(line, default=0.0) for line in shares), default=0.0) or 1.0
+    return [[value / most for value in line] for line in shares]
 
 
 def _labelled(count: int, side: float, needed: float) -> range:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...checkpoint_file import write_bytes
 from ...version import VERSION
+from ..palette import DARK, LIGHT
 from ..run_report import read_report, write_report
 from ..tables import TextTable
 from .comparison_data import read_comparison_folder
@@ -21,6 +22,7 @@ from .run_data import RunData, is_run, raise_on_damaged_files, read_run
 from .summary_sections import figures, ledger, results, settings
 
 FILE = "report.html"
+LONG = 28  # characters of a cell that may be broken over lines
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
@@ -107,5 +109,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["is_number"] = lambda cell: cell[:1] in "-–0123456789"
+    environment.filters["css_class"] = _css_class
+    environment.globals["colours"] = list(zip(LIGHT, DARK, strict=True))
     return environment
+
+
+def _css_class(cell: str) -> str:
+    """How a cell is set: text to the left, long text on several lines; no class for numbers."""
+    if len(cell) > LONG:
+        return "words long"
+    return "" if cell[:1] in "-–0123456789" else "words"

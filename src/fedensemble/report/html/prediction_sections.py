@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..tables import NO_INTERVAL
 from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .heatmap import grid_chart
 from .run_data import RunData
 from .summary_sections import Section
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, format_number, path, scale, tag
 
+TWO_SIDED_95 = 1.96  # standard deviations that contain 95 % of a normal distribution
 FEW = 10  # below this number of test examples, the accuracy of a bin means little
 
 
@@ -134,7 +136,6 @@ def _entropy(content: Any) -> Chart:
 def _confusion(content: Any) -> Section:
     counts, labels = content["confusion"], content["labels"]
     totals = [sum(line) or 1 for line in counts]
-    shade = [[count / total for count in line] for line, total in zip(counts, totals, strict=True)]
     rows = []
     for at, (line, label) in enumerate(zip(counts, labels, strict=True)):
         wrong = [(count, labels[c]) for c, count in enumerate(line) if c != at and count]
@@ -155,7 +156,7 @@ def _confusion(content: Any) -> Section:
         columns=labels,
         row="true class",
         column="predicted",
-        shade=shade,
+        share="row",
         style="c1",
         diagonal="c0",
         header=("class", "test examples", "right, %", "most often taken for"),
@@ -210,11 +211,13 @@ def _targets(content: Any) -> Chart:
         Point(t, m, f"target {t:.4g}\nprediction {m:.4g} ± {s:.3g}", "c0 half", s)
         for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
     ]
-    some = (
-        f"{len(dots):,} of {content['examples']:,} test examples, evenly chosen."
+    note = (
+        f"{len(dots):,} of {content['examples']:,} test examples, evenly chosen. "
         if len(dots) < content["examples"]
         else ""
     )
+    if content["modes"] > 1:
+        note += f"{NO_INTERVAL} {_coverage(points)}"
     return point_chart(
         "predictions",
         "Predictions and targets",
@@ -226,12 +229,25 @@ def _targets(content: Any) -> Chart:
         over=[diagonal],
         radius=2.5,
         legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
-        note=some,
+        note=note.strip(),
         header=("target", "prediction", "spread"),
         rows=[
             (f"{t:.4g}", f"{m:.4g}", f"{s:.3g}")
             for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
         ][:100],
+    )
+
+
+def _coverage(points: Any) -> str:
+    """A sentence on how many targets lie where 95 % of them would if the spread were the error."""
+    inside = [
+        abs(t - m) <= TWO_SIDED_95 * s
+        for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
+    ]
+    share = 100 * sum(inside) / len(inside)
+    return (
+        f"Prediction ± {TWO_SIDED_95} spreads contains {share:.0f} % of these targets; "
+        "an interval of 95 % would contain 95 %."
     )
 
 
@@ -262,6 +278,7 @@ def _spreads(spreads: Any) -> Chart:
         header=("examples", "spread", "error"),
         rows=rows,
         legend=[("a tenth of the test set", "dot c0"), ("error = spread", "line ideal")],
+        note=f"{NO_INTERVAL} Dots above the line have larger errors than spreads.",
     )
 
 
@@ -295,12 +312,12 @@ def clients(run: RunData) -> Section:
             [Bars("examples", content["size"], "c0")],
             xlabel="client",
             ylabel="examples",
+            names=names,
             note=note,
         )
         return Section("clients", "Clients", text, [chart])
     # transposed: one row per class, one column per client
     counts: Sequence[Sequence[int]] = list(zip(*content["counts"], strict=True))
-    most = max(max(line) for line in counts) or 1
     short = [name if len(name) <= 8 else str(at) for at, name in enumerate(names)]
     chart = grid_chart(
         "clients",
@@ -310,9 +327,9 @@ def clients(run: RunData) -> Section:
         columns=short,
         row="class",
         column="client",
-        shade=[[count / most for count in line] for line in counts],
+        share="column",
         wide=True,
-        note=note,
+        note=f"Shade: share of the client's examples. {note}".strip(),
         header=("client", "examples", "classes"),
         table=[
             (name, f"{size:,}", f"{sum(1 for count in row if count)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..tables import PERCENT, TITLES, TextTable, run_table, show
@@ -21,16 +21,12 @@ class Section:
     text: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[TextTable] = ()
+    best: Collection[tuple[int, int]] = ()  # row and column of the best cells of the first table
     code: str = ""
     notes: Sequence[str] = ()
     pictures: Sequence[tuple[str, str]] = ()  # names and data URLs
     # per row of a comparison: its label, and the names and addresses of its runs
     links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()
-
-
-def scaled(metric: str, value: float) -> float:
-    """The value of a metric in the unit in which it is shown."""
-    return 100 * value if metric in PERCENT else value
 
 
 def metric_format(metric: str) -> Format:
@@ -48,9 +44,15 @@ def figures(run: RunData) -> list[tuple[str, str]]:
     if low in tested and int(summary["modes"]) > 1:
         text = f"{show(run.metric, tested[low])} – {show(run.metric, tested[high])}"
         shown.insert(1, (f"modes, {TITLES[run.metric]}", text))
-    shown.append(("sent up", megabytes(summary["bytes_up"])))
+    shown.append(("uploaded", megabytes(summary["bytes_up"])))
     if "seconds" in summary:
-        shown.append(("training time", f"{summary['seconds']:,.1f} s"))
+        together = summary.get("trained_together", 1)
+        name = (
+            f"training time, share of a batch of {together} runs"
+            if together > 1
+            else "training time"
+        )
+        shown.append((name, f"{summary['seconds']:,.1f} s"))
     return shown
 
 
@@ -81,16 +83,16 @@ def ledger(run: RunData) -> Section:
     )
     x = [float(run.records[at]["round"]) for at in indices]
     lines = [
-        Line("up, to the server", [up[at] / size for at in indices], "c1"),
-        Line("down, to clients", [down[at] / size for at in indices], "c0 d1"),
+        Line("uploaded, to the server", [up[at] / size for at in indices], "c1"),
+        Line("downloaded, to clients", [down[at] / size for at in indices], "c0 d1"),
     ]
     chart = line_chart(
         "ledger",
-        "Sent since the first round",
+        "Bytes since the first round",
         x,
         lines,
         xlabel="round",
-        ylabel=f"sent, {unit}",
+        ylabel=f"sum, {unit}",
         from_zero=True,
         shown=lambda v: f"{v:,.4g}",
     )
@@ -113,7 +115,7 @@ def ledger(run: RunData) -> Section:
             ("per visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
         )
     table = TextTable(
-        "Communication ledger", ("rounds", "visits", "sent up", "sent down"), tuple(rows)
+        "Communication ledger", ("rounds", "visits", "uploaded", "downloaded"), tuple(rows)
     )
     return Section(
         "communication",
@@ -132,7 +134,7 @@ def _from_to(first: int, last: int) -> str:
 def results(run: RunData) -> Section:
     """The section with all metrics."""
     text = "" if run.done else "The run is not finished: these are the results of its latest test."
-    return Section("results", "Results", text, tables=[run_table(run.summary)])
+    return Section("results", "Results", text, tables=[run_table(run.summary, run.records)])
 
 
 def settings(run: RunData) -> Section:

@@ -1,4 +1,4 @@
-"use strict";
+// What the drawings say at the pointer or at the arrow keys, and legends whose entries hide their line.
 (() => {
   const tip = document.getElementById("tip");
   const near = (list, value) => list.reduce((best, v, i) => (Math.abs(v - value) < Math.abs(list[best] - value) ? i : best), 0);
@@ -12,7 +12,7 @@
       steps: () => ({ ArrowLeft: -1, ArrowRight: 1 }),
       show: (h, i) => ({
         box: [h.at[i] - 0.5, h.top, 1, h.bottom - h.top],
-        text: [h.label[i], ...h.rows.map(([name, values]) => `${name}: ${values[i]}`)].join("\n"),
+        text: [h.label[i], ...h.rows.filter(([name]) => !h.hidden.has(name)).map(([name, values]) => `${name}: ${values[i]}`)].join("\n"),
       }),
     },
     bar: {
@@ -39,10 +39,12 @@
       },
       steps: (h) => ({ ArrowLeft: -1, ArrowRight: 1, ArrowUp: -h.columns.length, ArrowDown: h.columns.length }),
       show: (h, i) => {
-        const r = Math.floor(i / h.columns.length), c = i % h.columns.length;
+        const r = Math.floor(i / h.columns.length), c = i % h.columns.length, count = h.counts[r][c];
+        const whole = (h.share === "row" ? h.counts[r] : h.counts.map((line) => line[c])).reduce((sum, v) => sum + v, 0);
+        const share = whole ? (100 * count / whole).toFixed(1) : "0";
         return {
           box: [h.x + c * h.w, h.y + r * h.h, h.w, h.h],
-          text: `${h.row} ${h.rows[r]}, ${h.column} ${h.columns[c]}\n${h.counts[r][c].toLocaleString("en")} examples`,
+          text: `${h.row} ${h.rows[r]}, ${h.column} ${h.columns[c]}\n${count.toLocaleString("en")} examples, ${share} % of this ${h[h.share]}`,
         };
       },
     },
@@ -51,6 +53,7 @@
   document.querySelectorAll("svg.chart").forEach((svg) => {
     const hover = JSON.parse(svg.dataset.hover);
     const kind = kinds[hover.kind];
+    hover.hidden = new Set();
     const mark = document.createElementNS("http://www.w3.org/2000/svg", "rect");
     mark.setAttribute("class", "hit");
     let at = -1;
@@ -84,6 +87,24 @@
       if (step === undefined) return;
       event.preventDefault();
       show(at < 0 ? 0 : clamp(at + step, kind.count(hover) - 1));
+    });
+
+    // An entry of the legend becomes a button if the drawing marks the shapes that belong to it.
+    svg.closest("figure").querySelectorAll(".legend li").forEach((entry, index) => {
+      const shapes = svg.querySelectorAll(`[data-series="${index}"]`);
+      if (!shapes.length) return;
+      const button = document.createElement("button"), name = entry.textContent.trim();
+      button.type = "button";
+      button.title = "Hide or show";
+      button.setAttribute("aria-pressed", "true");
+      button.append(...entry.childNodes);
+      entry.append(button);
+      button.addEventListener("click", () => {
+        const shown = hover.hidden.delete(name);
+        if (!shown) hover.hidden.add(name);
+        button.setAttribute("aria-pressed", shown);
+        shapes.forEach((shape) => shape.classList.toggle("off", !shown));
+      });
     });
   });
 })();
