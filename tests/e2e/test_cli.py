@@ -213,7 +213,12 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
     assert {p.name for p in folder.iterdir()} == {
         "report.md",
         "table.csv",
+        "table.tex",
+        "runs.csv",
+        "references.bib",
         "curves.png",
+        "curves.pdf",
+        "curves.svg",
         "runs.json",
         "report.html",
     }

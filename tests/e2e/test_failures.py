@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +63,20 @@ def test_a_row_that_diverges_leaves_the_others_their_table(folder: Path) -> None
     assert {path.name for path in made.iterdir()} == {
         "report.md",
         "table.csv",
+        "table.tex",
+        "runs.csv",
+        "references.bib",
         "curves.png",
+        "curves.pdf",
+        "curves.svg",
         "runs.json",
         "report.html",
     }
     header, prox, average, ensemble = csv.reader((made / "table.csv").read_text().splitlines())
-    assert set(prox[1:]) == {"–"} and len(prox) == len(header)
-    assert float(average[1].split(" ")[0]) > 0 and float(ensemble[1].split(" ")[0]) > 0
+    assert prox[1] == "0" and set(prox[2:]) == {""} and len(prox) == len(header)
+    assert header[1:3] == ["seeds", "accuracy_mean"]
+    assert float(average[2]) > 0 and float(ensemble[2]) > 0
+    assert re.search(r"\| FedProx \|( – \|)+$", output, re.MULTILINE)
     assert [len(runs) for runs in json.loads((made / "runs.json").read_text()).values()] == [
         0,
         2,

@@ -2,6 +2,7 @@
 trace.
 """
 
+import csv
 import doctest
 import os
 import pickle
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("mine")
     python, toml = blocks("how-to-compare.md", "python"), blocks("how-to-compare.md", "toml")
-    names = ("my_models.py", "make_data.py", "pyproject.toml", "base.toml", "mine.toml")
+    names = (
+        "my_models.py",
+        "make_data.py",
+        "pyproject.toml",
+        "base.toml",
+        "mine.toml",
+        "grid.toml",
+    )
     for name, text in zip(names, [*python, *toml], strict=True):
         (folder / name).write_text(text.replace("rounds = 100", "rounds = 4"))
     project = tomllib.loads((folder / "pyproject.toml").read_text())
@@ -55,7 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(command: str, folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     words = [sys.executable, "-m", "fedensemble", *shlex.split(command)[1:]]
     done = subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
@@ -90,19 +100,57 @@ def test_the_comparison_of_the_page(folder: Path) -> None:
     assert first_cells(out) == first_cells(printed) and len(first_cells(out)) == 6
     assert next(line for line in printed.splitlines() if line.startswith("| method")) in out
     report = re.findall(r"Report: (.+)/report.html", out)[0]
-    assert {"table.csv", "runs.json", "curves.png"} <= {
-        file.name for file in (folder / report).iterdir()
-    }
+    page = (DOCS / "how-to-compare.md").read_text()
+    section = page.partition("## Files for a paper")[2].partition("\n## ")[0]
+    listed = [row for row in section.splitlines() if row.startswith("| `")]
+    named = {name for row in listed for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert {file.name for file in (folder / report).iterdir()} == named
+    # the mean over the runs of a method is the number in the table
+    runs = list(csv.DictReader((folder / report / "runs.csv").read_text().splitlines()))
+    assert len(runs) == 8 and {"method", "seed", "accuracy", "nll", "ensemble.modes"} <= set(
+        runs[0]
+    )
+    accuracies = [float(run["accuracy"]) for run in runs if run["method"] == "FedAvg"]
+    assert f"| FedAvg | {100 * sum(accuracies) / 2:.2f} ± " in out
 
 
 def test_one_option_for_one_of_two_algorithms(folder: Path) -> None:
-    command, _ = answered()[-1]
+    (command,) = (c for c, _ in answered() if "algorithm.name=fedprox" in c)
     assert "| fedprox |" in said(f"{command} --seeds 0 --runs other", folder)
     algorithms = [
         tomllib.loads(file.read_text())["algorithm"]
         for file in (folder / "other").rglob("config.toml")
     ]
     assert {each["name"]: each.get("mu") for each in algorithms} == {"fedavg": None, "fedprox": 1.0}
+
+
+def test_the_sweeps_of_the_page(folder: Path) -> None:
+    sweep, lists = (c for c, _ in answered() if "--set" in c and "," in c and "--algo" not in c)
+    out = said(f"{sweep} --set rounds=1", folder)
+    for lr, epochs in product(("0.05", "0.1"), ("1", "5")):
+        assert f"| lr = {lr}, epochs = {epochs} |" in out
+    out = said(f"{lists} --set rounds=1", folder)
+    assert "| hidden = [16] |" in out and "| hidden = [16,16] |" in out
+
+
+def test_the_grid_of_the_page(folder: Path) -> None:
+    compare, reproduce = (c for c, _ in answered() if "grid.toml" in c)
+    out = said(f"{compare} --seeds 0 --set rounds=1", folder)
+    for row, column in product(("FedAvg", "Fed-ensemble"), ("1 epoch", "5 epochs")):
+        assert f"| {row}, {column} |" in out
+    out = said(f"{reproduce} --seeds 0 --set rounds=1", folder)
+    assert re.search(r"^\|\s+\| evaluation \| 1 epoch \| 5 epochs \|$", out, re.MULTILINE), out
+    assert "| FedAvg | standard |" in out and "| Fed-ensemble | standard |" in out
+
+
+def test_what_the_page_cites(folder: Path) -> None:
+    out = said("fedensemble cite mine.toml", folder)
+    assert re.findall(r"^@\w+\{(.+),$", out, re.MULTILINE) == [
+        "shi2021",
+        "fedensemble",
+        "mcmahan2017",
+        "li2020",
+    ]
 
 
 def test_the_file_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

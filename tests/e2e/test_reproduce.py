@@ -11,7 +11,12 @@ def test_toy_figure_and_its_page(tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         "table.md",
         "table.csv",
+        "table.tex",
+        "runs.csv",
+        "references.bib",
         "toy.png",
+        "toy.pdf",
+        "toy.svg",
         "runs.json",
         "results.json",
     }

@@ -6,8 +6,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
+from torch import nn
 
+import fedensemble as fe
 from fedensemble.core.engine import engines
+from fedensemble.core.schedule import schedules
 from fedensemble.engines.stacked.handlers import HANDLERS
 from fedensemble.testing import check_engine
 
@@ -52,3 +56,52 @@ def test_the_engine():
     with patch.dict(engines._items):
         exec(engine, {"__name__": "vmap_engine"})
         check_engine("vmap")
+
+
+def two_hard_of_six() -> fe.FederatedData:
+    """Six clients; labels of the last two are random, so that their losses stay high."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 20, 4, generator=rng)
+    y = (x.sum(-1) > 0).long()
+    y[4:] = torch.randint(2, (2, 20), generator=rng)
+    return fe.FederatedData.from_clients(list(zip(x, y, strict=True)))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def test_the_schedule_that_depends_on_losses(tmp_path, capsys):
+    source, use = [
+        text for text in blocks("how-to-bring-your-own.md", "python") if "HighLoss" in text
+    ]
+    names: dict = {"__name__": "high_loss", "MyNet": linear, "data": two_hard_of_six()}
+    with patch.dict(schedules._items):
+        exec(source, names)
+        exec(use, names)  # checks the contract, and trains
+        assert "tensor([" in capsys.readouterr().out
+        federation = names["federation"]
+        # the plans of a resumed federation are those of an uninterrupted one
+        federation.save(tmp_path)
+        again = fe.Federation.load(tmp_path, model=linear, data=names["data"])
+    assert torch.equal(again.state.schedule["loss"], federation.state.schedule["loss"])
+    plans = [[report.plan for report in each.rounds(60)] for each in (federation, again)]
+    for one, other in zip(*plans, strict=True):
+        assert torch.equal(one.client, other.client) and torch.equal(one.mode, other.mode)
+    visits = torch.bincount(torch.cat([plan.client for plan in plans[0]]), minlength=6)
+    assert visits[4:].min() > visits[:4].max()
+
+
+def test_the_plan_of_such_a_schedule_is_not_prefetched():
+    source = next(t for t in blocks("how-to-bring-your-own.md", "python") if "class HighLoss" in t)
+    names: dict = {"__name__": "high_loss"}
+    with patch.dict(schedules._items):
+        exec(source, names)
+    called = []
+    sizes = {"modes": 2, "strata": 1, "clients_per_round": 2}
+    for schedule in (fe.Stratified(**sizes), names["HighLoss"](**sizes)):
+        federation = fe.Federation(linear, two_hard_of_six(), "fedavg", schedule=schedule)
+        with patch.object(federation.engine, "prefetch") as prefetch:
+            federation.prefetch_round()
+        called.append(prefetch.called)
+    assert called == [True, False]

@@ -63,7 +63,7 @@ class FedPD(Algorithm):
             (a heuristic, faster at first if few clients participate).
     """
 
-    reference = "Zhang et al. 2020"
+    reference = "Zhang et al. 2021"
     sends = "model up, model and a count down; nothing with probability p"
     full_participation = True
 

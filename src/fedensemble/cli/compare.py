@@ -40,12 +40,13 @@ def compare_rows(
         # Summaries of runs that were finished earlier are read from their folders, which may be
         # damaged.
         with raise_on_damaged_files(folder):
-            table = write_comparison(folder, comparison, results)
+            table = write_comparison(folder, comparison, results, runs)
         print_table(table)
         # The comparison's page links to the page of each run.
         for run in (run for result in results for run in result.folders):
             write_page(run)
         print_line(f"Figure: {folder / 'curves.png'}")
+        print_line(f"For a paper: {folder / 'table.tex'}, runs.csv, curves.pdf, references.bib")
         print_line(f"Report: {write_page(folder)}")
     if diverged:
         raise DivergedError(f"These runs diverged and have no results: {'; '.join(diverged)}.")

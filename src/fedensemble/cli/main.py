@@ -130,7 +130,14 @@ def compare_command(
             "dataset."
         ),
     ] = None,
-    set_: Sets = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Override a setting, e.g. --set rounds=50, or compare several values of it, e.g. "
+            "--set algorithm.lr=0.1,0.3. Can be repeated: all combinations are compared.",
+        ),
+    ] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="Algorithms to compare, separated by commas.")
     ] = None,
@@ -147,9 +154,10 @@ def compare_command(
     device: Device = None,
     runs: RunsFolder = RUNS,
 ) -> None:
-    """Compare algorithms, schedules or numbers of modes.
+    """Compare algorithms, schedules, numbers of modes, or values of any setting.
 
-    All rows train on the same data with the same seeds. The result is one table and one plot.
+    All rows train on the same data with the same seeds. The result is one table and one plot, also
+    as CSV, LaTeX, PDF and SVG.
     """
     from .compare import compare_rows
     from .config import all_settings
@@ -291,6 +299,22 @@ def list_command(
     from .ls import print_listing
 
     print_listing(what, name, runs, json)
+
+
+@app.command("cite")
+def cite_command(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Config or comparison files, folders of runs, or names of algorithms; their "
+            "algorithms are cited as well."
+        ),
+    ] = None,
+) -> None:
+    """Print BibTeX entries of the paper, of this package, and of the algorithms that are used."""
+    from .cite import cite
+
+    typer.echo(cite(what or []), nl=False)
 
 
 @app.command("bench")

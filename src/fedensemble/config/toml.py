@@ -134,7 +134,15 @@ def parse_setting(text: str) -> Values:
 
 def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
     """Returns `values` overridden by all `a.b=v`."""
+    check_given_once(settings)
     changes: Values = {}
+    for text in settings:
+        changes = merge_tables(changes, parse_setting(text))
+    return merge(values, changes)
+
+
+def check_given_once(settings: Sequence[str]) -> None:
+    """Raises if two `a.b=v` have the same key."""
     texts: dict[str, str] = {}
     for text in settings:
         key = text.partition("=")[0].strip()
@@ -144,5 +152,3 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
                 "Give it once."
             )
         texts[key] = text
-        changes = merge_tables(changes, parse_setting(text))
-    return merge(values, changes)

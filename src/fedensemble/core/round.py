@@ -117,7 +117,7 @@ def finish_round(
         round=state.round + 1,
         modes=modes,
         buffers=buffers,
-        schedule=schedule.observe(state.schedule, plan, result.loss),
+        schedule=schedule.observe(state.schedule, plan, losses),
         participation=participation,
     )
     report = RoundReport(

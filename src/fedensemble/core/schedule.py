@@ -101,7 +101,19 @@ class Schedule(ABC):
         return state.get("stratum")
 
     def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
-        """The state after a round with losses [J]; most schedules ignore losses."""
+        """The schedule's state after a round; by default unchanged.
+
+        Override it for a schedule that depends on losses. It is called after every round in which a
+        client replied. Its result is the `state` of the next `plan`, and a checkpoint contains it.
+        It must not write into `state`, nor change names, shapes or dtypes: return a new dict.
+        Because the next plan is then unknown while a round is trained, the engine does not prefetch
+        the data of the next round.
+
+        Args:
+            state: before the round.
+            plan: the J visits that count, without clients that did not reply.
+            loss: mean training loss of each visit, [J], on the CPU and finite.
+        """
         return state
 
 

@@ -16,6 +16,7 @@ from ..config.build import resolve_device
 from ..config.messages import LONGEST_NAME, NAME, sentence
 from ..config.plugin_tables import Table
 from ..config.schema import Config, check, join_problems
+from ..config.sweep import cross, split_sweeps
 from ..config.toml import Values, merge, merge_tables, parse_setting, read_toml, with_settings
 from ..errors import DivergedError, InputError, unknown
 from ..metrics import CLASSIFICATION, REGRESSION
@@ -40,6 +41,9 @@ class ComparisonTable(Table):
     seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
     metric: str = "accuracy"
     row: list[RowTable] = Field(min_length=1)
+    column: list[RowTable] = Field(
+        default_factory=list, description="settings that every row is combined with"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,11 @@ class RowResult:
 def read_comparison(
     path: Path, settings: Sequence[str] = (), seeds: Sequence[int] | None = None
 ) -> Comparison:
-    """Reads a comparison file; the path of its base config is relative to the file."""
+    """Reads a comparison file; the path of its base config is relative to the file.
+
+    Every row is combined with every column and with all swept values of `settings`.
+    """
+    single, sweeps = split_sweeps(settings)
     values = read_toml(path)
     try:
         table = ComparisonTable.model_validate(values)
@@ -101,9 +109,14 @@ def read_comparison(
         raise InputError(
             f"{path} is not a valid comparison file: {format_problems(error, ComparisonTable)}"
         ) from None
-    base = with_settings(read_toml(path.parent / table.base), settings)
-    changes = [(row.label, changes_of(row.set)) for row in table.row]
-    return make_comparison(table.name, base, changes, seeds or table.seeds, table.metric)
+    base = with_settings(read_toml(path.parent / table.base), single)
+    seeds = seeds or table.seeds
+    rows, columns = (
+        [(each.label, changes_of(each.set)) for each in tables]
+        for tables in (table.row, table.column)
+    )
+    combinations = cross([rows, columns] if columns else [rows], sweeps, len(seeds))
+    return make_comparison(table.name, base, combinations, seeds, table.metric)
 
 
 def make_comparison(

@@ -68,11 +68,11 @@ class ReproductionTable(ComparisonTable):
     The settings of a cell are the base config with the overrides of its row and its column.
     """
 
-    title: str
+    title: str = Field(default="", description="of the table; by default, its name")
     base: str = ""
     report: str = "grid"
     row: list[CellsTable] = Field(default_factory=list)  # type: ignore[assignment]
-    column: list[CellsTable] = Field(default_factory=list)
+    column: list[CellsTable] = Field(default_factory=list)  # type: ignore[assignment]
     of: list[str] = Field(default_factory=list, description="other files whose cells are used")
     columns: list[str] | None = Field(default=None, description="only these columns of the files")
     shown: list[str] = Field(
@@ -195,9 +195,11 @@ def read_reproduction(
             f"{path} is not a valid file of a table or figure: "
             f"{format_problems(error, ReproductionTable)}"
         ) from None
-    if scale not in table.scale:
-        raise InputError(f"{path.name}: {unknown('scale', scale, table.scale)}")
-    size = table.scale[scale]
+    # A file without scales, such as a comparison file with columns, is run as it is.
+    scales = table.scale or {"full": ScaleTable()}
+    if scale not in scales:
+        raise InputError(f"{path.name}: {unknown('scale', scale, scales)}")
+    size = scales[scale]
     if table.of:
         cells = _cells_of_others(path, table, size, scale, settings, seeds, device)
     else:

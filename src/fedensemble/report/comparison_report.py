@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 from ..checkpoint_file import write_bytes
-from ..config.toml import Values, default_file, merge, read_toml, with_settings
+from ..config.sweep import cross, split_sweeps
+from ..config.toml import Values, default_file, read_toml, with_settings
 from ..errors import InputError
 from ..experiment.compare import Comparison, RowResult, failures, make_comparison, read_comparison
-from .figures.plots import comparison_figure, save
+from .best import best_by_column
+from .bibliography import bibliography
+from .figures.plots import comparison_figure, save_for_print
+from .latex import latex
+from .runs_table import means_table, runs_table
 from .tables import TextTable, comparison_table
 from .time_to_accuracy import has_clock
 
@@ -24,41 +28,44 @@ def find_comparison(
     schedules: str | None,
     seeds: str | None,
 ) -> Comparison:
-    """The comparison that options define: the rows of a file, or all combinations of names."""
+    """The comparison that options define: the rows of a file, or all combinations of values."""
     seed_list = [int_(seed, "--seeds") for seed in names(seeds)] if seeds else None
-    if not (algorithms or modes or schedules):
-        path = file or default_file("compare.toml")
-        if file is not None and "row" not in read_toml(file):
+    single, sweeps = split_sweeps(settings)
+    values = read_toml(file or default_file("digits.toml"))
+    if "row" in values and file is not None:
+        if algorithms or modes or schedules:
             raise InputError(
-                f"{file} has no rows to compare: add --algorithms, --modes or --schedules, "
-                "or [[row]] tables."
+                f"{file} lists its own rows; --algorithms, --modes and --schedules need a config "
+                "file without rows."
             )
-        return read_comparison(path, settings, seed_list)
-    base = with_settings(read_toml(file or default_file("digits.toml")), settings)
-    if "row" in base:
+        return read_comparison(file, settings, seed_list)
+    if not (algorithms or modes or schedules or sweeps):
+        if file is None:
+            return read_comparison(default_file("compare.toml"), settings, seed_list)
         raise InputError(
-            f"{file} lists its own rows; --algorithms, --modes and --schedules need a config file "
-            "without rows."
+            f"{file} has no rows to compare: add --algorithms, --modes, --schedules or several "
+            "values such as --set algorithm.lr=0.1,0.3, or [[row]] tables."
         )
-    rows: list[tuple[str, Values]] = []
-    for algorithm, mode, schedule in product(names(algorithms), names(modes), names(schedules)):
-        changes: Values = {}
-        label = []
-        if algorithm:
-            changes = merge(changes, {"algorithm": {"name": algorithm}})
-            label.append(algorithm)
-        if schedule:
-            changes = merge(changes, {"ensemble": {"schedule": schedule}})
-            label.append(schedule)
-        if mode:
-            count = int_(mode, "--modes")
-            # One mode with one stratum is the base method itself.
-            single = {"strata": 1} if count == 1 else {}
-            changes = merge(changes, {"ensemble": {"modes": count, **single}})
-            label.append(f"K = {mode}")
-        rows.append((", ".join(label), changes))
+    base = with_settings(values, single)
+    seed_list = seed_list or [0, 1, 2]
+    factors = [
+        [(name, {"algorithm": {"name": name}} if name else {}) for name in names(algorithms)],
+        [(name, {"ensemble": {"schedule": name}} if name else {}) for name in names(schedules)],
+        [_modes_row(mode) for mode in names(modes)],
+    ]
+    rows = cross(factors, sweeps, len(seed_list))
     metric = "mse" if base.get("training", {}).get("loss") == "mse" else "accuracy"
-    return make_comparison(base.get("name", "compare"), base, rows, seed_list or [0, 1, 2], metric)
+    return make_comparison(base.get("name", "compare"), base, rows, seed_list, metric)
+
+
+def _modes_row(mode: str) -> tuple[str, Values]:
+    """The label and the settings of a value of --modes; one mode has one stratum."""
+    if not mode:
+        return "", {}
+    count = int_(mode, "--modes")
+    # One mode with one stratum is the base method itself.
+    single = {"strata": 1} if count == 1 else {}
+    return f"K = {mode}", {"ensemble": {"modes": count, **single}}
 
 
 def names(text: str | None) -> list[str]:
@@ -75,16 +82,28 @@ def int_(text: str, option: str) -> int:
 
 
 def write_comparison(
-    folder: Path, comparison: Comparison, results: Sequence[RowResult]
+    folder: Path, comparison: Comparison, results: Sequence[RowResult], root: Path
 ) -> TextTable:
     """Writes the files of a comparison and returns its table.
 
-    The files are report.md, table.csv, curves.png and runs.json, and time.png if all runs have a
-    simulated clock.
+    The files are report.md, the table as table.csv and table.tex, one row per run in runs.csv,
+    references.bib, runs.json, and the figure "curves" as PNG, PDF and SVG; with "time" as another
+    figure if all runs have a simulated clock.
+
+    Args:
+        root: folder under which all runs are stored.
     """
     table = comparison_table(results, comparison.metric)
-    save(comparison_figure(results, comparison.metric), folder / "curves.png")
-    write_bytes(folder / "table.csv", table.csv().encode())
+    runs = [((row.label,), config) for row in comparison.rows for config in row.configs]
+    files = {
+        "table.csv": means_table(results).csv(),
+        "table.tex": latex(table, comparison.name, best_by_column(table)),
+        "runs.csv": runs_table(("method",), runs, root).csv(),
+        "references.bib": bibliography(config.algorithm["name"] for _, config in runs),
+    }
+    for name, content in files.items():
+        write_bytes(folder / name, content.encode())
+    save_for_print(comparison_figure(results, comparison.metric), folder / "curves.png")
     folders = {result.label: [str(path) for path in result.folders] for result in results}
     write_bytes(folder / "runs.json", (json.dumps(folders, indent=2) + "\n").encode())
     text = f"# {comparison.name}\n\n{table.title}.\n\n{table.markdown()}\n"
@@ -93,7 +112,8 @@ def write_comparison(
     )
     text += "![curves](curves.png)\n"
     if all(has_clock(records) for result in results for records in result.curves):
-        save(comparison_figure(results, comparison.metric, hours=True), folder / "time.png")
+        timed = comparison_figure(results, comparison.metric, hours=True)
+        save_for_print(timed, folder / "time.png")
         text += "\n![curves over simulated time](time.png)\n"
     write_bytes(folder / "report.md", text.encode())
     return table

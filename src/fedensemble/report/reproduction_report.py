@@ -19,12 +19,15 @@ from ..experiment.reproduce import CellResult
 from ..experiment.run_folder import RunFolder
 from ..runtime.hardware import processor
 from ..version import VERSION
+from .bibliography import bibliography
 from .config_text import facts
 from .figures.learning_curves import curves
 from .figures.loss_surface import loss_surface
 from .figures.paper_grid import PaperReport, grid, headline
-from .figures.plots import save
+from .figures.plots import save_for_print
 from .figures.toy_regression import bias_variance, toy_fit
+from .latex import latex
+from .runs_table import runs_table
 from .tables import TextTable
 
 Report = Callable[[Reproduction, Sequence[CellResult]], PaperReport]
@@ -45,9 +48,11 @@ def write_reproduction(
     seconds: float,
     trained: Sequence[str],
 ) -> TextTable:
-    """Writes table.md, table.csv, the figures, runs.json and results.json; returns the table.
+    """Writes the files of a reproduced table or figure; returns the table.
 
-    All files but results.json have the same bytes for the same input file, seeds and machine.
+    The files are table.md, table.csv, table.tex, one row per run in runs.csv, references.bib, the
+    figures as PNG, PDF and SVG, runs.json and results.json. All but results.json have the same
+    bytes for the same input file, seeds and machine, apart from the seconds in runs.csv.
 
     Args:
         root: the folder of the runs; runs.json lists their folders relative to it.
@@ -59,9 +64,17 @@ def write_reproduction(
         raise InputError(f"{reproduction.name}: {unknown('report', kind, REPORTS)}")
     shown = REPORTS[kind](reproduction, results)
     for name, figure in shown.figures.items():
-        save(figure, folder / name)
-    write_bytes(folder / "table.md", _page(reproduction, results, shown).encode())
-    write_bytes(folder / "table.csv", shown.numbers.csv().encode())
+        save_for_print(figure, folder / name)
+    cells = [((c.row, c.column), config) for c in reproduction.cells for config in c.configs]
+    files = {
+        "table.md": _page(reproduction, results, shown),
+        "table.csv": shown.numbers.csv(),
+        "table.tex": latex(shown.table, reproduction.name, shown.best, reproduction.command),
+        "runs.csv": runs_table(("row", "column"), cells, root).csv(),
+        "references.bib": bibliography(config.algorithm["name"] for _, config in cells),
+    }
+    for name, content in files.items():
+        write_bytes(folder / name, content.encode())
     runs = {
         r.cell.label: [_relative(path, root) for path in r.runs.folders]
         for r in results

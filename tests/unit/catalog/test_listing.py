@@ -98,7 +98,7 @@ def test_table(records):
 
 def test_one_algorithm(records):
     table = option_table("algorithms", records["fedpd"])
-    assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2020" in table.title
+    assert "client memory: dual, own, talks" in table.title and "Zhang et al. 2021" in table.title
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["weighting"][:2] == ('"examples", "uniform"', '"examples"')
     assert rows["optimizer"][:2] == ("name or table", '"sgd"')

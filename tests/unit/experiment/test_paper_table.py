@@ -1,5 +1,6 @@
 """The paper's tables and figures: their files, their runs, and the written results."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedensemble.errors import InputError
+from fedensemble.experiment.compare import read_comparison
 from fedensemble.experiment.paper_table import (
     NAMES,
     find_paper_table,
@@ -15,7 +17,7 @@ from fedensemble.experiment.paper_table import (
 )
 from fedensemble.experiment.reproduce import reproduce, without_missing
 from fedensemble.experiment.run import RunCallbacks
-from fedensemble.report.figures.paper_grid import grid, over_seeds, paper_number
+from fedensemble.report.figures.paper_grid import grid, headline, over_seeds, paper_number
 from fedensemble.report.reproduction_report import REPORTS, write_reproduction
 from fedensemble.report.results_page import BEGIN, END, collect
 from fedensemble.theory.bias_variance import decompose, limit_variance
@@ -149,7 +151,8 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     results = carry_out(whole, tmp_path / "b", ["two", "hard"])
     paths = [str(path) for path in results[1].runs.folders]
     table = write_reproduction(tmp_path / "pieces", whole, results, tmp_path / "b", 2.0, paths)
-    for name in ("table.md", "table.csv", "runs.json", "table.png"):
+    names = ("table.md", "table.csv", "table.tex", "references.bib", "runs.json")
+    for name in (*names, "table.png", "table.pdf", "table.svg"):
         assert (tmp_path / "pieces" / name).read_bytes() == (
             tmp_path / "whole" / name
         ).read_bytes(), name
@@ -157,12 +160,46 @@ def test_pieces_come_to_the_same_bytes_as_the_whole(file, tmp_path):
     ours = [np.mean(over_seeds(results[place].runs, "accuracy", "test")) for place in (0, 1)]
     assert table.rows[0][-1] == f"{100 * (ours[1] - ours[0]):.2f}"
     assert table.rows[1] == ("easy", "paper", "90.5 ± 0.5", "–", "1.5")
+    runs = list(csv.DictReader((tmp_path / "pieces" / "runs.csv").read_text().splitlines()))
+    assert [(run["row"], run["column"], run["seed"]) for run in runs] == [
+        ("easy", "one", "0"),
+        ("easy", "one", "1"),
+        ("easy", "two", "0"),
+        ("easy", "two", "1"),
+        ("hard", "one", "3"),
+    ]
+    assert np.mean([float(run["accuracy"]) for run in runs[:2]]) == ours[0]
+    # the better of the two columns, in the line of our results only
+    tex = (tmp_path / "pieces" / "table.tex").read_text()
+    best = r"\textbf{" + table.rows[0][2 + int(ours[1] > ours[0])].replace("±", r"$\pm$") + "}"
+    assert best in tex and tex.count(r"\textbf") == 1
     told = json.loads((tmp_path / "pieces" / "results.json").read_text())
     # 2 seeds x 4 rounds x 3 clients of 10 examples, one epoch
     assert told["sittings"][-1]["samples"] == 240
     assert told["sittings"][-1]["samples_per_second"] == 120
     with pytest.raises(InputError, match="--only"):
         carry_out(whole, tmp_path / "b", ["nothing of the kind"])
+
+
+def test_a_comparison_file_with_columns_is_reproduced_as_it_is(file, tmp_path):
+    """It needs neither a title nor scales."""
+    text = TABLE.partition("[paper.easy]")[0]
+    for line in (
+        'title = "Mine"\n',
+        'gap = ["two", "one"]\n',
+        "seeds = [3]\n",
+        'columns = ["one"]\n',
+    ):
+        assert line in text
+        text = text.replace(line, "")
+    file.write_text(text)
+    labels = [row.label for row in read_comparison(file, ["engine.device=cpu"]).rows]
+    assert labels == ["easy, one", "easy, two", "hard, one", "hard, two"]
+    reproduction = read_reproduction(file, settings=["engine.device=cpu"])
+    assert [cell.label.replace(" / ", ", ") for cell in reproduction.cells] == labels
+    assert headline(reproduction) == "mine"
+    with pytest.raises(InputError, match="unknown scale 'smoke'"):
+        read_reproduction(file, "smoke")
 
 
 @pytest.mark.parametrize("scale", ["full", "smoke"])

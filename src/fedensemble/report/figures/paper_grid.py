@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from ...experiment.compare import RowResult, summarise
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
+from ..best import best_places
 from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
 from .plots import COLOURS, STYLE, escape_label, one_legend
 
@@ -35,12 +36,16 @@ class GridEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperReport:
-    """The content of a report: a table to read, a table for programs, figures and notes."""
+    """The content of a report: a table to read, a table for programs, figures and notes.
+
+    `best` has (row, column) of the best cells of the table to read.
+    """
 
     table: TextTable
     numbers: TextTable
     figures: Mapping[str, Figure]
     notes: Sequence[str] = ()
+    best: Collection[tuple[int, int]] = ()
 
 
 def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
@@ -50,9 +55,8 @@ def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRepo
     figures = (
         {"table.png": grid_figure(reproduction, entries)} if any(e.values for e in entries) else {}
     )
-    return PaperReport(
-        grid_table(reproduction, results, entries), numbers_table(entries), figures, notes
-    )
+    table, best = grid_table(reproduction, results, entries)
+    return PaperReport(table, numbers_table(entries), figures, notes, best)
 
 
 def list_entries(reproduction: Reproduction, results: Sequence[CellResult]) -> list[GridEntry]:
@@ -95,15 +99,19 @@ def numbers_table(entries: Sequence[GridEntry]) -> TextTable:
 
 def grid_table(
     reproduction: Reproduction, results: Sequence[CellResult], entries: Sequence[GridEntry]
-) -> TextTable:
+) -> tuple[TextTable, set[tuple[int, int]]]:
     """One line per row, metric and kind of evaluation, with the paper's line below them.
 
     Rows that were not run are left out.
+
+    Returns:
+        the table, and (line, column) of our best result in each line.
     """
     table = reproduction.table
     columns = list(dict.fromkeys(result.cell.column for result in results))
     several, one_row = len(table.shown) > 1, len({entry.row for entry in entries}) == 1
-    lines = []
+    lines: list[tuple[str, ...]] = []
+    best_cells = set()
     ran = [(entry.row, entry.metric) for entry in entries if entry.values]
     for row, metric in dict.fromkeys(ran or [(entry.row, entry.metric) for entry in entries]):
         name = row if not several else TITLES[metric] if one_row else f"{row}, {TITLES[metric]}"
@@ -114,6 +122,7 @@ def grid_table(
             cells = [
                 _text(metric, values.get(column, ()), bold=column == best) for column in columns
             ]
+            best_cells |= {(len(lines), 2 + place) for place in best_places(metric, cells)}
             lines.append((name, WAYS[way], *cells, *_gap(table.gap, metric, values)))
         paper = table.paper.get(row if not several else metric)
         if paper is not None:
@@ -124,9 +133,8 @@ def grid_table(
             lines.append((name, UPLOADED, *uploaded, *([NONE] if table.gap else [])))
     metric_title = TITLES.get(table.metric, table.metric)
     title = headline(reproduction) if several else f"{headline(reproduction)}; {metric_title}"
-    return TextTable(
-        title, ("", "evaluation", *columns, *([GAP] if table.gap else [])), tuple(lines)
-    )
+    header = ("", "evaluation", *columns, *([GAP] if table.gap else []))
+    return TextTable(title, header, tuple(lines)), best_cells
 
 
 def _text(metric: str, values: Sequence[float], *, bold: bool) -> str:
@@ -278,6 +286,6 @@ def headline(reproduction: Reproduction) -> str:
     """The title, with the scale unless it is full, and a warning if the data are synthetic."""
     sources = {config.data["source"] for cell in reproduction.cells for config in cell.configs}
     synthetic = ": made-up data" if any(source.startswith("stand-in") for source in sources) else ""
-    return reproduction.table.title + (
+    return (reproduction.table.title or reproduction.name) + (
         f" ({reproduction.scale}{synthetic})" if reproduction.scale != FULL else ""
     )

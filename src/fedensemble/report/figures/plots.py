@@ -24,6 +24,12 @@ from ..time_to_accuracy import HOUR, has_clock
 
 LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colours
 MARKED = 30  # a curve with more points has no markers, which would overlap
+# Formats of figures, with the metadata to leave out: they depend on the time and on versions.
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+}
 SPREAD = "± one standard deviation over seeds"
 STYLE: Any = {
     "font.size": 10,
@@ -53,10 +59,24 @@ def explain_bands(axis: Any) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG, atomically; returns the path."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", bbox_inches="tight", metadata={"Software": None})
-    write_bytes(path, content.getvalue())
+    write_bytes(path, _render(figure, "png"))
     return path
+
+
+def save_for_print(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG to `path`, and next to it as PDF and SVG, which scale without loss."""
+    for format in FORMATS:
+        write_bytes(path.with_suffix(f".{format}"), _render(figure, format))
+
+
+def _render(figure: Figure, format: str) -> bytes:
+    """The file of a figure; the same figure gives the same bytes."""
+    content = io.BytesIO()
+    # Publishers reject PDF files with Type 3 fonts, matplotlib's default; 42 is TrueType. The salt
+    # replaces a random one in the identifiers of SVG elements.
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedensemble"}):
+        figure.savefig(content, format=format, bbox_inches="tight", metadata=FORMATS[format])
+    return content.getvalue()
 
 
 def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:

@@ -50,7 +50,8 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     """The contents of a comparison's folder, without runs that no longer exist."""
     numbers = _read_csv(folder / "table.csv")
     text = _read(folder / "table.md")
-    table = _from_markdown(text) or numbers
+    # A comparison has its table for people in report.md; table.csv is for programs.
+    table = _from_markdown(text or _read(folder / "report.md")) or numbers
     if table is None:
         raise StoreError(f"The table in {folder} is empty.")
     heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
@@ -63,7 +64,7 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     return ComparisonData(
         name,
         heading,
-        _metric(numbers or table, runs),
+        _metric(numbers if text and numbers else table, runs),
         table,
         tuple(rows),
         paper,

@@ -281,13 +281,22 @@ def test_settings_are_checked():
             RoundTimeout(**wrong)
 
 
-def test_answered_plans_are_what_schedules_observe():
+def test_answered_plans_are_what_schedules_observe(monkeypatch):
     federation = small_federation(fe.FedAvg(), "loop", modes=2, strata=2)
     fleet = FakeFleet(federation)
+    seen = []
+
+    def observe(self, state, plan, loss):
+        seen.append((plan, loss))
+        return state
+
+    monkeypatch.setattr(type(federation.schedule), "observe", observe)
     [(report, _)] = fleet.rounds(1)
     assert isinstance(report.plan, Plan) and report.plan.client.tolist() == sorted(
         report.plan.client.tolist()
     )
+    plan, loss = seen[-1]
+    assert plan is report.plan and torch.equal(loss, report.losses)
 
 
 def test_of_answers_that_come_together_no_more_than_wanted_count():
