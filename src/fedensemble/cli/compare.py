@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engines.distributed.launch import refuse_ranks
 from ..errors import DivergedError
-from ..experiment.compare import compare
+from ..experiment.compare import compare, exploded
 from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import raise_on_damaged_files
@@ -47,5 +47,8 @@ def compare_rows(
             write_page(run)
         print_line(f"Figure: {folder / 'curves.png'}")
         print_line(f"Report: {write_page(folder)}")
-    if diverged:
-        raise DivergedError(f"These runs diverged and have no results: {'; '.join(diverged)}.")
+    problems = [f"These runs diverged and have no results: {'; '.join(diverged)}."] * bool(diverged)
+    if lines := exploded(results):
+        problems.append("\n  - ".join(["Results of runs that diverged:", *lines]))
+    if problems:
+        raise DivergedError("\n".join(problems))

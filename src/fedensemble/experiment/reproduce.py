@@ -112,7 +112,7 @@ def _read_results(cell: Cell, root: Path) -> RowResult | None:
     failed = {
         config.seed: str(read_table(store.diverged_file).get("error", "unknown reason"))
         for config, store in zip(cell.configs, stores, strict=True)
-        if store.diverged_file.is_file()
+        if store.diverged_file.is_file() and not store.done
     }
     if failed:
         return RowResult(cell.label, (), (), failed=failed)
