@@ -6,7 +6,7 @@ Such a run counts as diverged if, in each of its last `PATIENCE` rounds, the mea
 more than `FACTOR` times the loss of a model that has learned nothing. That reference is the larger
 of two: the loss of an untrained model, and the loss of the best constant prediction. A noisy run
 is far from it: a cross-entropy of `FACTOR` times log(10) means that the model gives the right class
-a probability of e^-2300, on average.
+a probability of e^-230, on average.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..federation.federation import Federation
 from ..federation.preflight import first_examples
 from ..runtime.num_threads import num_threads
 
-FACTOR = 1000.0
+FACTOR = 100.0
 PATIENCE = 5
 _EXAMPLES = 8  # for the loss of an untrained model; as many as the checks before training use
 

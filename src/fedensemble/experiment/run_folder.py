@@ -68,7 +68,7 @@ class RunFolder:
         self._config = Config()  # of `claim`
         self.extends: int | None = None  # rounds of the run that a claim with more rounds continues
         self._new = False  # whether `release` deletes the folder if nothing was trained in it
-        self._added: list[Path] = []  # parents that `claim` creates
+        self._added: list[Path] = []  # folders that `claim` creates
 
     def claim(self, config: Config, *, begin: bool = True) -> None:
         """Locks the folder for this process; raises if another config or process uses it.
@@ -114,18 +114,23 @@ class RunFolder:
         with suppress(StoreError, OSError):
             if self._new and not (self.done or self.diverged_file.exists() or self.metrics()):
                 self._lock.check()
-                self.delete()
+                self._delete_files()
                 for folder in self._added:
-                    folder.rmdir()  # raises, and ends the loop, if it holds other runs
+                    durable.disk.remove_folder(folder)  # raises if it holds other runs
         self._lock.release()
         self._new = False
 
-    def lock(self) -> None:
-        """Locks an existing folder, so that it can be deleted."""
-        self._lock.acquire()
-
     def delete(self) -> None:
-        """Deletes all files of a locked folder, and the folder."""
+        """Deletes the folder; raises if another process uses it."""
+        self._lock.acquire()
+        try:
+            self._delete_files()
+            durable.disk.remove_folder(self.path)
+        finally:
+            self._lock.release()
+
+    def _delete_files(self) -> None:
+        """Deletes all files of the locked folder, and its lock."""
         # Without summary.json the run is unfinished, and without config.toml the folder is no run:
         # what an interrupted deletion leaves is recognized, and can be deleted again.
         durable.remove(self.summary_file)
@@ -133,11 +138,10 @@ class RunFolder:
             if path.name != LOCK:
                 durable.remove_tree(path)
         self._lock.delete()
-        durable.disk.remove_folder(self.path)
 
     def _missing_folders(self) -> list[Path]:
-        """Returns the parents of the folder that do not exist yet, the innermost first."""
-        return [folder for folder in self.path.parents if not folder.exists()]
+        """Returns the folder and those of its parents that do not exist yet, innermost first."""
+        return [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
 
     def check_claim(self) -> None:
         """Raises if the folder was deleted or replaced since `claim`; call it before each write."""
@@ -436,6 +440,12 @@ class RunFolder:
     def mark_diverged(self, error: DivergedError) -> None:
         """Writes diverged.json with the error."""
         self.write(self.diverged_file, durable.json_bytes({"error": str(error)}))
+
+    def divergence(self) -> str:
+        """Returns why the run has diverged; empty if it has not."""
+        if not self.diverged_file.exists():
+            return ""
+        return str(read_table(self.diverged_file).get("error", "unknown reason"))
 
     def clear_diverged(self) -> None:
         """Deletes diverged.json, because the run is trained again."""

@@ -159,6 +159,7 @@ def run_table(summary: Mapping[str, Any]) -> TextTable:
         rows.append(("rounds nobody answered", *(str(summary["unanswered"]) for _ in columns)))
     modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
     title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
+    title += " (diverged)" if "diverged" in summary else ""
     header = ("metric", *(evaluations.get(key, key) for key in columns))
     return TextTable(title, header, tuple(rows))
 
