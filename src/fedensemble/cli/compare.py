@@ -49,6 +49,6 @@ def compare_rows(
         print_line(f"Report: {write_page(folder)}")
     problems = [f"These runs diverged and have no results: {'; '.join(diverged)}."] * bool(diverged)
     if lines := exploded(results):
-        problems.append("\n  - ".join(["Results of runs that diverged:", *lines]))
+        problems.append("\n  - ".join(["These runs diverged; their results mean nothing:", *lines]))
     if problems:
         raise DivergedError("\n".join(problems))
