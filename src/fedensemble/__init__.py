@@ -1,164 +1,17 @@
 """Fed-ensemble: federated training of K models at the communication cost of one."""
 
-from collections.abc import Callable as _Callable
-from pathlib import Path as _Path
-from typing import Any as _Any
-from typing import TypeVar as _TypeVar
+import sys as _sys
+from typing import TYPE_CHECKING
 
 from . import _import_interrupt as _import_interrupt
-from . import engines as _engines  # noqa: F401 (registers the engines)
-from .algorithms import (
-    QSGD,
-    Diana,
-    Dore,
-    FedAc,
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedDyn,
-    FedPD,
-    FedProx,
-    FedSplit,
-    FedYogi,
-    Scaffold,
-)
-from .core.aggregator import Aggregator, aggregators
-from .core.algorithm import Algorithm
-from .core.algorithm import algorithms as _algorithms
-from .core.attack import Attack, attacks
-from .core.engine import Engine
-from .core.optimizer import SGD, Adam, Optimizer
-from .core.participation import Participation
-from .core.participation import participations as _participations
-from .core.problem import LocalProblem
-from .core.schedule import Schedule
-from .core.schedule import schedules as _schedules
-from .core.types import Cohort, EnsembleState, Plan, RoundReport
-from .data import FederatedData
-from .errors import (
-    AggregatorWarning,
-    DataError,
-    DivergedError,
-    EngineWarning,
-    FedEnsembleError,
-    InputError,
-    StoreError,
-)
-from .federation.federation import Federation
-from .metrics import evaluate, evaluate_classes
-from .participation import Devices, Everybody
-from .predict import Ensemble, Prediction
-from .registry import Registry as _Registry
-from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
-from .schedules import Balanced, Independent, IndependentKFold, Stratified
+from ._lazy_package import LazyPackage as _LazyPackage
 from .version import VERSION
 
 __version__ = VERSION
 
-# The registries have the same names as the subpackages `algorithms` and `schedules`, and importing
-# a subpackage binds its name in this module. The registries are therefore bound last:
-# `fe.schedules` is the registry, and `from fedensemble.schedules import Stratified` still imports
-# from the subpackage.
-algorithms, schedules = _algorithms, _schedules
-_T = _TypeVar("_T", bound=type)
-
-
-def register(name: str) -> _Callable[[_T], _T]:
-    """Decorator that registers an Algorithm, Schedule or Participation: `@fe.register("mine")`."""
-
-    def add(cls: _T) -> _T:
-        kinds: list[tuple[type, _Registry[_Any]]] = [
-            (Algorithm, algorithms),
-            (Schedule, schedules),
-            (Participation, _participations),
-        ]
-        for base, registry in kinds:
-            if isinstance(cls, type) and issubclass(cls, base):
-                registry.register(name)(cls)
-                return cls
-        raise InputError(
-            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; "
-            f"got {cls!r}. Models, datasets and engines have their own registries."
-        )
-
-    return add
-
-
-def load_ensemble(folder: str | _Path, device: str = "cpu") -> Ensemble:
-    """The ensemble of a finished run of the command line, ready to predict.
-
-    Its model is built from the run's config. A model of your own must be registered first, under
-    the same name as in the run.
-
-    Args:
-        folder: of the run, such as "runs/digits/0123456789ab".
-        device: "cpu", "cuda" or "auto".
-    """
-    # Imported here because training in Python does not need the config package.
-    from .experiment.ensemble_file import load_ensemble as load
-
-    return load(folder, device)
-
-
-__all__ = [
-    "QSGD",
-    "SGD",
-    "Adam",
-    "Aggregator",
-    "AggregatorWarning",
-    "Algorithm",
-    "Attack",
-    "Balanced",
-    "CenteredClipping",
-    "Cohort",
-    "DataError",
-    "Devices",
-    "Diana",
-    "DivergedError",
-    "Dore",
-    "Engine",
-    "EngineWarning",
-    "Ensemble",
-    "EnsembleState",
-    "Everybody",
-    "FedAc",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedDyn",
-    "FedEnsembleError",
-    "FedPD",
-    "FedProx",
-    "FedSplit",
-    "FedYogi",
-    "FederatedData",
-    "Federation",
-    "GeometricMedian",
-    "Independent",
-    "IndependentKFold",
-    "InputError",
-    "Krum",
-    "LocalProblem",
-    "Median",
-    "MultiKrum",
-    "Optimizer",
-    "Participation",
-    "Plan",
-    "Prediction",
-    "RoundReport",
-    "Scaffold",
-    "Schedule",
-    "StoreError",
-    "Stratified",
-    "TrimmedMean",
-    "aggregators",
-    "algorithms",
-    "attacks",
-    "evaluate",
-    "evaluate_classes",
-    "load_ensemble",
-    "register",
-    "schedules",
-]
+# The public names are those of `public.py`. It imports torch, which takes a second, so that it is
+# imported when the first of them is used: `fedensemble --help` needs none.
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
+else:
+    _sys.modules[__name__].__class__ = _LazyPackage

@@ -80,6 +80,10 @@ class Disk:
         """Deletes a file if it exists."""
         path.unlink(missing_ok=True)
 
+    def remove_folder(self, path: Path) -> None:
+        """Deletes an empty folder."""
+        path.rmdir()
+
 
 disk = Disk()
 
@@ -188,6 +192,22 @@ def remove(*paths: Path) -> None:
             disk.sync_folder(existing[0].parent)
     except OSError as error:
         raise StoreError(f"Could not delete {existing[0]}: {describe_os_error(error)}") from None
+
+
+def remove_tree(path: Path) -> None:
+    """Deletes a file, or a folder with everything in it; links are deleted and never followed."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            for inner in list(path.iterdir()):
+                remove_tree(inner)
+            disk.remove_folder(path)
+        else:
+            disk.remove(path)
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"Could not delete {path}: {describe_os_error(error)}") from None
 
 
 def is_leftover(name: str, of: str | None = None) -> bool:

@@ -1,6 +1,6 @@
 """Errors and warnings for users: each message says what is wrong, where, and what to do."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -86,18 +86,22 @@ def setting(key: str) -> str:
     return key.partition(".")[2]
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, known: Iterable[str], hints: Sequence[str] = ()) -> str:
     """The message for an unknown `name` of a `kind`, with the closest known name as a hint.
 
     A long name is shortened.
+
+    Args:
+        hints: what else the name may mean, as it is to be printed; replaces the closest name.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "fedprox"])
     "unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, fedprox."
     """
     options = sorted(known)
     name = name if len(name) <= 80 else f"{name[:77]}..."
-    close = get_close_matches(name, options, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    guesses = list(hints) or [f"'{close}'" for close in get_close_matches(name, options, n=1)]
+    *first, last = guesses or [""]
+    hint = f"did you mean {', '.join(first)}{' or ' * bool(first)}{last}? " if guesses else ""
     return f"unknown {kind} '{name}': {hint}Known: {', '.join(options)}."
 
 

@@ -1,6 +1,7 @@
 """Registries of plug-ins by name: algorithms, schedules, engines, models, datasets, partitions."""
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,6 +21,8 @@ class Registry(Generic[T]):
         kind: what is registered, for messages and for the entry-point group.
         base: returns the class that items must be subclasses of; None accepts anything. It is a
             function because that class is usually defined after its registry.
+        builtins: subpackage whose import registers the plug-ins of this package. The first lookup
+            imports it, so that a registry is complete however its module was imported.
 
     >>> colours: Registry[int] = Registry("colour")
     >>> _ = colours.register("red")(0xFF0000)
@@ -27,8 +30,10 @@ class Registry(Generic[T]):
     (True, ['red'])
     """
 
-    def __init__(self, kind: str, base: Callable[[], type] | None = None) -> None:
-        self.kind, self._base = kind, base
+    def __init__(
+        self, kind: str, base: Callable[[], type] | None = None, builtins: str | None = None
+    ) -> None:
+        self.kind, self._base, self._builtins = kind, base, builtins
         self._items: dict[str, T] = {}
         self._external: dict[str, Any] | None = None
 
@@ -37,6 +42,10 @@ class Registry(Generic[T]):
 
         def add(item: T) -> T:
             self._check(item, name)
+            # A name that a built-in plug-in has is refused here, where the user wrote it, and not
+            # when the built-in plug-ins are imported. They themselves register during that import.
+            if not str(getattr(item, "__module__", "")).startswith(f"{__package__}."):
+                self._load_builtins()
             if name in self._items and self._items[name] is not item:
                 raise InputError(
                     f"The {self.kind} name '{name}' is already registered for "
@@ -52,6 +61,7 @@ class Registry(Generic[T]):
             raise InputError(
                 f"The name of {self.kind}s is text, such as '{next(iter(self))}'; got {name!r}."
             )
+        self._load_builtins()
         if name not in self._items and name in self._entry_points():
             self._items[name] = self._load(name)
         if name not in self._items:
@@ -64,6 +74,7 @@ class Registry(Generic[T]):
         def __getattr__(self, name: str) -> Any:
             """The registered class with this name; Python calls it for missing attributes only."""
             if not name.startswith("_"):
+                self._load_builtins()
                 for item in self._items.values():
                     if isinstance(item, type) and item.__name__ == name:
                         return item
@@ -74,11 +85,13 @@ class Registry(Generic[T]):
             )
 
     def __iter__(self) -> Iterator[str]:
+        self._load_builtins()
         return iter(sorted({*self._items, *self._entry_points()}))
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
+        self._load_builtins()
         return name in self._items or name in self._entry_points()
 
     def build(self, spec: Any) -> Any:
@@ -111,6 +124,15 @@ class Registry(Generic[T]):
             except InputError:  # a plug-in that cannot be loaded, so it is not `item`
                 continue
         return None
+
+    def _load_builtins(self) -> None:
+        """Imports the built-in plug-ins, once.
+
+        A lookup during that import sees the plug-ins that are registered so far.
+        """
+        if self._builtins is not None:
+            import_module(f"{__package__}.{self._builtins}")
+            self._builtins = None
 
     def _load(self, name: str) -> T:
         """The plug-in of another package; raises InputError if importing it fails.

@@ -125,4 +125,5 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     )
     said = capsys.readouterr().out
     assert "| local training |" not in said  # a finished run has no rounds to look at
-    assert "There was nothing to profile: this run is finished." in said
+    assert f"There was nothing to profile: all 2 rounds of {tmp_path / 'run'} were trained" in said
+    assert "To profile more rounds, raise rounds" in said

@@ -84,7 +84,7 @@ def test_the_readme_trains(tmp_path, monkeypatch, capsys):
 
 def test_the_method_of_the_readme_keeps_the_contract(monkeypatch):
     # it is there for this test alone
-    monkeypatch.setattr(algorithms, "_items", dict(algorithms._items))
+    monkeypatch.setattr(algorithms, "_items", {name: algorithms[name] for name in algorithms})
     names = {"fe": fe, "dataclass": dataclass, "__name__": "readme"}
     exec(blocks(ROOT / "README.md", "python")[1], names)
     check_algorithm(names["Leash"]())

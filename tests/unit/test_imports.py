@@ -31,6 +31,7 @@ CORE = {"core"} | MODEL
 METHOD = CORE | DATA
 ALLOWED = {
     "_import_interrupt": set(),
+    "_lazy_package": set(),
     **dict.fromkeys(GROUND, GROUND),
     "checkpoint_file": GROUND,
     "data": DATA,
@@ -54,6 +55,7 @@ ALLOWED["testing"] = FEDERATION | {"testing"}
 ALLOWED["bench"] = FEDERATION | {"bench"}
 ALLOWED["config"] = FEDERATION | {"config"}
 ALLOWED["experiment"] = ALLOWED["config"] | {"experiment"}
+ALLOWED["public"] = ALLOWED["experiment"]
 ALLOWED["deploy"] = ALLOWED["experiment"] | {"deploy"}
 ALLOWED["theory"] = ALLOWED["experiment"] | {"theory"}
 ALLOWED["report"] = ALLOWED["theory"] | {"report"}

@@ -3,6 +3,8 @@ kind.
 """
 
 import importlib
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -19,12 +21,19 @@ from fedensemble.registry import Registry
 def unchanged_registries():
     """Puts the registries back as they were."""
     before = {
-        registry: dict(registry._items) for registry in (algorithms, schedules, participations)
+        registry: {name: registry[name] for name in registry}
+        for registry in (algorithms, schedules, participations)
     }
     yield
     for registry, items in before.items():
         registry._items.clear()
         registry._items.update(items)
+
+
+def run_python(program: str) -> None:
+    """Runs a program in a new process, which has imported nothing yet."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_public_names_are_the_registries():
@@ -97,3 +106,39 @@ def test_a_schedule_registered_through_the_documented_registry_runs():
     data = fe.FederatedData.from_clients([([[0.0], [0.1]], [0, 0]), ([[1.0], [0.9]], [1, 1])])
     federation = fe.Federation(lambda: nn.Linear(1, 2), data, schedule="test-own", modes=2)
     assert type(federation.schedule) is Own and next(federation.rounds(1)).round == 1
+
+
+def test_a_registry_is_complete_however_its_module_is_imported():
+    """The package does not import the plug-ins; a registry does, at the first lookup."""
+    expected = {
+        "core.algorithm": ("algorithms", "scaffold"),
+        "core.schedule": ("schedules", "balanced"),
+        "core.engine": ("engines", "vector"),
+        "core.participation": ("participations", "devices"),
+        "core.aggregator": ("aggregators", "krum"),
+        "core.attack": ("attacks", "alie"),
+    }
+    imports = "\n".join(
+        f"from fedensemble.{module} import {registry}" for module, (registry, _) in expected.items()
+    )
+    lookups = "\n".join(
+        f"assert {name!r} in {registry}, list({registry})" for registry, name in expected.values()
+    )
+    run_python(
+        f"import sys\n{imports}\n"
+        "plugins = {'fedensemble.algorithms', 'fedensemble.robust', 'fedensemble.engines'}\n"
+        f"assert not plugins & set(sys.modules)\n{lookups}"
+    )
+
+
+def test_a_built_in_name_is_refused_where_it_is_registered():
+    run_python(
+        "from fedensemble.core.algorithm import Algorithm, algorithms\n"
+        "from fedensemble.errors import InputError\n"
+        "try:\n"
+        "    @algorithms.register('fedavg')\n"
+        "    class Mine(Algorithm): pass\n"
+        "except InputError as error: assert 'already registered' in str(error)\n"
+        "else: raise AssertionError('accepted')\n"
+        "assert algorithms['fedavg'].__name__ == 'FedAvg'"
+    )

@@ -15,6 +15,25 @@ from .options import HEADER, KINDS, format_options, option_rows, options, summar
 _COLUMNS = ("name", "what", "sends")  # keys of a plug-in's record that the table shows
 
 
+def topics() -> list[dict[str, Any]]:
+    """Returns one record per topic of `fedensemble ls`, with the names of its entries."""
+    records: list[dict[str, Any]] = [
+        {"topic": what, "names": list(kind.registry)} for what, kind in KINDS.items()
+    ]
+    return [*records, {"topic": "runs", "names": []}]
+
+
+def topics_table() -> TextTable:
+    """Returns the topics as a table."""
+    rows = [(record["topic"], ", ".join(record["names"])) for record in topics()]
+    rows[-1] = ("runs", "all runs below the folder --runs, with their settings and results")
+    return TextTable(
+        "What to list: fedensemble ls TOPIC, and for one entry fedensemble ls TOPIC NAME",
+        ("topic", "entries"),
+        tuple(rows),
+    )
+
+
 def listing(what: str, runs: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Returns one record per plug-in of a kind, or the record of the one called `name`.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engines.distributed.launch import refuse_ranks
 from ..errors import DivergedError
-from ..experiment.compare import compare
+from ..experiment.compare import compare, exploded
 from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import raise_on_damaged_files
@@ -48,5 +48,8 @@ def compare_rows(
         print_line(f"Figure: {folder / 'curves.png'}")
         print_line(f"For a paper: {folder / 'table.tex'}, runs.csv, curves.pdf, references.bib")
         print_line(f"Report: {write_page(folder)}")
-    if diverged:
-        raise DivergedError(f"These runs diverged and have no results: {'; '.join(diverged)}.")
+    problems = [f"These runs diverged and have no results: {'; '.join(diverged)}."] * bool(diverged)
+    if lines := exploded(results):
+        problems.append("\n  - ".join(["These runs diverged; their results mean nothing:", *lines]))
+    if problems:
+        raise DivergedError("\n".join(problems))

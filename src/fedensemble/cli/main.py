@@ -106,6 +106,7 @@ def run_command(
     """Train an ensemble.
 
     If the run was interrupted, the same command resumes it; if it is finished, nothing is trained.
+    With a larger number of rounds, a finished run is extended.
     """
     from .run import run_config
 
@@ -170,13 +171,15 @@ def reproduce_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Tables and figures: table1, table2-mnist, ...; the path of a TOML file; or all."
+            help="Tables and figures: table1, table2-mnist, table2-cifar10, table2-cifar10-long, "
+            "table2-cifar100, table2-shakespeare, table2-openimage, table3, table4, figure-toy, "
+            "figure-loss-surface, figure-curves; the path of a TOML file; or all."
         ),
     ] = None,
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke (synthetic data; everything takes minutes) or full (as in the paper; GPU)."
+            help="Scale: smoke (synthetic data; takes minutes) or full (as in the paper; GPU)."
         ),
     ] = "full",
     only: Annotated[
@@ -283,12 +286,13 @@ def show_command(file: File = None, set_: Sets = None) -> None:
 @app.command("ls")
 def list_command(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="What to list: aggregators, algorithms, attacks, datasets, engines, models, "
-            "optimizers, participations, partitions, schedules or runs."
+            "optimizers, participations, partitions, schedules or runs; by default, these topics "
+            "with the names of their entries."
         ),
-    ],
+    ] = None,
     name: Annotated[
         str | None, typer.Argument(help="Name of one entry; prints it with all of its options.")
     ] = None,
@@ -317,12 +321,39 @@ def cite_command(
     typer.echo(cite(what or []), nl=False)
 
 
+@app.command("rm")
+def remove_command(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of the runs to delete, as `fedensemble ls runs` shows them."),
+    ] = None,
+    unfinished: Annotated[
+        bool,
+        typer.Option(
+            "--unfinished",
+            help="Delete only unfinished runs; without folders, all unfinished runs below --runs.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    runs: RunsFolder = RUNS,
+) -> None:
+    """Delete runs.
+
+    Asks before it deletes. A folder that holds anything but a run, or in which another process
+    trains, is kept.
+    """
+    from .rm import remove_runs
+
+    remove_runs(paths or [], runs, unfinished=unfinished, yes=yes)
+
+
 @app.command("bench")
 def bench_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="engines (speed) or growth (time and memory by problem size); by default, both."
+            help="Benchmark: engines (speed) or growth (time and memory by problem size); by "
+            "default, both."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "cpu",

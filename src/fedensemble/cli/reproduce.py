@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError, DivergedError, InputError
-from ..experiment.compare import run_folder
+from ..experiment.compare import exploded, run_folder
 from ..experiment.paper_table import NAMES, Reproduction, find_paper_table, read_reproduction
 from ..experiment.reproduce import is_chosen, reproduce, without_missing
 from ..experiment.run_folder import RunFolder
@@ -109,6 +109,8 @@ def _reproduce_one(
     diverged = [
         result.cell.label for result in results if result.failed and is_chosen(result.cell, only)
     ]
+    for line in exploded([result.runs for result in results if result.runs is not None]):
+        print_line(f"warning: {line}")
     try:
         return write_reproduction(folder, runnable, results, root, seconds, trained), diverged
     except DataError:

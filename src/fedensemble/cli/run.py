@@ -7,7 +7,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ..engines.distributed.launch import job
+from ..errors import DivergedError
 from ..experiment.compare import run_folder
+from ..experiment.extension import find_extendable
 from ..experiment.profile import profiling
 from ..experiment.run import run
 from ..experiment.worker import follow_rank0
@@ -46,15 +48,21 @@ def run_config(
                 display.callbacks(config.name),
                 checkpoint_seconds=checkpoint_seconds,
                 ranks=ranks,
+                shorter=() if out else find_extendable(config, folder.parent),
             )
     if timings is not None and timings.rounds:
         for table in profile_tables(timings.write(folder)):
             print_table(table)
     elif timings is not None:
         print_line(
-            "There was nothing to profile: this run is finished. "
-            "To train it again, choose another --out."
+            f"There was nothing to profile: all {config.rounds} rounds of {folder} were trained "
+            "before. To profile more rounds, raise rounds; to train it again, choose another --out."
         )
     print_table(write_report(folder, summary))
     print_line(f"Run: {folder}")
     print_line(f"Report: {write_page(folder)}")
+    if "diverged" in summary:
+        raise DivergedError(
+            f"{folder} has diverged: {summary['diverged']} The run is finished, and its files are "
+            "complete."
+        )

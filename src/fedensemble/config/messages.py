@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ..errors import unknown
@@ -21,21 +21,30 @@ _MESSAGES = {
 }
 
 
-def sentence(error: Any, table: type[Table], prefix: str = "") -> str:
+# Returns hints for an unknown key, given its path and the known keys of its table.
+Suggest = Callable[[Sequence[str], Sequence[str]], list[str]]
+
+
+def sentence(
+    error: Any, table: type[Table], prefix: str = "", suggest: Suggest | None = None
+) -> str:
     """Returns the message for one error of pydantic.
 
     Args:
         error: an item of `ValidationError.errors()`.
         table: the class of the table that was validated.
         prefix: path of that table in the config.
+        suggest: for unknown keys; by default, the closest key of the same table is the hint.
     """
     path = error["loc"]
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
         # An unknown key in an item of a list is reported at the item: "row 2: unknown key ...".
         shown_path = path[:-1] if len(path) > 1 and isinstance(path[-2], int) else path
-        known = _find_table(table, path[:-1]).model_fields
-        return f"{_format_key(shown_path, prefix)}: {unknown('key', str(path[-1]), known)}"
+        known = list(_find_table(table, path[:-1]).model_fields)
+        full_path = [*prefix.split("."), *map(str, path)] if prefix else [*map(str, path)]
+        hints = suggest(full_path, known) if suggest else ()
+        return f"{_format_key(shown_path, prefix)}: {unknown('key', str(path[-1]), known, hints)}"
     key = _format_key(path, prefix)
     if kind == "missing":
         return f"{key}: is missing, and has no default."

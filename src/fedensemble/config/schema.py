@@ -15,6 +15,7 @@ from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
 from ..predict import Combine
 from ..tracking.backends import trackers
+from .hints import suggest_keys
 from .limits import check_values
 from .messages import LONGEST_NAME, NAME, sentence
 from .plugin_tables import Table
@@ -184,7 +185,9 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     try:
         config = Config.model_validate(filled)
     except ValidationError as error:
-        return None, problems + [sentence(item, Config) for item in error.errors()]
+        return None, problems + [
+            sentence(item, Config, suggest=suggest_keys) for item in error.errors()
+        ]
     return (None if problems else config), problems
 
 

@@ -18,6 +18,7 @@ from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..data import partitions
 from ..errors import InputError, unknown
 from ..registry import Registry
+from .hints import suggest_keys
 from .messages import sentence
 from .plugin_tables import parameters, schema
 from .plugins import (
@@ -169,7 +170,7 @@ def _fill_defaults(
     try:
         return table_schema.model_validate(settings).model_dump(), True
     except ValidationError as error:
-        problems += [sentence(item, table_schema, name) for item in error.errors()]
+        problems += [sentence(item, table_schema, name, suggest_keys) for item in error.errors()]
         known = {key: value for key, value in settings.items() if key in table_schema.model_fields}
         if len(known) == len(settings):
             return settings, False

@@ -20,7 +20,7 @@ from .algorithm import Algorithm, algorithms
 from .probe import expected_uploads
 from .types import GatheredUploads, RoundResult
 
-aggregators: Registry[type[Aggregator]] = Registry("aggregator")
+aggregators: Registry[type[Aggregator]] = Registry("aggregator", builtins="robust")
 
 # The key of running statistics among uploads. No upload has this name, because the names of an
 # algorithm's uploads are Python identifiers.

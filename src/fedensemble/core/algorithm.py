@@ -18,7 +18,7 @@ from .optimizer import SGD, Optimizer, optimizers
 from .problem import LocalProblem
 from .types import Cohort
 
-algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm)
+algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm, "algorithms")
 
 _RENAMED = {"rate": "learning_rate", "init_memory": "init_client_state"}
 

@@ -19,7 +19,7 @@ from .probe import expected_uploads
 from .types import RoundResult
 from .visit_keys import visit_key
 
-attacks: Registry[type[Attack]] = Registry("attack")
+attacks: Registry[type[Attack]] = Registry("attack", builtins="robust")
 
 
 @dataclass(frozen=True, kw_only=True)

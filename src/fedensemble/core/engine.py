@@ -14,7 +14,7 @@ from ..renamed import adopt_earlier_names
 from .algorithm import Algorithm
 from .types import EnsembleState, Plan, RoundResult
 
-engines: Registry[type[Engine]] = Registry("engine", lambda: Engine)
+engines: Registry[type[Engine]] = Registry("engine", lambda: Engine, "engines")
 
 # Arguments that `Federation` passes to an engine, so that they are not options. "learner" is the
 # earlier name of "model".

@@ -21,7 +21,9 @@ from .traffic import bytes_down, bytes_up, takes_optional_argument
 from .types import Outcome, Plan
 from .visit_keys import shared_uniform
 
-participations: Registry[type[Participation]] = Registry("participation", lambda: Participation)
+participations: Registry[type[Participation]] = Registry(
+    "participation", lambda: Participation, "participation"
+)
 
 
 class Costs:

@@ -19,7 +19,7 @@ from .types import Plan
 
 MOST_MODES = 100_000  # K; initializing so many takes a minute even for a tiny model
 
-schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule)
+schedules: Registry[type[Schedule]] = Registry("schedule", lambda: Schedule, "schedules")
 
 _RENAMED = {"one_mode_a_client": "one_mode_per_client"}
 

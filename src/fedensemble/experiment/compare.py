@@ -246,6 +246,16 @@ def failures(results: Sequence[RowResult]) -> list[str]:
     ]
 
 
+def exploded(results: Sequence[RowResult]) -> list[str]:
+    """Returns one line per finished run whose loss has exploded; its results are worthless."""
+    return [
+        f"{row.label}, {folder.name}: {summary['diverged']}"
+        for row in results
+        for folder, summary in zip(row.folders, row.summaries, strict=True)
+        if "diverged" in summary
+    ]
+
+
 def run_folder(config: Config, root: Path) -> Path:
     """Returns the default folder of a run: root/name/hash."""
     return root / config.name / config.hash()

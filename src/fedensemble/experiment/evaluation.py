@@ -19,6 +19,8 @@ from .run_folder import RunFolder
 # The batch size of the paper's test loaders. It matters for BatchNorm in train mode, which
 # normalizes with the statistics of the test batch.
 AUTHORS_BATCH = 16
+# Keys of the metrics that `evaluate_run` returns, in the record of a round with a test.
+TEST_KEYS = ("test", "modes", "test_dropout")
 # Predictions with up to this number of elements stay on the device while metrics are computed.
 _MAX_ELEMENTS_ON_DEVICE = 100_000_000
 

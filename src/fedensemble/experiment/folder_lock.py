@@ -56,6 +56,15 @@ class FolderLock:
         self._lock.release()
         self._identity = None
 
+    def delete(self) -> None:
+        """Unlocks the folder and deletes the lock file."""
+        # The file is deleted while it is locked, so that no other process can lock it in between.
+        # Windows cannot delete an open file.
+        if os.name == "posix":
+            self._file.unlink(missing_ok=True)
+        self.release()
+        self._file.unlink(missing_ok=True)
+
     def check(self) -> None:
         """Raises if the path no longer leads to the locked folder; call it before each write."""
         if self._identity is None:

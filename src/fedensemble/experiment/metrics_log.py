@@ -65,7 +65,7 @@ class MetricsLog:
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends the record of a round; it is durable after the next `sync`."""
         self._load()
-        line = (json.dumps(record) + "\n").encode()
+        line = encode_record(record)
         with durable.appending(self.path) as descriptor:
             durable.disk.write(descriptor, line)
         self._add(line)
@@ -128,6 +128,11 @@ class MetricsLog:
             zlib.compress(self._rest[start : start + BLOCK]) for start in range(0, full, BLOCK)
         ]
         self._rest = self._rest[full:]
+
+
+def encode_record(record: Mapping[str, Any]) -> bytes:
+    """Returns the line of a record."""
+    return (json.dumps(record) + "\n").encode()
 
 
 def unpack(packed: Tensor, size: int) -> bytes | None:

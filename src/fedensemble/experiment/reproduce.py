@@ -11,7 +11,6 @@ from ..errors import DataError, InputError
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
 from .data_cache import DataCache
 from .paper_table import Cell, Reproduction
-from .read_json import read_table
 from .run import RunCallbacks
 from .run_folder import RunFolder
 
@@ -110,9 +109,9 @@ def _read_results(cell: Cell, root: Path) -> RowResult | None:
     """Reads the runs of a cell from disk; None unless all are done, or one has diverged."""
     stores = [RunFolder(run_folder(config, root)) for config in cell.configs]
     failed = {
-        config.seed: str(read_table(store.diverged_file).get("error", "unknown reason"))
+        config.seed: store.divergence()
         for config, store in zip(cell.configs, stores, strict=True)
-        if store.diverged_file.is_file()
+        if store.diverged_file.is_file() and not store.done
     }
     if failed:
         return RowResult(cell.label, (), (), failed=failed)

@@ -19,8 +19,9 @@ from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation.federation import Federation
 from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
+from .divergence import DivergenceMonitor, untrained_loss
 from .ensemble_file import write_modes
-from .evaluation import evaluate_run, write_prediction_summary
+from .evaluation import TEST_KEYS, evaluate_run, write_prediction_summary
 from .interrupt import Interruption, interruptible
 from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, environment, run_notes, summarize
@@ -57,10 +58,12 @@ def run(
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
+    shorter: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Returns the summary of a run, after training the rounds that are not done yet.
 
-    A finished run is not trained again; an interrupted run is resumed.
+    A finished run is not trained again; an interrupted run is resumed. If the folder holds the same
+    run with fewer rounds, it is extended.
 
     Args:
         config: with its device resolved.
@@ -68,10 +71,13 @@ def run(
         callbacks: show the progress.
         checkpoint_seconds: minimum time between checkpoints; it does not change any result.
         ranks: the job, if this process is its rank 0; the other ranks call `follow_rank0`.
+        shorter: checkpoints of runs with fewer rounds, from which a new run may start.
     """
     callbacks = callbacks or RunCallbacks()
     with interruptible(callbacks.say) as interruption:
-        steps = run_steps(config, folder, callbacks, interruption, checkpoint_seconds, ranks)
+        steps = run_steps(
+            config, folder, callbacks, interruption, checkpoint_seconds, ranks, shorter=shorter
+        )
         try:
             federation = next(steps)
             while True:
@@ -97,6 +103,7 @@ def run_steps(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
     load_data: DataLoader = build_data,
+    shorter: Sequence[Path] = (),
 ) -> RunSteps:
     """A run as a generator: yields its federation for each round, and is sent the report.
 
@@ -110,18 +117,20 @@ def run_steps(
         checkpoint_seconds: minimum time between checkpoints.
         ranks: the job whose rank 0 this process is.
         load_data: returns the clients' data for a config.
+        shorter: checkpoints of runs that differ only in having other numbers of rounds.
     """
     store, ranks = RunFolder(folder), ranks or ProcessGroup()
-    store.claim(config)
+    store.claim(config, begin=False)
     try:
-        if check_ranks_agree(config, ranks, store.done):
+        if check_ranks_agree(config, ranks, store.done and store.extends is None):
             summary = _read_finished(config, store, load_data, callbacks.say)
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
         data, federation, facts = assemble(config, ranks, load_data)
-        if resume(federation, store.resume(facts, callbacks.say), ranks):
+        if resume(federation, store.resume(facts, callbacks.say, shorter), ranks):
             callbacks.say(f"Continuing {folder} after round {federation.round}.")
+        store.drop_test(config, TEST_KEYS)
         notes = run_notes(federation)
         for note in notes:
             callbacks.say(note)
@@ -136,6 +145,11 @@ def run_steps(
             store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))
         )
         store.clear_diverged()
+        monitor = DivergenceMonitor(
+            untrained_loss(federation),
+            config.rounds,
+            (record["loss"] for record in store.metrics()),
+        )
         callbacks.started(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
@@ -149,6 +163,7 @@ def run_steps(
                 checkpoint_seconds,
                 trackers,
                 ranks,
+                monitor,
             )
         # Engines may add notes during training, e.g. that a block did not fit into memory.
         for note in (note for note in run_notes(federation) if note not in notes):
@@ -165,7 +180,13 @@ def run_steps(
         # `RunFolder.resume`).
         complete = bool(records) and records[-1]["round"] == federation.round
         metrics = records[-1] if complete else evaluate_run(config, federation, data)[0]
-        store.finish({**summarize(config, store, federation, metrics), **facts})
+        summary = {**summarize(config, store, federation, metrics), **facts}
+        if monitor.message:
+            # The run is finished, and its files are complete: nothing is lost if the user judges
+            # otherwise. Both files say that its results are those of a run that has diverged.
+            store.mark_diverged(DivergedError(monitor.message))
+            summary["diverged"] = monitor.message
+        store.finish(summary)
         return store.summary()
     except DivergedError as error:
         store.mark_diverged(error)
@@ -204,6 +225,7 @@ def _train(
     checkpoint_seconds: float,
     trackers: Sequence[Tracker],
     ranks: ProcessGroup,
+    monitor: DivergenceMonitor,
 ) -> Generator[Federation, RoundReport, Prediction | None]:
     """Yields the federation for each round that is left; returns the prediction of the last test.
 
@@ -213,6 +235,7 @@ def _train(
     saved_at = time.monotonic()
     final_prediction: Prediction | None = None
     latest_test: dict[str, float] = {}
+    warned = False
     while federation.round < config.rounds:
         report = yield federation
         record = describe(report)
@@ -225,6 +248,10 @@ def _train(
         for tracker in trackers:
             tracker.record(record)
         callbacks.advanced(report, latest_test)
+        monitor.observe(report.loss)
+        if monitor.message and not warned:
+            callbacks.say(f"warning: {store.path}: {monitor.message} Training goes on.")
+            warned = True
         due = time.monotonic() - saved_at >= checkpoint_seconds
         save, stop = end_round(ranks, interruption.requested, due or report.round == config.rounds)
         if save:

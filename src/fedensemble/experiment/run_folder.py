@@ -9,7 +9,8 @@ directory entry are synced to disk before an older checkpoint is deleted.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from .. import durable
 from ..checkpoint_file import check_start, read_checkpoint, write_checkpoint
 from ..config.schema import NOT_HASHED, Config, check
 from ..errors import DivergedError, InputError, StoreError
+from .checksums import FILE as CHECKSUMS
 from .checksums import changed_files, describe_changes, write_checksums
 from .folder_lock import LOCK, FolderLock
-from .metrics_log import MetricsLog, unpack
+from .metrics_log import MetricsLog, encode_record, unpack
 from .read_json import need_keys, need_numbers, read_bytes, read_json, read_table
 
 __all__ = ["MAX_CHECKPOINTS", "RunFolder", "Say", "find_runs", "read_json"]
@@ -63,21 +65,83 @@ class RunFolder:
         self.diverged_file = path / "diverged.json"
         self.clients_file, self.predictions_file = path / "clients.json", path / "predictions.json"
         self._lock, self._log = FolderLock(path), MetricsLog(self.metrics_file)
+        self._config = Config()  # of `claim`
+        self.extends: int | None = None  # rounds of the run that a claim with more rounds continues
+        self._new = False  # whether `release` deletes the folder if nothing was trained in it
+        self._added: list[Path] = []  # folders that `claim` creates
 
-    def claim(self, config: Config) -> None:
-        """Locks the folder for this process; raises if another config or process uses it."""
-        self._check_owner(config)
+    def claim(self, config: Config, *, begin: bool = True) -> None:
+        """Locks the folder for this process; raises if another config or process uses it.
+
+        Args:
+            config: of the run.
+            begin: write config.toml now. Otherwise `resume` writes it, the folder may hold the same
+                run with fewer rounds, and `release` deletes a new folder in which no round was
+                trained.
+        """
+        self._config = config
+        rounds = self._check_owner(config)
+        if rounds is not None and begin:
+            raise self._other_settings(["rounds"])
+        self._added = [] if begin else self._missing_folders()
         self._lock.acquire()
         try:
-            if not self.config_file.exists():
-                self.write(self.config_file, config.toml().encode())
+            self._new = not begin and not self.config_file.exists()
+            self.extends = rounds
+            if begin:
+                self._begin()
         except BaseException:
             self.release()
             raise
 
+    def _begin(self) -> None:
+        """Writes config.toml; a finished run with fewer rounds becomes an unfinished one.
+
+        Its checkpoint holds everything that is needed to finish it again. Its summary is deleted
+        before its config is replaced: a kill in between leaves the shorter run, unfinished.
+        """
+        if self.extends is not None:
+            self.check_claim()
+            durable.remove(self.summary_file, self.path / CHECKSUMS)
+        if self.extends is not None or not self.config_file.exists():
+            self.write(self.config_file, self._config.toml().encode())
+        self.extends = None
+
     def release(self) -> None:
-        """Unlocks the folder."""
+        """Unlocks the folder; deletes it if it is new and nothing was trained in it."""
+        # A start that is refused (data that do not fit, too little memory) must not leave an
+        # unfinished run behind. Errors are ignored: another one is being raised already.
+        with suppress(StoreError, OSError):
+            if self._new and not (self.done or self.diverged_file.exists() or self.metrics()):
+                self._lock.check()
+                self._delete_files()
+                for folder in self._added:
+                    durable.disk.remove_folder(folder)  # raises if it holds other runs
         self._lock.release()
+        self._new = False
+
+    def delete(self) -> None:
+        """Deletes the folder; raises if another process uses it."""
+        self._lock.acquire()
+        try:
+            self._delete_files()
+            durable.disk.remove_folder(self.path)
+        finally:
+            self._lock.release()
+
+    def _delete_files(self) -> None:
+        """Deletes all files of the locked folder, and its lock."""
+        # Without summary.json the run is unfinished, and without config.toml the folder is no run:
+        # what an interrupted deletion leaves is recognized, and can be deleted again.
+        durable.remove(self.summary_file)
+        for path in sorted(self.path.iterdir(), key=lambda path: path == self.config_file):
+            if path.name != LOCK:
+                durable.remove_tree(path)
+        self._lock.delete()
+
+    def _missing_folders(self) -> list[Path]:
+        """Returns the folder and those of its parents that do not exist yet, innermost first."""
+        return [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
 
     def check_claim(self) -> None:
         """Raises if the folder was deleted or replaced since `claim`; call it before each write."""
@@ -88,8 +152,12 @@ class RunFolder:
         self.check_claim()
         durable.write_bytes(file, content)
 
-    def _check_owner(self, config: Config) -> None:
-        """Raises unless the folder is new, empty, or belongs to a run with the same config."""
+    def _check_owner(self, config: Config) -> int | None:
+        """Raises unless the folder is new, empty, or belongs to a run with the same config.
+
+        Returns:
+            the number of rounds if the run differs only in having fewer; None otherwise.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(
                 f"{self.path} is a file; a run needs a folder. Choose another --out or --runs."
@@ -101,14 +169,26 @@ class RunFolder:
                 raise StoreError(
                     f"{self.path} holds other files, but no run. Choose another --out or --runs."
                 )
-            return
+            return None
+        keys, rounds = self.differs_from(config)
+        if keys == ["rounds"] and rounds < config.rounds:
+            return rounds
+        if keys:
+            shorter = "A run can be extended, but not shortened. " if keys == ["rounds"] else ""
+            raise self._other_settings(keys, shorter)
+        return None
+
+    def differs_from(self, config: Config) -> tuple[list[str], int]:
+        """Returns the settings of this run that differ from a config, and its rounds."""
         written = _with_defaults(self.read_config())
         keys = _differing_keys(written, tomllib.loads(config.toml()))
-        if keys:
-            raise StoreError(
-                f"{self.path} belongs to a run with other settings "
-                f"({', '.join(sorted(keys)[:5])}). Choose another --out or --runs."
-            )
+        return sorted(keys), int(written["rounds"])
+
+    def _other_settings(self, keys: list[str], advice: str = "") -> StoreError:
+        return StoreError(
+            f"{self.path} belongs to a run with other settings "
+            f"({', '.join(keys[:5])}). {advice}Choose another --out or --runs."
+        )
 
     def _names(self) -> list[str]:
         try:
@@ -138,8 +218,11 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """One of "done", "diverged" and "unfinished"."""
-        return "done" if self.done else "diverged" if self.diverged_file.exists() else "unfinished"
+        """One of "done", "diverged" and "unfinished".
+
+        A diverged run may be finished: its loss exploded, but stayed finite.
+        """
+        return "diverged" if self.diverged_file.exists() else "done" if self.done else "unfinished"
 
     def summary(self) -> dict[str, Any]:
         """Returns the summary of a finished run; raises if the run is not finished."""
@@ -210,15 +293,19 @@ class RunFolder:
         durable.make_private(path.parent)
         durable.remove(*self._checkpoints()[MAX_CHECKPOINTS:])
 
-    def resume(self, facts: Mapping[str, Any], say: Say) -> tuple[dict[str, Tensor], int] | None:
+    def resume(
+        self, facts: Mapping[str, Any], say: Say, others: Sequence[Path] = ()
+    ) -> tuple[dict[str, Tensor], int] | None:
         """Returns tensors and round of the newest intact checkpoint; None if there is none.
 
-        Also truncates metrics.jsonl to the rounds of that checkpoint. Damaged checkpoints are
-        skipped with a message.
+        Also writes config.toml, unless `claim` has, and truncates metrics.jsonl to the rounds of
+        that checkpoint. Damaged checkpoints are skipped with a message.
 
         Args:
             facts: must equal those that the checkpoint was saved with (the data's fingerprint).
             say: called with messages for the user.
+            others: checkpoints of runs that differ only in their number of rounds, best first; used
+                if this run has none.
         """
         self.check_claim()
         checkpoints = self._checkpoints()
@@ -239,13 +326,60 @@ class RunFolder:
                     f"{self.path} was trained on other data, or the data have changed since. "
                     "Choose another --out or --runs, or delete the folder."
                 )
+            self._begin()
             self._restore_metrics(path, tensors.pop(_METRICS, None), metadata, say)
             # A process that was killed in `save` may not have deleted the old checkpoints.
             if path == checkpoints[0]:
                 durable.remove(*checkpoints[MAX_CHECKPOINTS:])
             return tensors, int(metadata["round"])
+        for path in others:
+            if adopted := self._adopt(path, facts):
+                say(f"Extending {path.parent.parent}, which is kept as it is.")
+                return adopted
+        if self.extends is not None:
+            raise StoreError(
+                f"{self.path} cannot be extended: its checkpoints are missing or damaged. "
+                "Choose another --out or --runs to train from round 0."
+            )
+        self._begin()
         self._log.restore(b"")
         return None
+
+    def _adopt(self, path: Path, facts: Mapping[str, Any]) -> tuple[dict[str, Tensor], int] | None:
+        """Returns tensors and round of another run's checkpoint, and takes over its records.
+
+        Returns None if the checkpoint is damaged, has gone, or belongs to other data.
+        """
+        try:
+            tensors, metadata = read_checkpoint(path)
+            need_numbers(path, metadata, ("round", "metrics_bytes"), "its metadata")
+        except StoreError:
+            return None
+        packed = tensors.pop(_METRICS, None)
+        records = None if packed is None else unpack(packed, int(metadata["metrics_bytes"]))
+        if records is None or any(metadata.get(key) != value for key, value in facts.items()):
+            return None
+        self._begin()
+        self._log.restore(records)
+        return tensors, int(metadata["round"])
+
+    def drop_test(self, config: Config, keys: Collection[str]) -> None:
+        """Removes the test from the last record if the config has none after that round.
+
+        The last round of a run is always tested. In a longer run it need not be, and a run that was
+        extended must have the records of one that was not.
+
+        Args:
+            config: of the run.
+            keys: of a test in a record.
+        """
+        records = self.metrics()
+        if not records or records[-1]["round"] == config.last_test(records[-1]["round"]):
+            return
+        last = {key: value for key, value in records[-1].items() if key not in keys}
+        if last != records[-1]:
+            lines = self._log.read().splitlines(keepends=True)
+            self._log.restore(b"".join(lines[:-1]) + encode_record(last))
 
     def _restore_metrics(
         self, path: Path, packed: Tensor | None, metadata: Mapping[str, Any], say: Say
@@ -289,7 +423,7 @@ class RunFolder:
         checkpoints = self._checkpoints()
         if not checkpoints:
             return "There is no checkpoint yet; start the same command again."
-        last = int(checkpoints[0].stem.removeprefix("round-"))
+        last = _round_of(checkpoints[0])
         return (
             f"The checkpoint of round {last} in {self.path} is intact; "
             "start the same command again to go on."
@@ -307,10 +441,20 @@ class RunFolder:
         """Writes diverged.json with the error."""
         self.write(self.diverged_file, durable.json_bytes({"error": str(error)}))
 
+    def divergence(self) -> str:
+        """Returns why the run has diverged; empty if it has not."""
+        if not self.diverged_file.exists():
+            return ""
+        return str(read_table(self.diverged_file).get("error", "unknown reason"))
+
     def clear_diverged(self) -> None:
         """Deletes diverged.json, because the run is trained again."""
         self.check_claim()
         durable.remove(self.diverged_file)
+
+    def checkpoints_before(self, round: int) -> list[Path]:
+        """Returns the paths of the checkpoints of earlier rounds, newest first."""
+        return [path for path in self._checkpoints() if _round_of(path) < round]
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoint" / f"round-{round:08d}.safetensors"
@@ -329,6 +473,10 @@ class RunFolder:
             raise StoreError(
                 f"{folder} cannot be read: {durable.describe_os_error(error)}"
             ) from None
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("round-"))
 
 
 def find_runs(root: Path) -> list[RunFolder]:

@@ -94,7 +94,7 @@ def check_outputs(functional_model: FunctionalModel, data: FederatedData) -> Non
         )
     check_tokens(model, data)
     model = model.to(functional_model.device)
-    x, y = _first_examples(functional_model, data, 8)
+    x, y = first_examples(functional_model, data, 8)
     try:
         with torch.no_grad():
             outputs = model(x)
@@ -224,7 +224,7 @@ def check_training(functional_model: FunctionalModel, data: FederatedData, batch
     more than two examples.
     """
     for count in sorted({min(2, batch_size), batch_size}):
-        x, y = _first_examples(functional_model, data, count)
+        x, y = first_examples(functional_model, data, count)
         try:
             with raise_on_oom(
                 f"A step on {count} examples does", functional_model.device, advise_smaller_visit()
@@ -251,7 +251,7 @@ def check_training(functional_model: FunctionalModel, data: FederatedData, batch
     ) from failure
 
 
-def _first_examples(
+def first_examples(
     functional_model: FunctionalModel, data: FederatedData, count: int
 ) -> tuple[Tensor, Tensor]:
     """Copies of the first `count` inputs and targets; a model may write into its inputs."""

@@ -38,13 +38,14 @@ def _entry(algorithm: type[Algorithm], name: str) -> str:
     """The entry of an algorithm; of another package's algorithm only what its `reference` says."""
     # The class that states the reference: a subclass may inherit it.
     owner = next(parent for parent in algorithm.__mro__ if "reference" in vars(parent))
-    if not owner.reference:
+    reference = algorithm.reference
+    if not reference:
         return ""
     # Another package's "Wang et al. 2020" may be another paper than ours, so it is not looked up.
     if owner.__module__.startswith("fedensemble."):
-        return _packaged()[reference_key(owner.reference)]
+        return _packaged()[reference_key(reference)]
     key = re.sub(r"[^A-Za-z0-9-]+", "-", name)
-    fields = f"  title = {{{escape(name)}}},\n  note = {{{escape(owner.reference)}}},\n"
+    fields = f"  title = {{{escape(name)}}},\n  note = {{{escape(reference)}}},\n"
     return f"@misc{{{key},\n{fields}}}\n"
 
 

@@ -21,6 +21,7 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     table, values, records = read_report(folder, summary)
     save(run_figure(records, table.title), folder / "curves.png")
     state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
+    state += f"\nDiverged: {divergence}\n" if (divergence := store.divergence()) else ""
     times = time_table(records)
     spent = f"\n## {times.title}\n\n{times.markdown()}" if times else ""
     text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\n"

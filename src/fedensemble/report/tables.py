@@ -220,6 +220,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
     rows += [(name, *[text] * len(columns), *[NONE] * averaged) for name, text in facts]
     modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
     title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
+    title += " (diverged)" if "diverged" in summary else ""
     header = ("metric", *(evaluations.get(key, key) for key in columns))
     header += (last_tests(tests),) * averaged
     return TextTable(title, header, tuple(rows))

@@ -115,7 +115,7 @@ def test_the_rule_of_the_page_trains(monkeypatch):
         0
     ]
     # registered for this test only
-    monkeypatch.setattr(aggregators, "_items", dict(aggregators._items))
+    monkeypatch.setattr(aggregators, "_items", {name: aggregators[name] for name in aggregators})
     exec(example, {"__name__": "page"})
     made = federation(aggregator={"name": "first-half"})
     before = made.state.modes["theta"]

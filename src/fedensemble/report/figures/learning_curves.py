@@ -12,10 +12,11 @@ from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..downsample import caption, grouped
+from ..palette import LIGHT as COLOURS
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import TITLES, TextTable
 from .paper_grid import PaperReport, headline
-from .plots import COLOURS, LINES, STYLE, explain_bands, one_legend
+from .plots import LINES, STYLE, explain_bands, one_legend
 
 # One line style more than LINES, because the paper compares five methods.
 STROKES = (*LINES, (0, (5, 1, 1, 1, 1, 1)))

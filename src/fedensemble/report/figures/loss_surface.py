@@ -20,9 +20,10 @@ from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ...experiment.run_folder import RunFolder
 from ...predict import Ensemble
+from ..palette import LIGHT as COLOURS
 from ..tables import TextTable
 from .paper_grid import PaperReport, headline
-from .plots import COLOURS, STYLE
+from .plots import STYLE
 
 BATCH = 10_000
 MARGIN = 0.25  # of the triangle's extent, on every side

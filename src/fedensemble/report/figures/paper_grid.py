@@ -14,8 +14,9 @@ from ...experiment.compare import RowResult, summarise
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..best import best_places
+from ..palette import LIGHT as COLOURS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
-from .plots import COLOURS, STYLE, escape_label, one_legend
+from .plots import STYLE, escape_label, one_legend
 
 WAYS = {"test": "standard", "test_dropout": "the paper's way"}
 PAPER, GAP, FULL = "paper", "gap", "full"

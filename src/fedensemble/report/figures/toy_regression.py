@@ -20,9 +20,10 @@ from ...theory.bias_variance import (
     limit_variance,
     predictions,
 )
+from ..palette import LIGHT as COLOURS
 from ..tables import NO_INTERVAL, NONE, TextTable
 from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
-from .plots import COLOURS, STYLE, escape_label
+from .plots import STYLE, escape_label
 
 BAND = (5, 95)  # percentiles of the modes between which the band lies
 

@@ -54,10 +54,13 @@ def run_page(folder: Path) -> str:
     shown = [curves(run), spread(run), *predictions(run), clients(run)]
     sections = [*shown, ledger(run), results(run), settings(run)]
     done, rounds = len(run.records), run.settings["rounds"]
+    warnings = [f"Diverged: {run.diverged}"] if run.diverged else []
+    warnings += [] if run.done else [f"Not finished: {done} of {rounds} rounds."]
+    warnings += [run.changes] if run.done and run.changes else []
     return _render(
         title=str(run.settings["name"]),
         subtitle=_subtitle(run),
-        warning=run.changes if run.done else f"Not finished: {done} of {rounds} rounds.",
+        warning=" ".join(warnings),
         figures=figures(run),
         sections=sections,
     )
@@ -69,6 +72,7 @@ def comparison_page(folder: Path, file: Path) -> str:
     runs = [run for row in comparison.rows for run in row.runs]
     unfinished = sum(not run.done for run in runs)
     warnings = [f"Not finished: {unfinished} of {len(runs)} runs."] if unfinished else []
+    warnings += [f"Diverged: {run.path.name}: {run.diverged}" for run in runs if run.diverged]
     warnings += [run.changes for run in runs if run.changes]
     rows = len(comparison.rows) or len(comparison.table.rows)
     return _render(

@@ -28,6 +28,7 @@ class RunData:
     predictions: Mapping[str, Any]
     environment: Mapping[str, Any]
     changes: str = ""  # a sentence on files changed since the run was finished
+    diverged: str = ""  # why the run has diverged
 
     @property
     def tested(self) -> list[Mapping[str, Any]]:
@@ -55,6 +56,7 @@ def read_run(folder: Path) -> RunData:
         predictions=optional(store.predictions_file) if store.done else {},
         environment=optional(folder / "env.json"),
         changes=store.changes(),
+        diverged=store.divergence(),
     )
 
 

@@ -1,0 +1,150 @@
+"""The names that `import fedensemble as fe` offers; the package imports them at first use."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .algorithms import (
+    QSGD,
+    Diana,
+    Dore,
+    FedAc,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedDyn,
+    FedPD,
+    FedProx,
+    FedSplit,
+    FedYogi,
+    Scaffold,
+)
+from .core.aggregator import Aggregator, aggregators
+from .core.algorithm import Algorithm, algorithms
+from .core.attack import Attack, attacks
+from .core.engine import Engine
+from .core.optimizer import SGD, Adam, Optimizer
+from .core.participation import Participation, participations
+from .core.problem import LocalProblem
+from .core.schedule import Schedule, schedules
+from .core.types import Cohort, EnsembleState, Plan, RoundReport
+from .data import FederatedData
+from .errors import (
+    AggregatorWarning,
+    DataError,
+    DivergedError,
+    EngineWarning,
+    FedEnsembleError,
+    InputError,
+    StoreError,
+)
+from .federation.federation import Federation
+from .metrics import evaluate, evaluate_classes
+from .participation import Devices, Everybody
+from .predict import Ensemble, Prediction
+from .registry import Registry
+from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from .schedules import Balanced, Independent, IndependentKFold, Stratified
+
+_T = TypeVar("_T", bound=type)
+
+
+def register(name: str) -> Callable[[_T], _T]:
+    """Decorator that registers an Algorithm, Schedule or Participation: `@fe.register("mine")`."""
+
+    def add(cls: _T) -> _T:
+        kinds: list[tuple[type, Registry[Any]]] = [
+            (Algorithm, algorithms),
+            (Schedule, schedules),
+            (Participation, participations),
+        ]
+        for base, registry in kinds:
+            if isinstance(cls, type) and issubclass(cls, base):
+                registry.register(name)(cls)
+                return cls
+        raise InputError(
+            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; "
+            f"got {cls!r}. Models, datasets and engines have their own registries."
+        )
+
+    return add
+
+
+def load_ensemble(folder: str | Path, device: str = "cpu") -> Ensemble:
+    """The ensemble of a finished run of the command line, ready to predict.
+
+    Its model is built from the run's config. A model of your own must be registered first, under
+    the same name as in the run.
+
+    Args:
+        folder: of the run, such as "runs/digits/0123456789ab".
+        device: "cpu", "cuda" or "auto".
+    """
+    # Imported here because training in Python does not need the config package.
+    from .experiment.ensemble_file import load_ensemble as load
+
+    return load(folder, device)
+
+
+__all__ = [
+    "QSGD",
+    "SGD",
+    "Adam",
+    "Aggregator",
+    "AggregatorWarning",
+    "Algorithm",
+    "Attack",
+    "Balanced",
+    "CenteredClipping",
+    "Cohort",
+    "DataError",
+    "Devices",
+    "Diana",
+    "DivergedError",
+    "Dore",
+    "Engine",
+    "EngineWarning",
+    "Ensemble",
+    "EnsembleState",
+    "Everybody",
+    "FedAc",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedEnsembleError",
+    "FedPD",
+    "FedProx",
+    "FedSplit",
+    "FedYogi",
+    "FederatedData",
+    "Federation",
+    "GeometricMedian",
+    "Independent",
+    "IndependentKFold",
+    "InputError",
+    "Krum",
+    "LocalProblem",
+    "Median",
+    "MultiKrum",
+    "Optimizer",
+    "Participation",
+    "Plan",
+    "Prediction",
+    "RoundReport",
+    "Scaffold",
+    "Schedule",
+    "StoreError",
+    "Stratified",
+    "TrimmedMean",
+    "aggregators",
+    "algorithms",
+    "attacks",
+    "evaluate",
+    "evaluate_classes",
+    "load_ensemble",
+    "register",
+    "schedules",
+]
