@@ -188,7 +188,7 @@ def test_a_cuda_device_too_many(monkeypatch):
         (lambda: FedAvg(lr_decay=1.5), "lr_decay <= 1"),
         (lambda: FedAvg(lr_decay_every=0), "lr_decay_every >= 1"),
         (lambda: FedAvg(weighting="examlpes"), "'examples' or 'uniform'"),
-        (lambda: FedAvg(optimizer="sgd"), "needs an optimizer such as SGD"),
+        (lambda: FedAvg(optimizer="sgd"), "needs an optimizer such as 'adam', SGD"),
         (lambda: FedProx(mu=-1), "FedProx needs mu >= 0; got -1"),
         (lambda: SGD(momentum=1.0), "SGD needs 0 <= momentum < 1"),
         (lambda: SGD(clip=-1), "SGD needs clip >= 0"),

@@ -287,7 +287,7 @@ def test_bad_traces(tmp_path, content, says):
 
 
 def test_a_trace_that_is_missing_or_not_text(tmp_path):
-    with pytest.raises(InputError, match=r"Cannot read participation.trace .*No such file"):
+    with pytest.raises(InputError, match=r"Cannot read trace .*No such file"):
         Devices(trace=str(tmp_path / "none.csv")).init(3, 0)
     (tmp_path / "t.csv").write_bytes(bytes(range(256)))
     with pytest.raises(InputError, match="is not a CSV file of device speeds"):
