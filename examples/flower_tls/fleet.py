@@ -17,7 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-from keys import certify_node, make_certificates, make_node_key, make_operator_key
+from fedensemble.deploy.certificates import (
+    certify_node,
+    make_certificates,
+    make_node_key,
+    make_operator_key,
+)
 
 HOST = "127.0.0.1"
 HERMETIC = {  # no installation, no telemetry, no update check, no proxy

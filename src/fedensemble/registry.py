@@ -134,6 +134,12 @@ class Registry(Generic[T]):
             import_module(f"{__package__}.{self._builtins}")
             self._builtins = None
 
+    def package(self, name: str) -> tuple[str, str] | None:
+        """Name and version of the package that adds a plug-in; None if there is no such package."""
+        point = self._entry_points().get(name)
+        dist = None if point is None else point.dist
+        return None if dist is None else (dist.name, dist.version)
+
     def _load(self, name: str) -> T:
         """The plug-in of another package; raises InputError if importing it fails.
 

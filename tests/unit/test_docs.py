@@ -95,7 +95,7 @@ def commands() -> list[str]:
         line
         for page in PAGES
         for block in blocks(page, "(?:console|bash)")
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
     ]
     parts = [
         part.strip()

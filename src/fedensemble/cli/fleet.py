@@ -79,6 +79,39 @@ def nginx_command(
     typer.echo(render_nginx(options), nl=False)
 
 
+@fleet_app.command("authority")
+def authority_command(
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; ca.key must stay secret.")],
+    hosts: Annotated[
+        list[str], typer.Argument(help="Names and addresses under which clients reach the gateway.")
+    ],
+) -> None:
+    """Create a fleet's CA and the certificates of its server.
+
+    ca.crt goes to all machines; server.* and superlink.* go to the server; ca.key stays offline.
+    """
+    _require_flower()
+    from ..deploy.certificates import make_certificates
+
+    make_certificates(folder, hosts)
+    typer.echo(f"Written to {folder}: ca.crt, server.crt, superlink.crt and their keys.")
+
+
+@fleet_app.command("certify")
+def certify_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of the fleet's CA.")],
+    keys: Annotated[list[Path], typer.Argument(help="Public ECDSA keys of clients, NAME.pub.")],
+) -> None:
+    """Create a client certificate NAME.crt next to each public key NAME.pub."""
+    _require_flower()
+    from ..deploy.certificates import certify_node
+
+    for key in keys:
+        certificate = key.with_suffix(".crt")
+        certify_node(folder, key, certificate)
+        typer.echo(f"Written: {certificate}")
+
+
 @fleet_app.command("sign")
 def sign_command(
     app: Annotated[Path, typer.Argument(help="Folder of the app, as passed to `flwr run`.")],

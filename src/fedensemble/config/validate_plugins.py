@@ -16,6 +16,7 @@ from ..arguments import check_names
 from ..core.aggregator import check_aggregator as check_rule
 from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..data import partitions
+from ..data.schema import Schema
 from ..errors import InputError, unknown
 from ..registry import Registry
 from .hints import suggest_keys
@@ -42,8 +43,12 @@ from .plugins import (
 
 def check_data(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Returns the table `[data]` with its defaults."""
+    if settings.get("source") == "schema":
+        settings.setdefault("partition", "natural")  # the clients of a fleet are its sites
     names = _plugin_names(DATA, settings, problems)
     table, valid = _fill_defaults("data", settings, names and DATA.schema(names), problems)
+    if valid and table["source"] == "schema":
+        try_build("data", lambda: Schema.from_options(table), problems)
     if valid and table["clients"] is None and not _clients_optional(table["partition"]):
         problems.append(
             f"data.clients: is missing; partition '{table['partition']}' needs a number of clients."
@@ -193,5 +198,8 @@ def check_registered(key: str, name: Any, registry: Registry[Any], problems: lis
     """Returns whether the registry has this name."""
     if isinstance(name, str) and name in registry:
         return True
-    problems.append(f"{key}: {unknown(registry.kind, str(name), registry)}")
+    text = unknown(registry.kind, str(name), registry)
+    if "did you mean" not in text:  # then it is no typo of a known name
+        text += f" A {registry.kind} of another package is known where that package is installed."
+    problems.append(f"{key}: {text}")
     return False

@@ -2,7 +2,18 @@
 
 # These modules are imported because they register datasets and partitions. They import optional
 # libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
-from . import cifar, digits, fake, label_partition, mnist, npz, openimage, shakespeare, synthetic  # noqa: F401
+from . import (  # noqa: F401
+    cifar,
+    digits,
+    fake,
+    label_partition,
+    mnist,
+    npz,
+    openimage,
+    schema,
+    shakespeare,
+    synthetic,
+)
 from .dataset import Dataset, data_folder, datasets, load
 from .download import get
 from .federated import FederatedData

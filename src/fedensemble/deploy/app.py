@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import config_keys
+from ..errors import DataError, FedEnsembleError, config_keys
 from .app_spec import read_app_spec
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from ..engines.flower.client import LocalClient
 
 Load = Callable[[Mapping[str, Any]], tuple[Any, Any]]
+logger = logging.getLogger("flwr")  # Flower shows this logger
+
+
+class SiteDataError(DataError):
+    """A client's load() failed. The text continues a sentence that begins with its name."""
 
 
 def server_app(folder: Path) -> ServerApp:
@@ -29,6 +35,9 @@ def server_app(folder: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from .server import run_fleet
 
+        # Flower logs an exception of the app with its traceback. Errors that this package raises
+        # on purpose say what to do; their traceback would only hide that.
+        logger.addFilter(_hide_traceback)
         with config_keys():
             run_fleet(grid, read_app_spec(folder), context.run_config)
 
@@ -48,8 +57,17 @@ def client_app(folder: Path, load: Load) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        with config_keys():
-            return build_client(folder, load, context).answer_query(message, context)
+        from ..engines.flower.client import answer_with_problem
+
+        try:
+            with config_keys():
+                client = build_client(folder, load, context)
+        except Exception as error:  # load() is the site's own code, and may raise anything
+            logger.error("This client cannot enrol.", exc_info=error)
+            text = str(error) if isinstance(error, FedEnsembleError) else describe(error)
+            known = isinstance(error, SiteDataError)
+            return answer_with_problem(message, context, text if known else f"cannot enrol: {text}")
+        return client.answer_query(message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -67,7 +85,11 @@ def build_client(folder: Path, load: Load, context: Context) -> LocalClient:
 
     spec = read_app_spec(folder)
     model = spec.build_model(str(context.node_config.get("device", "cpu")))
-    data = spec.build_client_data(load(dict(context.node_config)))
+    try:
+        pair = load(dict(context.node_config))
+    except Exception as error:  # load() is the site's own code
+        raise SiteDataError(f"cannot load its data: {describe(error)}") from error
+    data = spec.build_client_data(pair)
     check_outputs(model, data)
     training = spec.config.training
     work = resolve_work(
@@ -78,3 +100,20 @@ def build_client(folder: Path, load: Load, context: Context) -> LocalClient:
     example = data.inputs(data.x[:1].to(model.device), model.dtype)
     algorithm = spec.algorithm.bind(ServerContext(model, example))
     return LocalClient(model, algorithm, data, work, spec.config.seed)
+
+
+def describe(error: Exception) -> str:
+    """Returns type and text of an error, such as "FileNotFoundError: ...".
+
+    >>> describe(KeyError("pulse"))
+    "KeyError: 'pulse'"
+    """
+    return f"{type(error).__name__}: {error}"
+
+
+def _hide_traceback(record: logging.LogRecord) -> bool:
+    """A log filter that keeps only the message of this package's own errors."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedEnsembleError):
+        record.msg, record.args, record.exc_info = "%s", (str(error),), None
+    return True

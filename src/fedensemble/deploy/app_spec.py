@@ -1,7 +1,7 @@
-"""Specification of an app: its config, and the shapes that server and clients must agree on.
+"""Specification of an app: its config, whose table `[data]` is a schema of the sites' data.
 
-A simulation reads these shapes from the data. The server of a fleet has no data, so an app's folder
-states them in facts.toml.
+A simulation reads shapes and classes from the data. The server of a fleet has no data, so the
+schema states them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from typing import Any
 
 import tomli_w
 import torch
+from torch import Tensor
 
 from ..checkpoint_file import write_bytes
-from ..config.build import build_data, build_model, model_facts
+from ..config.build import build_data, build_model
 from ..config.plugins import build_algorithm
 from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import Algorithm
 from ..data.federated import FederatedData
-from ..data.label_names import check_class_names
-from ..data.normalize import Standardise
+from ..data.schema import Schema
 from ..errors import InputError
 from ..federation.resolve import select_device
 from ..modeling.functional_model import FunctionalModel
+from ..modeling.losses import count_outputs
+from .requirements import check_requirements
+from .site_files import read_examples
 
-CONFIG, FACTS = "config.toml", "facts.toml"
+CONFIG, EXAMPLE = "config.toml", "example.toml"
 
 
 @dataclass(frozen=True)
@@ -36,22 +39,42 @@ class AppSpec:
 
     Args:
         config: the config to train.
-        shape: shape of one input.
-        outputs: number of outputs of the model.
-        standardise: normalisation of the inputs, or None.
-        class_names: name of each class, or None; sites may then give labels as these names.
+        schema: one example of the sites' data.
     """
 
     config: Config
-    shape: tuple[int, ...]
-    outputs: int
-    standardise: Standardise | None
-    class_names: tuple[str, ...] | None = None
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        loss = self.config.training.loss
+        if loss != "mse" and self.schema.classes is None:
+            raise InputError(
+                f"Loss '{loss}' needs the number of classes: give data.classes or "
+                'data.class_names, or for regression training.loss = "mse".'
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.schema.shape
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for regression."""
+        return None if self.config.training.loss == "mse" else self.schema.classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Name of each class, or None."""
+        return None if self.classes is None else self.schema.class_names
 
     @property
     def model(self) -> dict[str, Any]:
         """The facts about the data that a model needs."""
-        return {"shape": list(self.shape), "outputs": self.outputs}
+        outputs = self.schema.outputs
+        if self.classes is not None:
+            outputs = count_outputs(self.config.training.loss, self.classes)
+        return {"shape": list(self.shape), "outputs": outputs}
 
     @property
     def algorithm(self) -> Algorithm:
@@ -68,37 +91,42 @@ class AppSpec:
             build_model(self.config.model, self.model), loss, targets, select_device(device), dtype
         )
 
+    def convert(self, pair: Any, where: str) -> tuple[Tensor, Tensor]:
+        """Returns inputs and targets as the schema describes them; raises if they are others."""
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError(f"{where} must be a pair of inputs and targets; got {type(pair)}.")
+        x = self.schema.convert_inputs(pair[0], where)
+        return x, self.schema.convert_targets(pair[1], where)
+
     def build_client_data(self, pair: Any) -> FederatedData:
         """Returns inputs and targets as data of one client; raises InputError if shapes differ."""
-        classes = {"cross_entropy": self.outputs, "bce": 2}.get(self.config.training.loss)
-        data = FederatedData.from_clients(
-            [pair],
-            standardise=self.standardise,
-            classes=classes,
+        return FederatedData.from_clients(
+            [self.convert(pair, "The data of load() in data.py")],
+            standardise=self.schema.standardise,
+            classes=self.classes,
             class_names=self.class_names,
         )
-        if tuple(data.x.shape[1:]) != self.shape:
-            raise InputError(
-                f"load() in data.py returned inputs of shape {tuple(data.x.shape[1:])}, but the "
-                f"model takes {self.shape}: change load(), or shape in {FACTS}."
-            )
-        return data
 
 
 def write_app_spec(folder: Path, config: Config) -> AppSpec:
-    """Writes a config and the facts about its data into an app's folder; returns them."""
-    data = build_data(config)
-    facts: dict[str, Any] = model_facts(data, config.training.loss)
-    if data.standardise is not None:
-        facts["standardise"] = {
-            "mean": list(data.standardise.mean),
-            "std": list(data.standardise.std),
-        }
-    if data.class_names is not None:
-        facts["class_names"] = list(data.class_names)
+    """Writes a config with a schema in place of its dataset into an app's folder; returns them.
+
+    A config with `data.source = "schema"` needs no data. Another dataset is read once, for its
+    schema, and stays in example.toml as data to try the app with.
+    """
+    if config.data["source"] != "schema":
+        schema = Schema.from_data(build_data(config))
+        values = config.values()
+        example, values["data"] = values["data"], schema.to_options()
+        if example.get("clients") is not None:
+            values["data"]["clients"] = example["clients"]
+        config = resolve(values)
+        spec = AppSpec(config, schema)
+        write_bytes(folder / EXAMPLE, tomli_w.dumps({"data": example}).encode())
+    else:
+        spec = AppSpec(config, Schema.from_options(config.data))
     write_bytes(folder / CONFIG, config.toml().encode())
-    write_bytes(folder / FACTS, tomli_w.dumps(facts).encode())
-    return read_app_spec(folder)
+    return spec
 
 
 def reject_attack(config: Config) -> None:
@@ -110,32 +138,33 @@ def reject_attack(config: Config) -> None:
 
 
 def read_app_spec(folder: Path) -> AppSpec:
-    """Returns the specification in an app's folder."""
+    """Returns the specification in an app's folder; raises if this machine cannot run the app."""
+    check_requirements(folder)  # first, because without a package its model is unknown
     config = resolve(read_toml(folder / CONFIG), str(folder / CONFIG))
     reject_attack(config)
-    facts = read_toml(folder / FACTS)
-    standardise = facts.get("standardise")
-    try:
-        return AppSpec(
-            config=config,
-            shape=tuple(int(length) for length in facts["shape"]),
-            outputs=int(facts["outputs"]),
-            standardise=None
-            if standardise is None
-            else Standardise(tuple(standardise["mean"]), tuple(standardise["std"])),
-            class_names=check_class_names(facts["class_names"]) if "class_names" in facts else None,
-        )
-    except (KeyError, TypeError, ValueError) as error:
+    if config.data["source"] != "schema":
         raise InputError(
-            f"{folder / FACTS} needs shape (a list of integers), outputs (an integer) and, where "
-            "inputs are standardised, standardise.mean and standardise.std (lists of numbers); "
-            f"class_names is a list of different texts: {error!r}."
-        ) from None
+            f"{folder / CONFIG} has data.source = '{config.data['source']}', and the server of a "
+            "fleet has no data: write the app again with fedensemble deploy, or give a schema."
+        )
+    return AppSpec(config, Schema.from_options(config.data))
+
+
+def load_file(folder: Path, file: str | Path) -> tuple[Any, Any]:
+    """Returns inputs and targets of a site's .npz or .csv file, read as the app's schema says."""
+    return read_examples(Path(str(file)).expanduser(), read_app_spec(folder).schema)
 
 
 def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns inputs and targets of client `partition-id` in the config's dataset."""
-    data, partition = build_data(read_app_spec(folder).config), node.get("partition-id")
+    """Returns inputs and targets of client `partition-id` in the dataset of example.toml."""
+    if not (folder / EXAMPLE).exists():
+        raise InputError(
+            "This SuperNode was started without a file of examples: give --node-config "
+            "'data=\"/srv/mine.csv\"', or write load() in the app's data.py."
+        )
+    config = read_app_spec(folder).config
+    values = {**config.values(), **read_toml(folder / EXAMPLE)}
+    data, partition = build_data(resolve(values)), node.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < len(data):
         raise InputError(
             f"The example data have clients 0 to {len(data) - 1}; got partition-id {partition}. "

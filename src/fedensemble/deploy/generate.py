@@ -12,7 +12,8 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..errors import StoreError
 from ..version import VERSION
-from .app_spec import reject_attack, write_app_spec
+from .app_spec import EXAMPLE, reject_attack, write_app_spec
+from .requirements import FILE, format_requirements, list_requirements
 
 PACKAGE = "fleet"
 _CODE = ("__init__.py", "server_app.py", "client_app.py", "data.py")
@@ -29,24 +30,33 @@ def write_app(config: Config, out: Path) -> list[str]:
     reject_attack(config)
     template = files("fedensemble.deploy") / "template"
     spec = write_app_spec(out / PACKAGE, config)
+    requirements = list_requirements(config.values())
+    write_bytes(out / PACKAGE / FILE, format_requirements(requirements).encode())
     for name in _CODE:
         write_bytes(out / PACKAGE / name, (template / name).read_bytes())
+    has_example = (out / PACKAGE / EXAMPLE).exists()
     clients = max(config.ensemble.clients_per_round, config.data.get("clients") or 0)
     values = {
         "name": re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-") or "fleet",
         "version": VERSION,
+        "dependencies": ", ".join(f'"{text}"' for text, _ in requirements),
+        "installed": "\n".join(
+            f"- `{text}`{f' ({why})' * bool(why)}" for text, why in requirements
+        ),
         "modes": config.ensemble.modes,
         "rounds": config.rounds,
         "per_round": config.ensemble.clients_per_round,
         "algorithm": spec.config.algorithm["name"],
         "clients": clients,
         "last": clients - 1,
+        "data": "" if has_example else r" data=\"$PWD/client-$i.csv\"",
     }
     for name in ("pyproject.toml", "README.md"):
         text = Template((template / f"{name}.in").read_text(encoding="utf-8")).substitute(values)
         write_bytes(out / name, text.encode())
     return [
-        f"Change {out / PACKAGE / 'data.py'}: load() returns a client's own examples.",
-        f"Then follow {out / 'README.md'}: a SuperLink, {clients} SuperNodes, "
-        f"and  flwr run {out} NAME --stream",
+        f"{out / PACKAGE / 'data.py'}: load() returns a client's own examples, by default those of "
+        "an .npz or .csv file. Change it if your clients have other files.",
+        f"{out / PACKAGE / FILE}: what to install on every machine, the server and all clients.",
+        f"{out / 'README.md'}: the commands for a SuperLink and {clients} SuperNodes.",
     ]

@@ -24,6 +24,8 @@ from ..engines.flower.mode_checks import FiniteModeCheck
 from ..engines.flower.roster import Member, Roster
 from ..engines.flower.running_statistics import BufferRules
 from ..experiment.ensemble_file import write_modes
+from ..experiment.evaluation import evaluate_run, write_prediction_summary
+from ..experiment.prediction_summary import MAX_CLIENTS, compact_bytes
 from ..experiment.read_json import need_keys, read_json
 from ..experiment.records import describe, environment
 from ..experiment.run_folder import RunFolder
@@ -34,6 +36,7 @@ from ..text import shorten
 from .app_spec import AppSpec
 from .safeguards import build_limits, cohort_notes, weight_notes
 from .server_settings import Settings
+from .server_test_set import read_test_set
 
 logger = logging.getLogger("flwr")
 
@@ -69,7 +72,9 @@ class Fleet:
         config, self.spec, self.store = spec.config, spec, store
         self.model = spec.build_model("cpu")
         example = torch.zeros(1, *spec.shape, dtype=self.model.dtype)
+        self.test_data = read_test_set(spec, settings.test_file)
         roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
+        store.write(store.clients_file, compact_bytes(self.describe_clients(roster)))
         table = config.ensemble
         base_schedule = resolve_schedule(
             table.schedule, table.modes, table.strata, table.clients_per_round, len(roster)
@@ -123,6 +128,21 @@ class Fleet:
             self.engine.load_client_state(engine_state)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
 
+    def describe_clients(self, roster: Roster) -> dict[str, Any]:
+        """Returns names and sizes of the clients as they enrolled, for the report."""
+        sizes, tests = [member.examples for member in roster.members], self.test_data.y_test
+        summary = {
+            "clients": len(sizes),
+            "examples": sum(sizes),
+            "test_examples": 0 if tests is None else len(tests),
+            "source": "fleet",
+            "partition": "",
+        }
+        if not self.spec.config.report.publish_clients:
+            return {**summary, "published": False}
+        names = [member.name for member in roster.members]
+        return {**summary, "size": sizes[:MAX_CLIENTS], "names": names[:MAX_CLIENTS]}
+
     def train_one_round(self) -> None:
         """Trains one round and saves it."""
         self.state, report = run_round(
@@ -132,12 +152,16 @@ class Fleet:
             engine=self.engine,
             aggregator=self.aggregator,
         )
-        log = self.engine.log
-        self.store.append_metrics({**describe(report), "fleet": log.to_record()})
+        log, config = self.engine.log, self.spec.config
+        record = {**describe(report), "fleet": log.to_record()}
+        if report.round == config.last_test(report.round):
+            record |= evaluate_run(config, self, self.test_data)[0]
+        self.store.append_metrics(record)
         self.store.save(
             self.state.tensors(self.engine.client_state_tensors()), self.state.round, self.facts
         )
-        logger.info("%s", format_round(report, len(log.lost), len(log.refused), len(log.late)))
+        line = format_round(report, len(log.lost), len(log.refused), len(log.late))
+        logger.info("%s%s", line, format_test(record.get("test", {})))
 
     @property
     def ensemble(self) -> Ensemble:
@@ -147,12 +171,14 @@ class Fleet:
             self.model,
             self.state.modes["theta"],
             self.state.buffers,
-            standardise=self.spec.standardise,
+            standardise=self.spec.schema.standardise,
             combine=config.ensemble.combine,
             input_shape=self.spec.shape,
             seed=config.seed,
+            tokens=self.spec.schema.tokens,
             predictors=self.algorithm.predictors(self.state.modes),
             class_names=self.spec.class_names,
+            feature_names=self.spec.schema.columns,
         )
 
     def finish(self, seconds: float) -> None:
@@ -160,6 +186,7 @@ class Fleet:
         config, records, ensemble = self.spec.config, self.store.metrics(), self.ensemble
         self.store.check_claim()
         write_modes(self.store.modes_file, ensemble, {"model": self.spec.model})
+        write_prediction_summary(config, self.store, self, self.test_data, None)
         summary = {
             "name": config.name,
             "hash": config.hash(),
@@ -173,6 +200,7 @@ class Fleet:
             "prediction_bytes": ensemble.prediction_bytes,
             "seconds": round(seconds, 3),
             "combine": ensemble.combine,
+            **{key: value for key, value in records[-1].items() if key.startswith("test")},
         }
         self.store.finish({**summary, **self.facts})
         logger.info("Finished: the modes are in %s.", self.store.modes_file)
@@ -202,6 +230,7 @@ def load_or_enrol(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, s
             Member.from_record(record, roster.identity) for record in saved["members"]
         )
         return roster, str(saved["training"])
+    logger.info("Waiting until %d clients are enrolled.", settings.clients)
     roster.enrol(settings.clients, settings.enrol_timeout)
     training = secrets.token_hex(8)
     members = [member.to_record() for member in roster.members]
@@ -221,3 +250,13 @@ def format_round(report: RoundReport, lost: int, rejected: int, late: int) -> st
         f"round {report.round}: {len(report.plan.client)} replies, {loss}, {lost} lost, "
         f"{rejected} rejected, {late} late"
     )
+
+
+def format_test(metrics: Mapping[str, float]) -> str:
+    """Returns the main metric of a test, to follow a round on its line; "" without a test.
+
+    >>> format_test({"accuracy": 0.91234, "nll": 0.3})
+    ', test accuracy 0.9123'
+    """
+    name = next((name for name in ("accuracy", "mse") if name in metrics), None)
+    return "" if name is None else f", test {name} {metrics[name]:.4g}"

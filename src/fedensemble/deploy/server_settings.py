@@ -18,6 +18,8 @@ class Settings:
 
     Args:
         run_dir: the run's folder on the server; the same folder again continues the run.
+        test_file: .npz or .csv file on the server with examples to test on, every
+            `evaluation.every` rounds of the config.
         clients: number of clients that must be online before the first round.
         identity: what identifies a client: its public "key", its registered "name", the
             "partition" number that it claims, or "auto": keys if any node was registered with a
@@ -43,6 +45,7 @@ class Settings:
     """
 
     run_dir: str = ""
+    test_file: str = ""
     clients: int = 2
     identity: str = "key"
     timeout: float = 300.0

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from ..checkpoint_file import read_checkpoint, write_checkpoint
 from ..config.build import build_model
+from ..config.packages import require_packages
 from ..config.schema import Config, resolve
 from ..data.normalize import Standardise
-from ..errors import StoreError
+from ..errors import InputError, StoreError
 from ..federation.memory_limits import check_recipe
 from ..federation.resolve import select_device
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble
 from ..text import as_path
 from .ensemble_file_checks import PREDICTORS, check_facts, check_modes
+from .read_json import read_table
 from .run_folder import RunFolder
 
 
@@ -63,7 +65,14 @@ def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ens
         device: that the ensemble predicts on.
     """
     store = RunFolder(as_path(folder))
-    config = resolve(store.read_config(), str(store.config_file))
+    try:
+        config = resolve(store.read_config(), str(store.config_file))
+    except InputError:
+        environment = store.path / "env.json"
+        if environment.exists():  # without its package, a model is unknown
+            packages = read_table(environment).get("packages", {})
+            require_packages(packages, f"The run in {store.path}")
+        raise
     store.summary()  # raises if the run is not finished
     # An edited config could change the predictions without any error.
     store.require_unchanged("config.toml")

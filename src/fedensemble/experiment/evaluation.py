@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ..config.schema import Config
-from ..data import FederatedData
-from ..federation.federation import Federation
 from ..metrics import evaluate, evaluate_modes
-from ..predict import Prediction
+from ..modeling.functional_model import FunctionalModel
+from ..predict import Ensemble, Prediction
 from ..runtime.oom import raise_on_oom
 from .prediction_summary import compact_bytes, describe_predictions
 from .run_folder import RunFolder
@@ -25,8 +24,38 @@ TEST_KEYS = ("test", "modes", "test_dropout")
 _MAX_ELEMENTS_ON_DEVICE = 100_000_000
 
 
+class Trained(Protocol):
+    """What is evaluated: a Federation, or the server of a fleet."""
+
+    model: FunctionalModel
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The modes in their current state."""
+        ...
+
+
+class EvaluationData(Protocol):
+    """What an ensemble is evaluated on: FederatedData, or the test set of a fleet's server."""
+
+    @property
+    def x_test(self) -> Tensor | None:
+        """Inputs, or None without a test set."""
+        ...
+
+    @property
+    def y_test(self) -> Tensor | None:
+        """Targets, or None without a test set."""
+        ...
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for regression."""
+        ...
+
+
 def evaluate_run(
-    config: Config, federation: Federation, data: FederatedData
+    config: Config, federation: Trained, data: EvaluationData
 ) -> tuple[dict[str, Any], Prediction | None]:
     """Returns metrics on the test set and the prediction; ({}, None) without a test set.
 
@@ -41,21 +70,22 @@ def evaluate_run(
         federation.model.device,
         "use fewer test examples, or a GPU or host with more memory",
     ):
-        prediction = _predict(config, federation, x, y)
+        prediction = _predict(config, federation, x, y, data.classes)
         metrics: dict[str, Any] = {
             "test": evaluate(prediction, y),
             "modes": evaluate_modes(prediction, y),
         }
         if config.evaluation.dropout:
-            metrics["test_dropout"] = evaluate(_predict(config, federation, x, y, dropout=True), y)
+            with_dropout = _predict(config, federation, x, y, data.classes, dropout=True)
+            metrics["test_dropout"] = evaluate(with_dropout, y)
         return metrics, prediction
 
 
 def write_prediction_summary(
     config: Config,
     store: RunFolder,
-    federation: Federation,
-    data: FederatedData,
+    federation: Trained,
+    data: EvaluationData,
     prediction: Prediction | None,
 ) -> None:
     """Writes predictions.json, so that the report needs neither data nor model.
@@ -68,14 +98,21 @@ def write_prediction_summary(
         prediction: for the test set; None to compute it here.
     """
     if data.x_test is not None and data.y_test is not None:
-        prediction = prediction or _predict(config, federation, data.x_test, data.y_test)
+        prediction = prediction or _predict(
+            config, federation, data.x_test, data.y_test, data.classes
+        )
         on_cpu = replace(prediction, mean=prediction.mean.cpu(), members=prediction.members.cpu())
         summary = describe_predictions(on_cpu, data.y_test, config.report.publish_targets)
         store.write(store.predictions_file, compact_bytes(summary))
 
 
 def _predict(
-    config: Config, federation: Federation, x: Tensor, y: Tensor, dropout: bool = False
+    config: Config,
+    federation: Trained,
+    x: Tensor,
+    y: Tensor,
+    classes: int | None,
+    dropout: bool = False,
 ) -> Prediction:
     """Returns the prediction for the test set; small ones stay on the device."""
     ensemble, batch_size = federation.ensemble, config.evaluation.batch_size
@@ -85,7 +122,7 @@ def _predict(
     in_train_mode = dropout and federation.model.has_batch_statistics and len(x) > 1
     if in_train_mode:
         batch_size = max(2, min(batch_size, AUTHORS_BATCH))
-    elements = ensemble.prediction_models * y.numel() * (federation.data.classes or 1)
+    elements = ensemble.prediction_models * y.numel() * (classes or 1)
     return ensemble.predict(
         x,
         batch_size=batch_size,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..algorithms import FedProx
+from ..config.packages import find_packages
 from ..config.schema import Config
 from ..core.algorithm import algorithms
 from ..core.attack import attacks
@@ -65,6 +66,7 @@ def run_notes(federation: Federation) -> list[str]:
 def environment(config: Config) -> dict[str, Any]:
     """Returns versions, platform, device and command line of the run."""
     cuda = torch.cuda.is_available() and config.engine.device.startswith("cuda")
+    packages = find_packages(config.values())
     return {
         "fedensemble": VERSION,
         "python": platform.python_version(),
@@ -73,6 +75,8 @@ def environment(config: Config) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
         "command": [redact(word) for word in sys.argv[1:]],
+        # packages of plug-ins, which a machine that predicts with this run needs, too
+        **({"packages": packages} if packages else {}),
     }
 
 

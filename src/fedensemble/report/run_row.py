@@ -55,6 +55,8 @@ def _record(
 
 def _data(values: Mapping[str, Any]) -> str:
     """The source of the data, the partition and the number of clients, as one phrase."""
+    if values["source"] == "schema":
+        return "fleet" + (f", {values['clients']} clients" if values.get("clients") else "")
     source = _with_options(datasets, values["source"], values)
     partition = _with_options(partitions, values["partition"], values)
     return f"{source}, {partition}, {values.get('clients') or 'natural'} clients"

@@ -206,8 +206,8 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
             cells.append(show(name, mean) if math.isfinite(mean) else NONE)
         rows.append((TITLES.get(name, name), *cells))
     facts = [
-        (UPLOADED, f"{summary['bytes_up'] / 1e6:.1f}"),
-        (DOWNLOADED, f"{summary['bytes_down'] / 1e6:.1f}"),
+        (UPLOADED, in_megabytes(summary["bytes_up"])),
+        (DOWNLOADED, in_megabytes(summary["bytes_down"])),
     ]
     if "prediction_models" in summary:
         facts.append(("prediction models", str(summary["prediction_models"])))
@@ -253,3 +253,13 @@ def show(metric: str, mean: float, spread: float | None = None) -> str:
     scale, digits = (100, 2) if metric in PERCENT else (1, 3)
     text = f"{scale * mean:.{digits}f}"
     return text if spread is None else f"{text} ± {scale * spread:.{digits}f}"
+
+
+def in_megabytes(count: float) -> str:
+    """A number of bytes in MB, with two digits at least, so that a small model is not 0.0.
+
+    >>> in_megabytes(24_200_000), in_megabytes(48_400), in_megabytes(0)
+    ('24.2', '0.048', '0.0')
+    """
+    size = count / 1e6
+    return f"{size:.1f}" if size >= 1 or not size else f"{size:.2g}"

@@ -108,7 +108,15 @@ def test_one_algorithm(records):
 PLACES = {
     "algorithms": lambda name, given: {"algorithm": {"name": name, **given}},
     "optimizers": lambda name, given: {"algorithm": {"optimizer": {"name": name, **given}}},
-    "datasets": lambda name, given: {"data": {"source": name, "clients": 50, **given}},
+    "datasets": lambda name, given: {
+        # a schema needs a shape or columns, so neither is required by itself
+        "data": {
+            "source": name,
+            "clients": 50,
+            **({"shape": [2]} if name == "schema" else {}),
+            **given,
+        }
+    },
     "partitions": lambda name, given: {"data": {"partition": name, "clients": 50, **given}},
     "models": lambda name, given: {"model": {"name": name, **given}},
     "participations": lambda name, given: {"participation": {"name": name, **given}},

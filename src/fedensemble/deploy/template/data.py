@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedensemble.deploy import example_client
+from fedensemble.deploy import example_client, load_file
 
 
 def load(node: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -15,10 +13,10 @@ def load(node: Mapping[str, Any]) -> tuple[Any, Any]:
     This function runs on the client's own machine.
 
     Args:
-        node: the `--node-config` of that machine's SuperNode, such as 'data="/srv/mine.npz"'.
+        node: the `--node-config` of that machine's SuperNode, such as 'data="/srv/mine.csv"'.
     """
-    if "data" in node:
-        with np.load(Path(str(node["data"])), allow_pickle=False) as file:
-            return file["x"], file["y"]
-    # Without a file, return client `partition-id` of the dataset in config.toml, to try the app.
-    return example_client(Path(__file__).parent, node)
+    app = Path(__file__).parent
+    if "data" in node:  # an .npz file with arrays x and y, or a .csv file with column names
+        return load_file(app, node["data"])
+    # Without a file, return client `partition-id` of the dataset in example.toml, to try the app.
+    return example_client(app, node)

@@ -26,6 +26,7 @@ from .client_state import ClientStateStore
 from .messages import (
     BUFFERS,
     MODEL,
+    PROBLEM,
     RESULT,
     UPLOAD,
     VISIT,
@@ -63,6 +64,20 @@ def check_visit(visit: Visit) -> None:
             )
 
 
+def answer_with_problem(message: Message, context: Context, problem: str) -> Message:
+    """Returns the reply to a query of a client that cannot enrol: its partition-id, and why."""
+    content = {
+        RESULT: MetricRecord({"examples": 0, "partition": _partition(context)}),
+        PROBLEM: ConfigRecord({PROBLEM: shorten(problem)}),
+    }
+    return build_reply(message, content)
+
+
+def _partition(context: Context) -> int:
+    """Returns the partition-id that a node claims, or -1."""
+    return int(context.node_config.get("partition-id", -1))
+
+
 class LocalClient:
     """One client: the model, the algorithm and the client's data.
 
@@ -87,11 +102,8 @@ class LocalClient:
 
     def answer_query(self, message: Message, context: Context) -> Message:
         """Returns the reply to a query: the number of examples and the node's partition-id."""
-        partition = context.node_config.get("partition-id", -1)
-        return build_reply(
-            message,
-            {RESULT: MetricRecord({"examples": self.examples, "partition": int(partition)})},
-        )
+        metrics = MetricRecord({"examples": self.examples, "partition": _partition(context)})
+        return build_reply(message, {RESULT: metrics})
 
     def train(self, message: Message, context: Context) -> Message:
         """Returns the reply to a visit. The client's state stays in `context.state`."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...flat_params import Tree
 
 MODEL, VISIT, UPLOAD, RESULT = "model", "visit", "upload", "result"  # names of records
+PROBLEM = "problem"  # name of the record, and of its text, of a client that cannot enrol
 BUFFERS = "buffers"  # name of the running statistics among a record's arrays
 
 _METRICS = ("examples", "loss", "first_bad_step", "forgot")  # names in the record RESULT
@@ -122,6 +123,12 @@ def build_visit_message(model: ArrayRecord, visit: Visit, node: int, ttl: float)
 def build_query_message(node: int, ttl: float) -> Message:
     """Returns the message that asks a client for its identity and number of examples."""
     return Message(RecordDict(), node, MessageType.QUERY, ttl=ttl, group_id="0")
+
+
+def read_problem(content: RecordDict) -> str | None:
+    """Returns why a client cannot enrol, as it says in its reply to a query, or None if it can."""
+    record = content.config_records.get(PROBLEM)
+    return None if record is None else str(record.get(PROBLEM))
 
 
 def read_visit(content: RecordDict) -> Visit:

@@ -15,9 +15,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from ...errors import InputError
-from ...text import shorten
+from .enrolment import PROGRESS_SECONDS, EnrolmentProblems, explain_missing
 from .exchange import Clock, Exchange
-from .messages import UnreadableError, build_query_message, read_metric
+from .messages import UnreadableError, build_query_message, read_metric, read_problem
 
 IDENTITIES = ("auto", "name", "key", "partition")
 Log = Callable[[str], None]
@@ -94,8 +94,7 @@ class Roster:
     seen: dict[int, Member | None] = field(default_factory=dict)
     _pending: list[_PendingQueries] = field(default_factory=list)
     _holders: dict[str, int] = field(default_factory=dict)  # identity -> node that is used for it
-    # last logged reason why a node's query failed, by node id
-    _failures: dict[int, str] = field(default_factory=dict)
+    _problems: EnrolmentProblems = field(default_factory=EnrolmentProblems)
     # nodes whose rejection, as a second node of a client, was logged
     _rejected: set[int] = field(default_factory=set)
     # whether enrolment, or the first lookup after a restart of the server, is over
@@ -115,9 +114,11 @@ class Roster:
     def enrol(self, count: int, timeout: float) -> None:
         """Waits until `count` clients have replied; all that have by then become the members."""
         deadline = self.clock.now() + timeout
+        progress = self.clock.now() + PROGRESS_SECONDS
         while True:
             online = self._find_online()
-            if len(online) >= count:
+            # "auto" is settled when all are there. Otherwise ask at once: that spreads the load.
+            if len(online) >= count or self.identity != "auto":
                 self._settle_identity(online)
                 self.query_new_nodes(online, max(deadline - self.clock.now(), self.poll))
             members = [
@@ -131,12 +132,30 @@ class Roster:
                 return
             if self.clock.now() >= deadline:
                 names = sorted((member.name for member in members), key=natural_sort_key)
+                problems = self._problems.among(online)
+                slow = [self._label(node, online) for node in self._find_silent(online)]
                 raise InputError(
-                    f"Only {len(members)} of {count} clients were online after {timeout:g} s: "
-                    f"{', '.join(names) or 'none'}. Start more SuperNodes, or lower the run's "
-                    "setting `clients`."
+                    explain_missing(count, timeout, names, problems, slow, len(online))
+                )
+            if self.clock.now() >= progress:
+                progress = self.clock.now() + PROGRESS_SECONDS
+                silent, unable = self._find_silent(online), self._problems.among(online)
+                self.log(
+                    f"{len(members)} of {count} clients are enrolled. Of {len(online)} connected "
+                    f"SuperNodes {len(silent)} have not replied yet, {len(unable)} cannot enrol."
                 )
             self.clock.sleep(self.poll)
+
+    def _find_silent(self, online: dict[int, Any]) -> list[int]:
+        """Returns the online nodes that were asked and have not replied."""
+        waiting = {node for queries in self._pending for node in queries.find_silent_nodes()}
+        known = {*self.seen, *self._problems.reasons}
+        return [node for node in online if node in waiting and node not in known]
+
+    def _label(self, node: int, online: dict[int, Any]) -> str:
+        """Returns the name with which a node was registered, or else its number."""
+        name = str(online[node].name) if node in online else ""
+        return name or f"Node {node}"
 
     def find_nodes(self, timeout: float) -> dict[int, int]:
         """Returns the node id of each client that is online, by client index.
@@ -236,7 +255,11 @@ class Roster:
                 if identity in member_by_identity
             }
         queried = {node for queries in self._pending for node in queries.find_silent_nodes()}
-        new_nodes = [node for node in online if node not in self.seen and node not in queried]
+        new_nodes = [
+            node
+            for node in online
+            if node not in self.seen and node not in queried and self._problems.may_ask(node, now)
+        ]
         if new_nodes:
             messages = [build_query_message(node, timeout) for node in new_nodes]
             self._pending.append(_PendingQueries(Exchange(self.grid, messages), now + timeout))
@@ -245,18 +268,30 @@ class Roster:
                 if index is None:
                     continue
                 node = queries.exchange.messages[index].metadata.dst_node_id
-                if message.has_error():  # not added to `seen`, so that it is asked again
-                    self._log_failure(
-                        node, shorten(message.error.reason or f"error {message.error.code}")
-                    )
+                # A node that cannot enrol is not added to `seen`, so that it is asked again.
+                if message.has_error():
+                    reason = message.error.reason or f"error {message.error.code}"
+                    self._add_problem(node, f"{self._label(node, online)} does not reply: {reason}")
+                elif node in online and (problem := read_problem(message.content)) is not None:
+                    label = self._problem_label(message, node, online)
+                    self._add_problem(node, f"{label} {problem}")
                 elif node in online:
+                    self._problems.remove(node)
                     self.seen[node] = self._read_member(message, online[node])
 
-    def _log_failure(self, node: int, reason: str) -> None:
-        """Logs a failed query once per reason, because queries are repeated without end."""
-        if self._failures.get(node) != reason:
-            self._failures[node] = reason
-            self.log(f"Node {node} does not reply with its identity: {reason}.")
+    def _problem_label(self, message: Any, node: int, online: dict[int, Any]) -> str:
+        """Returns what to call a node that cannot enrol: its partition if these are the names."""
+        if self.identity == "partition":
+            try:
+                return f"partition-{read_metric(message.content, 'partition', int)}"
+            except UnreadableError:
+                pass
+        return self._label(node, online)
+
+    def _add_problem(self, node: int, reason: str) -> None:
+        """Notes why a node cannot enrol, and logs it once per reason."""
+        if self._problems.add(node, reason, self.clock.now()):
+            self.log(f"{self._problems.reasons[node]}.")
 
     def _find_online(self) -> dict[int, Any]:
         """Returns the online nodes by id, in the order of registration."""
@@ -282,7 +317,8 @@ class Roster:
                     return member
             return Member(self._display_name(identity, node), examples, identity)
         except UnreadableError as problem:
-            self.log(f"Node {node.node_id} is not enrolled: {problem}.")
+            label = str(node.name) or f"Node {node.node_id}"
+            self._add_problem(node.node_id, f"{label} is not enrolled: {problem}")
             return None
 
     def _read_identity(self, message: Any, node: Any) -> str:

@@ -17,6 +17,7 @@ from ..tables import TextTable
 from .comparison_data import read_comparison_folder
 from .comparison_sections import comparison_sections
 from .curve_sections import curves, spread
+from .fleet_section import fleet, is_fleet
 from .prediction_sections import clients, predictions
 from .run_data import RunData, is_run, raise_on_damaged_files, read_run
 from .summary_sections import figures, ledger, results, settings
@@ -51,7 +52,8 @@ def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
 def run_page(folder: Path) -> str:
     """The page of one run."""
     run = read_run(folder)
-    shown = [curves(run), spread(run), *predictions(run), clients(run)]
+    on_clients = fleet(run) if is_fleet(run) and run.clients else clients(run)
+    shown = [curves(run), spread(run), *predictions(run), on_clients]
     sections = [*shown, ledger(run), results(run), settings(run)]
     done, rounds = len(run.records), run.settings["rounds"]
     warnings = [f"Diverged: {run.diverged}"] if run.diverged else []
@@ -90,7 +92,8 @@ def _subtitle(run: RunData) -> str:
     parts = [
         f"{modes} mode{'s' * (modes > 1)} of {values['model']['name']}",
         f"{values['algorithm']['name']}, {ensemble['schedule']}",
-        f"{values['data']['source']}, {run.clients['clients'] if run.clients else '?'} clients",
+        f"{run.clients.get('source') or values['data']['source']}"
+        + (f", {run.clients['clients']} clients" if run.clients else ""),
         f"{ensemble['clients_per_round']} per round",
         f"{values['rounds']} rounds",
         f"seed {values['seed']}",

@@ -289,7 +289,7 @@ def clients(run: RunData) -> Section:
         return Section(
             "clients",
             title,
-            "This run was made without clients.json; run it again into another folder.",
+            "This run's folder has no clients.json, so its clients cannot be shown.",
         )
     totals = f"{content['clients']:,} clients hold {content['examples']:,} examples"
     if content.get("published") is False:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FedEnsembleError, InputError, StoreError, first_line
+from ...experiment.prediction_summary import MAX_CLIENTS
 from ...experiment.read_json import read_bytes, read_table
 from ...experiment.run_folder import RunFolder
 from ..run_report import read_records, unfinished
@@ -52,7 +53,7 @@ def read_run(folder: Path) -> RunData:
         records=records,
         summary=store.summary() if store.done else unfinished(settings, records),
         done=store.done,
-        clients=optional(store.clients_file),
+        clients=optional(store.clients_file) or read_roster(folder, settings),
         predictions=optional(store.predictions_file) if store.done else {},
         environment=optional(folder / "env.json"),
         changes=store.changes(),
@@ -106,3 +107,19 @@ def optional(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     return read_table(file)
+
+
+def read_roster(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What clients.json would say, from roster.json, for fleets of versions without clients.json.
+
+    Empty if the run has no roster.
+    """
+    if not (folder / "roster.json").exists():
+        return {}
+    members = read_table(folder / "roster.json")["members"]
+    sizes = [int(member[1]) for member in members]
+    summary = {"clients": len(sizes), "examples": sum(sizes), "source": "fleet"}
+    if not settings.get("report", {}).get("publish_clients", True):
+        return {**summary, "published": False}
+    names = [str(member[0]) for member in members]
+    return {**summary, "size": sizes[:MAX_CLIENTS], "names": names[:MAX_CLIENTS]}

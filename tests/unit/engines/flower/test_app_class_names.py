@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedensemble.config.schema import resolve
-from fedensemble.deploy.app_spec import FACTS, read_app_spec, write_app_spec
+from fedensemble.deploy.app_spec import CONFIG, read_app_spec, write_app_spec
 from fedensemble.errors import DataError, InputError
 
 
@@ -20,7 +20,7 @@ def test_sites_number_labels_as_the_app_does(tmp_path, loss, outputs):
         }
     )
     spec = write_app_spec(tmp_path, config)
-    assert spec.class_names == ("no", "yes") and spec.outputs == outputs
+    assert spec.class_names == ("no", "yes") and spec.model["outputs"] == outputs
     assert spec.build_model("cpu").task == "classification"
     # A site that has only one of the classes gives it the same number.
     data = spec.build_client_data((x[:1], ["yes"]))
@@ -28,7 +28,7 @@ def test_sites_number_labels_as_the_app_does(tmp_path, loss, outputs):
     assert spec.build_client_data((x[:1], [0])).class_names == ("no", "yes")
     with pytest.raises(DataError, match="'perhaps'"):
         spec.build_client_data((x[:1], ["perhaps"]))
-    facts = (tmp_path / FACTS).read_text()
-    (tmp_path / FACTS).write_text(facts.replace('"yes"', '"no"'))
-    with pytest.raises(InputError, match=r"facts\.toml .*'no' twice"):
+    text = (tmp_path / CONFIG).read_text()
+    (tmp_path / CONFIG).write_text(text.replace('"yes"', '"no"'))
+    with pytest.raises(InputError, match=r"config\.toml[\s\S]*'no' twice"):
         read_app_spec(tmp_path)

@@ -1,9 +1,12 @@
 """From a config to an app to a run folder, with clients in this process."""
 
 import json
+import logging
+import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +15,32 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context, RecordDict
+
 import fedensemble
+import fedensemble as fe
 from fedensemble.cli.exit_codes import BAD_INPUT
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
-from fedensemble.deploy import example_client
+from fedensemble.data import FederatedData, Standardise
+from fedensemble.data.schema import Schema
+from fedensemble.deploy import app as app_module
+from fedensemble.deploy import example_client, load_file
 from fedensemble.deploy import server as fleet_module
 from fedensemble.deploy.app import build_client, client_app, server_app
 from fedensemble.deploy.app_spec import read_app_spec
 from fedensemble.deploy.generate import write_app
 from fedensemble.deploy.server import run_fleet
 from fedensemble.deploy.server_settings import Settings
-from fedensemble.errors import InputError, StoreError
-from fedensemble.experiment.ensemble_file import read_ensemble
+from fedensemble.engines.flower.messages import build_query_message, read_problem
+from fedensemble.errors import FedEnsembleError, InputError, StoreError
+from fedensemble.experiment.ensemble_file import load_ensemble, read_ensemble
+from fedensemble.experiment.records import environment
+from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.models import models
+from fedensemble.report.html.page import run_page
 from fedensemble.report.run_report import write_report
+from fedensemble.report.run_row import run_record
 
 from .fake import FakeGrid, Node, Time
 
@@ -98,7 +113,10 @@ def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
     }
     assert Settings.read(table["config"]) == Settings(clients=3)
     load_and_validate(app / "pyproject.toml")
-    assert read_app_spec(app / "fleet").config == config
+    spec = read_app_spec(app / "fleet")
+    assert spec.config.model == config.model and spec.config.training == config.training
+    assert spec.schema == Schema.from_data(build_data(config)) and spec.shape == (1, 8, 8)
+    assert spec.config.data["source"] == "schema" and spec.config.data["clients"] == 3
     compile((app / "fleet" / "data.py").read_text(), "data.py", "exec")
     text = (app / "README.md").read_text()
     assert (
@@ -247,7 +265,7 @@ def test_wrong_settings_are_named(app, tmp_path, given, words):
 
 def test_data_of_another_shape_are_refused_by_the_client(app):
     description = read_app_spec(app / "fleet")
-    with pytest.raises(InputError, match=r"shape \(3,\)"):
+    with pytest.raises(InputError, match=r"shape \(3,\), and the schema says \(1, 8, 8\)"):
         description.build_client_data(([[1.0, 2.0, 3.0]], [0]))
     with pytest.raises(InputError, match=r"clients 0 to 2; got partition-id 3"):
         example_client(app / "fleet", {"partition-id": 3})
@@ -275,10 +293,224 @@ def test_tokens_that_the_model_does_not_have_are_refused_by_the_client(tmp_path)
         build_client(tmp_path / "app" / "fleet", lambda node: (other, tokens), Here())
 
 
-def test_facts_that_make_no_sense_are_named(app):
-    (app / "fleet" / "facts.toml").write_text("shape = 3")
-    with pytest.raises(InputError, match=r"facts\.toml needs shape"):
+def test_a_schema_that_makes_no_sense_is_named(app):
+    file = app / "fleet" / "config.toml"
+    file.write_text(file.read_text().replace("classes = 10", "classes = 0"))
+    with pytest.raises(InputError, match="classes must be 1 or more"):
         read_app_spec(app / "fleet")
+
+
+SITES = {
+    **VALUES,
+    "data": {
+        "source": "schema",
+        "clients": 3,
+        "columns": ["age", "pulse"],
+        "target": "outcome",
+        "class_names": ["home", "ward"],
+        "mean": [50.0, 80.0],
+        "std": [20.0, 15.0],
+    },
+    "rounds": 3,
+    "evaluation": {"every": 2},
+    "algorithm": {"name": "fedavg"},
+}
+
+
+def write_site(file, seed, rows=30):
+    """A CSV file whose columns are in another order than in the schema, and one more than needed."""
+    ages, pulses = np.random.default_rng(seed).normal([[50], [80]], [[20], [15]], (2, rows))
+    lines = [
+        f"{'ward' if pulse > 80 else 'home'},{pulse},x,{age}"
+        for age, pulse in zip(ages, pulses, strict=True)
+    ]
+    file.write_text("\n".join(["outcome,pulse,comment,age", *lines, ""]))
+    return np.stack([ages, pulses], 1), (pulses > 80).astype(int)
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """A fleet that is deployed from a schema, its sites' files, and what is in them."""
+    write_app(resolve(SITES), tmp_path / "app")
+    contents = [write_site(tmp_path / f"site-{number}.csv", number) for number in range(3)]
+    write_site(tmp_path / "test.csv", 3, 40)
+    nodes = {}
+    folder = tmp_path / "app" / "fleet"
+    for number in range(3):
+        node = {"partition-id": number, "data": str(tmp_path / f"site-{number}.csv")}
+        client = build_client(folder, lambda node: load_file(folder, node["data"]), Here(**node))
+        nodes[number + 10] = Node(client, number, name=f"site-{number}", delay=0.0)
+    return tmp_path, FakeGrid(nodes, Time()), contents
+
+
+def test_a_fleet_from_a_schema_trains_as_a_simulation_of_its_files_and_is_tested(sites):
+    tmp_path, grid, contents = sites
+    more = {"identity": "name", "test-file": str(tmp_path / "test.csv")}
+    spec = read_app_spec(tmp_path / "app" / "fleet")
+    run_fleet(grid, spec, settings(tmp_path, **more))
+    data = FederatedData.from_clients(
+        [(x.astype(np.float32), y) for x, y in contents],
+        standardise=Standardise((50.0, 80.0), (20.0, 15.0)),
+    )
+    federation = build_federation(spec.config, data)
+    list(federation.rounds(3))
+    run = tmp_path / "run"
+    ensemble = read_ensemble(run / "modes.safetensors", spec.config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert ["test" in record for record in records] == [False, True, True]
+    x, y = write_site(tmp_path / "again.csv", 3, 40)
+    expected = fe.evaluate(ensemble.predict(x.astype(np.float32)), y)
+    assert records[-1]["test"]["accuracy"] == pytest.approx(expected["accuracy"])
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test"] == records[-1]["test"] and len(records[-1]["modes"]) > 0
+
+    assert write_report(run).rows[0][0] == "accuracy %"
+    page = run_page(run)
+    assert "fleet, 3 clients" in page and "run it again" not in page and "? clients" not in page
+    for text in ("site-0", "site-2", "3 clients enrolled with 90 examples", "on 40 examples"):
+        assert text in page, text
+    assert "sent up, MB | 0.0 " not in (run / "report.md").read_text()
+    assert run_record(RunFolder(run))["data"] == "fleet, 3 clients"
+
+
+def test_the_report_of_a_fleet_of_an_earlier_version_takes_names_from_its_roster(sites):
+    tmp_path, grid, _ = sites
+    spec = read_app_spec(tmp_path / "app" / "fleet")
+    run_fleet(grid, spec, settings(tmp_path, identity="name"))
+    run = tmp_path / "run"
+    (run / "clients.json").unlink()
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records[1]["fleet"]["lost"] = {"site-1": "no reply in 5 s"}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    page = run_page(run)
+    assert "3 clients enrolled with 90 examples" in page
+    assert "round 2: no reply in 5 s" in page
+
+
+def test_names_of_clients_are_not_published_if_the_config_says_so(sites):
+    tmp_path, grid, _ = sites
+    spec = read_app_spec(tmp_path / "app" / "fleet")
+    config = resolve({**spec.config.values(), "report": {"publish_clients": False}})
+    run_fleet(grid, replace(spec, config=config), settings(tmp_path, identity="name"))
+    assert "site-1" not in (tmp_path / "run" / "clients.json").read_text()
+    page = run_page(tmp_path / "run")
+    assert "site-1" not in page and "not published" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read: No such file"),
+        ("age,pulse\n1,2\n", "no column 'outcome'"),
+        ("age,pulse,outcome\n1,high,ward\n", r"line 2: 'high' in column 'pulse' is not a number"),
+        ("age,pulse,outcome\n1,2,icu\n1,2,ward\n", "'icu' .first in row 0"),
+        ("age,pulse,outcome\n1,2\n", "line 2: 2 values for 3 columns"),
+        ("age,pulse,outcome\n", "one line per example"),
+    ],
+)
+def test_a_wrong_test_file_is_named_before_anybody_is_asked(sites, content, words):
+    tmp_path, _, _ = sites
+    file = tmp_path / "wrong.csv"
+    if content:
+        file.write_text(content)
+    spec = read_app_spec(tmp_path / "app" / "fleet")
+    with pytest.raises(FedEnsembleError, match=words) as caught:
+        run_fleet(FakeGrid({}, Time()), spec, settings(tmp_path, **{"test-file": str(file)}))
+    assert "wrong.csv" in str(caught.value)
+
+
+def test_a_site_without_its_file_says_so_in_its_reply(sites, monkeypatch):
+    """The reply carries the reason: a site is named by what the server knows of it."""
+    tmp_path, _, _ = sites
+    folder = tmp_path / "app" / "fleet"
+    monkeypatch.setattr(app_module.logger, "error", lambda *text, exc_info: None)
+    for load, words in (
+        (
+            lambda node: load_file(folder, tmp_path / "gone.csv"),
+            "cannot load its data: FileNotFoundError",
+        ),
+        (lambda node: {}["pulse"], "cannot load its data: KeyError: 'pulse'"),
+        (lambda node: ([[1.0]], ["ward"]), "cannot enrol: .*shape"),
+        (lambda node: example_client(folder, node), "cannot load its data: .*without a file"),
+    ):
+        query = client_app(folder, load)._registered_funcs["query.default"]
+        message = build_query_message(1, 10.0)
+        message.metadata.__dict__["_message_id"] = "m0"
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        reply = query(message, context)
+        assert re.match(words, read_problem(reply.content)), read_problem(reply.content)
+
+
+def test_errors_of_the_server_are_logged_without_a_traceback():
+    error = logging.LogRecord(
+        "flwr", 40, "f", 1, "%s raised", ("x",), (None, InputError("do"), None)
+    )
+    other = logging.LogRecord("flwr", 40, "f", 1, "%s raised", ("x",), (None, OSError("no"), None))
+    assert app_module._hide_traceback(error) and app_module._hide_traceback(other)
+    assert (error.getMessage(), error.exc_info) == ("do", None)
+    assert other.getMessage() == "x raised" and other.exc_info
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "triage-models==0.3  # provides the model 'triage'",
+            "triage-models==0.3 is not installed, which provides the model 'triage'",
+        ),
+        ("numpy==0.1", "is installed where numpy==0.1 is needed"),
+        ("numpy=0.1", "is not a requirement of pip"),
+    ],
+)
+def test_a_machine_that_lacks_a_package_says_which(app, line, words):
+    file = app / "fleet" / "requirements.txt"
+    assert "fedensemble[flower]==" in file.read_text() and "flwr==1." in file.read_text()
+    file.write_text(f"{file.read_text()}{line}\n")
+    with pytest.raises(InputError, match=words):
+        read_app_spec(app / "fleet")
+
+
+def test_packages_of_own_models_are_required_and_named(tmp_path, monkeypatch):
+    """The model is that of a package which this machine has, and the next one has not."""
+    info = tmp_path / "site" / "triage_models-0.3.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triage-models\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text("[fedensemble.models]\ntriage = triage_models:Net\n")
+    (info.parent / "triage_models.py").write_text("from fedensemble.models.mlp import MLP as Net\n")
+    monkeypatch.setattr(models, "_items", dict(models._items))
+    monkeypatch.setattr(models, "_external", None)
+    with monkeypatch.context() as here:
+        here.syspath_prepend(info.parent)
+        config = resolve({**SITES, "model": {"name": "triage", "hidden": [4]}})
+        write_app(config, tmp_path / "app")
+        assert read_app_spec(tmp_path / "app" / "fleet").config.model["name"] == "triage"
+        assert environment(config)["packages"] == {"model 'triage'": ("triage-models", "0.3")}
+    text = (tmp_path / "app" / "fleet" / "requirements.txt").read_text()
+    assert "triage-models==0.3  # provides the model 'triage'" in text
+    assert '"triage-models==0.3"' in (tmp_path / "app" / "pyproject.toml").read_text()
+    assert (
+        "`triage-models==0.3` (provides the model 'triage')"
+        in (tmp_path / "app" / "README.md").read_text()
+    )
+    with pytest.raises(InputError, match=r"triage-models==0\.3 is not installed"):
+        read_app_spec(tmp_path / "app" / "fleet")
+
+    # a run of that model, where the package is not installed
+    monkeypatch.setattr(models, "_items", {k: v for k, v in models._items.items() if k != "triage"})
+    monkeypatch.setattr(models, "_external", None)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config.toml())
+    (run / "env.json").write_text(
+        json.dumps({"packages": {"model 'triage'": ["triage-models", "0.3"]}})
+    )
+    with pytest.raises(InputError, match="model 'triage' of the package 'triage-models'"):
+        load_ensemble(run)
+    (run / "env.json").unlink()
+    with pytest.raises(InputError, match="known where that package is installed"):
+        load_ensemble(run)
 
 
 def test_an_app_can_be_written_without_flower(tmp_path):

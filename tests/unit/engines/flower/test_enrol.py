@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 import fedensemble as fe
+from fedensemble.engines.flower.client import answer_with_problem
+from fedensemble.engines.flower.enrolment import FIRST_RETRY, EnrolmentProblems
 from fedensemble.engines.flower.roster import Member
 from fedensemble.testing.toy_problems import small_federation
 
@@ -152,3 +154,72 @@ def test_whoever_comes_and_goes_a_client_has_one_node_which_keeps_its_place(iden
             "nobody is left out for whom there is a node"
         )
         before = now
+
+
+class Unable:
+    """A client that cannot load its data until it is repaired."""
+
+    def __init__(self, client, problem):
+        self.client, self.problem, self.asked = client, problem, 0
+
+    def answer_query(self, message, context):
+        self.asked += 1
+        if self.problem is None:
+            return self.client.answer_query(message, context)
+        return answer_with_problem(message, context, self.problem)
+
+
+MISSING = "cannot load its data: FileNotFoundError: no such file: '/srv/x.csv'"
+
+
+@pytest.mark.parametrize("identity", ["name", "key", "partition"])
+def test_a_client_that_cannot_load_its_data_is_named_and_not_called_absent(identity):
+    fleet = named_fleet(identity)
+    fleet.node(2).client = Unable(fleet.node(2).client, MISSING)
+    with pytest.raises(fe.InputError) as caught:
+        fleet.roster.enrol(6, 100.0)
+    name = "partition-2" if identity == "partition" else "clinic-10"
+    assert [line for line in fleet.log_lines if "FileNotFound" in line] == [f"{name} {MISSING}."]
+    text = str(caught.value)
+    assert "5 of 6 clients are enrolled after 100 s" in text
+    assert f"unable to enrol: 1 ({name} {MISSING})" in text and "Repair" in text
+    assert "Start their SuperNodes" not in text and "without a reply" not in text
+    # It is asked again, but each question costs its machine a process: seldom.
+    assert 3 <= fleet.node(2).client.asked <= 8
+
+
+def test_a_repaired_client_enrols_without_a_new_start():
+    fleet = named_fleet("name")
+    unable = fleet.node(2).client = Unable(fleet.node(2).client, MISSING)
+    sleep = fleet.time.sleep
+
+    def repair(seconds):
+        sleep(seconds)
+        if fleet.time.now() > 20:
+            unable.problem = None
+
+    fleet.time.sleep = repair
+    fleet.roster.enrol(6, 100.0)
+    assert len(fleet.roster) == 6 and 20 < fleet.time.now() < 60
+
+
+def test_clients_that_are_slow_to_reply_are_told_apart_from_absent_ones():
+    fleet = named_fleet("name")
+    for client in (0, 1):
+        fleet.node(client).delay = 1000.0
+    with pytest.raises(fe.InputError) as caught:
+        fleet.roster.enrol(7, 70.0)
+    text = str(caught.value)
+    assert "4 of 7 clients" in text and "without a reply so far: 2 (clinic-" in text
+    assert "n cores" in text and "`enrol-timeout`" in text and "Not connected: 1." in text
+    progress = [line for line in fleet.log_lines if line.startswith("4 of 7 clients are enrolled")]
+    assert len(progress) == 2 and "2 have not replied yet, 0 cannot" in progress[0]
+
+
+def test_text_of_a_client_cannot_forge_lines_of_the_log():
+    problems = EnrolmentProblems()
+    assert problems.add(1, "clinic-1 says\n\x1b[2J" + "x" * 1000, now=0.0)
+    assert "\n" not in problems.reasons[1] and len(problems.reasons[1]) <= 200
+    assert not problems.may_ask(1, FIRST_RETRY - 1) and problems.may_ask(1, FIRST_RETRY)
+    problems.remove(1)
+    assert problems.may_ask(1, 0.0) and not problems.among([1])

@@ -5,7 +5,6 @@ gateway and nginx.
 import base64
 import contextlib
 import http.client
-import importlib.util
 import re
 import shutil
 import socket
@@ -26,6 +25,7 @@ from fastapi.routing import iter_route_contexts
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.main import create_app
 
+from fedensemble.deploy import certificates
 from fedensemble.deploy.gateway import GatewayOptions, build_server
 from fedensemble.deploy.nginx import render_nginx
 from fedensemble.deploy.routes import FLEET_ROUTES, SIGNATURES_PREFIX, is_fleet_call, signature_name
@@ -59,14 +59,6 @@ REFUSED = [
     ("GET", f"{SIGNATURES_PREFIX}{APP}.json/../../x"),
     ("POST", f"{SIGNATURES_PREFIX}{APP}.json"),
 ]
-
-
-def load_keys():
-    file = Path(__file__).parents[4] / "examples" / "flower_tls" / "keys.py"
-    spec = importlib.util.spec_from_file_location("flower_tls_keys", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def free_port():
@@ -203,7 +195,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
-    made = Scene(tmp_path_factory.mktemp("gateway"), load_keys())
+    made = Scene(tmp_path_factory.mktemp("gateway"), certificates)
     with running(made.upstream, made.port):
         yield made
 

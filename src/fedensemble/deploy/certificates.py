@@ -1,24 +1,19 @@
-"""Creates certificates and keys of a fleet, with the `cryptography` package that Flower installs.
+"""Creates certificates and keys of a fleet, with `cryptography`, which Flower installs."""
 
-Create the authority and the server's certificates; HOST are names and addresses of the gateway:
-
-    python examples/flower_tls/keys.py authority FOLDER HOST...
-
-Create a client certificate for a public key that a client has sent:
-
-    python examples/flower_tls/keys.py certify FOLDER NODE.pub NODE.crt
-"""
+from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
-import sys
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from ..errors import InputError, StoreError
 
 VALID_DAYS = 365
 LOOPBACK = ["localhost", "127.0.0.1", "::1"]
@@ -30,6 +25,11 @@ def make_certificates(folder: Path, hosts: list[str]) -> None:
     ca.crt is public. ca.key must be kept offline. server.crt and server.key are for the gateway,
     superlink.crt and superlink.key for the SuperLink, which is reached on loopback only.
     """
+    if (folder / "ca.key").exists():
+        raise StoreError(
+            f"{folder} has an authority already, and a new one would make its certificates "
+            "worthless. Choose another folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("fleet authority")
     authority = (
@@ -57,12 +57,17 @@ def make_certificates(folder: Path, hosts: list[str]) -> None:
 
 def certify_node(folder: Path, public: Path, certificate: Path) -> None:
     """Writes a client certificate for a node's public key, signed by the authority in a folder."""
-    key = serialization.load_ssh_public_key(public.read_bytes())
+    try:
+        key = serialization.load_ssh_public_key(public.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{public} is not a public key that can be read: {error}.") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise SystemExit(
+        raise InputError(
             f"{public} is not an ECDSA key, which Flower requires: "
             "ssh-keygen -t ecdsa -b 384 -N '' -f node"
         )
+    if not (folder / "ca.key").exists():
+        raise InputError(f"{folder} has no ca.key: 'fedensemble fleet authority' creates one.")
     _write_certificate(
         certificate, _sign(folder, public.stem, key, ExtendedKeyUsageOID.CLIENT_AUTH)
     )
@@ -91,8 +96,12 @@ def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519Pri
 
 
 def _sign(
-    folder: Path, name: str, key: ec.EllipticCurvePublicKey, use: x509.ObjectIdentifier, *extensions
-):
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    use: ObjectIdentifier,
+    *extensions: x509.ExtensionType,
+) -> x509.Certificate:
     """Returns a certificate signed by the authority in a folder.
 
     Args:
@@ -100,13 +109,18 @@ def _sign(
     """
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     secret = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    public = authority.public_key()
+    if not isinstance(secret, ec.EllipticCurvePrivateKey) or not isinstance(
+        public, ec.EllipticCurvePublicKey
+    ):
+        raise InputError(f"The authority in {folder} has another kind of key than ECDSA.")
     builder = _certificate(_name(name), authority.subject, key)
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     return (
         builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
             critical=False,
         )
         .add_extension(_usage(signs=False), critical=True)
@@ -159,18 +173,12 @@ def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
     path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _write_secret(path: Path, key, form: serialization.PrivateFormat) -> None:
+def _write_secret(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey,
+    form: serialization.PrivateFormat,
+) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     # Create the file with mode 0600, so that it is never readable by other users.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
-
-
-if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["authority", folder, *hosts] if hosts:
-            make_certificates(Path(folder), hosts)
-        case ["certify", folder, public, certificate]:
-            certify_node(Path(folder), Path(public), Path(certificate))
-        case _:
-            raise SystemExit(__doc__)
