@@ -85,30 +85,8 @@ class Schema:
         """Returns the schema of a table `[data]`; raises InputError if its values do not fit."""
         given = {key: value for key, value in table.items() if value is not None}
         columns, names, shape = (given.get(key) for key in ("columns", "class_names", "shape"))
-        if shape is None and columns is None:
-            raise InputError(
-                "The schema needs shape, such as [28, 28], or columns, such as ['age', 'pulse']."
-            )
-        for key in ("shape", "classes", "outputs"):
-            numbers = [*given[key]] if key == "shape" and key in given else [given.get(key, 1)]
-            if min(numbers, default=1) < 1:
-                raise InputError(f"{key} must be 1 or more; got {given[key]}.")
-        if columns is not None and (not columns or len(set(columns)) < len(columns)):
-            raise InputError(f"columns must be different names, at least one; got {columns}.")
-        if names is not None:
-            try:
-                check_class_names(names)
-            except DataError as error:
-                raise InputError(str(error)) from None
-        if shape is not None and columns is not None and list(shape) != [len(columns)]:
-            raise InputError(
-                f"{len(columns)} columns make the shape [{len(columns)}]; got {shape}."
-            )
+        _check_options(given)
         classes = given.get("classes", None if names is None else len(names))
-        if names is not None and len(names) != classes:
-            raise InputError(f"There are {len(names)} class_names for {classes} classes.")
-        if ("mean" in given) != ("std" in given):
-            raise InputError("mean and std belong together: give both, or neither.")
         dtype = given.get("dtype", "float32")
         standardise = None
         if "mean" in given:
@@ -209,3 +187,29 @@ class Schema:
             )
         numbers, _, _ = encode_labels([(where, values)], None, names)
         return as_targets(numbers[0])
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Raises InputError if the values of a table `[data]` do not fit together."""
+    columns, names, shape = (given.get(key) for key in ("columns", "class_names", "shape"))
+    if shape is None and columns is None:
+        raise InputError(
+            "The schema needs shape, such as [28, 28], or columns, such as ['age', 'pulse']."
+        )
+    for key in ("shape", "classes", "outputs"):
+        numbers = [*given[key]] if key == "shape" and key in given else [given.get(key, 1)]
+        if min(numbers, default=1) < 1:
+            raise InputError(f"{key} must be 1 or more; got {given[key]}.")
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise InputError(f"columns must be different names, at least one; got {columns}.")
+    if names is not None:
+        try:
+            check_class_names(names)
+        except DataError as error:
+            raise InputError(str(error)) from None
+    if shape is not None and columns is not None and list(shape) != [len(columns)]:
+        raise InputError(f"{len(columns)} columns make the shape [{len(columns)}]; got {shape}.")
+    if names is not None and len(names) != given.get("classes", len(names)):
+        raise InputError(f"There are {len(names)} class_names for {given['classes']} classes.")
+    if ("mean" in given) != ("std" in given):
+        raise InputError("mean and std belong together: give both, or neither.")
