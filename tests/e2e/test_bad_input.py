@@ -27,7 +27,6 @@ BAD_SETTINGS = [
     (["ensemble.strata=50"], "needs strata <= clients_per_round"),
     (["ensemble.clients_per_round=13"], "needs clients_per_round <= clients"),
     (["ensemble.strata=7"], "needs strata <= clients_per_round"),
-    (["ensemble.schedule=balanced", "ensemble.modes=4"], "'balanced' needs strata >= modes"),
     (["ensemble.schedule=stratfied"], "did you mean 'stratified'?"),
     (["engine.name=vectr"], "did you mean 'vector'?"),
     (["engine.options.blok=3"], "unknown option of engine 'vector' 'blok': did you mean 'block'?"),

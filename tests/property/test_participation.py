@@ -35,8 +35,6 @@ def rounds(draw):
     per_round = draw(st.integers(strata, 20))
     ask = draw(st.none() | st.integers(per_round, 30))
     kind = draw(st.sampled_from([Stratified, Balanced, Independent, IndependentKFold]))
-    if kind is Balanced:
-        modes = min(modes, strata)
     schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
     least = draw(st.sampled_from([0.5, 6.0, 12.0, 24.0]))
     participation = Devices(

@@ -19,12 +19,12 @@ def quantile(df):
 
 
 @st.composite
-def federations(draw, at_least_modes=False, equal_strata=False):
+def federations(draw, equal_strata=False):
     """(population, strata, modes, clients_per_round) that the schedules accept."""
     modes = draw(st.integers(1, 8))
-    population = draw(st.integers(modes if at_least_modes else 1, 40))
-    per_round = draw(st.integers(modes if at_least_modes else 1, population))
-    strata = draw(st.integers(modes if at_least_modes else 1, per_round))
+    population = draw(st.integers(1, 40))
+    per_round = draw(st.integers(1, population))
+    strata = draw(st.integers(1, per_round))
     if equal_strata:
         population += -population % strata
     return population, strata, modes, per_round
@@ -100,8 +100,10 @@ def test_a_mode_has_clients_for_each_of_its_strata(setting, seed, age):
 
 
 @settings(max_examples=60, deadline=None)
-@given(federations(at_least_modes=True), SEEDS, st.integers(0, 1000))
-def test_balanced_has_no_idle_mode(setting, seed, age):
+@given(federations(), SEEDS, st.integers(0, 1000))
+def test_balanced_spreads_modes_evenly_and_has_no_idle_mode_if_there_are_enough_strata(
+    setting, seed, age
+):
     population, strata, modes, per_round = setting
     schedule = Balanced(modes=modes, strata=strata, clients_per_round=per_round)
     state = schedule.init(population, seed)
@@ -111,7 +113,8 @@ def test_balanced_has_no_idle_mode(setting, seed, age):
     assert int(counts.min()) == strata // modes
     assert int(counts.max()) == -(-strata // modes)
     for round in range(age * modes, (age + 1) * modes):
-        assert set(schedule.plan(state, round).mode.tolist()) == set(range(modes))
+        trained = set(schedule.plan(state, round).mode.tolist())
+        assert len(trained) == min(modes, strata)
 
 
 @settings(max_examples=60, deadline=None)

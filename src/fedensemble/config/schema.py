@@ -43,7 +43,7 @@ class EnsembleTable(Table):
         default=None, description="Q; by default one stratum per client of a round"
     )
     clients_per_round: PositiveInt = Field(default=10, description="M")
-    schedule: str = "stratified"
+    schedule: str = "balanced"
     combine: Combine | None = None
 
 

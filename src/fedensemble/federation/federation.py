@@ -87,7 +87,7 @@ class Federation:
         modes: int = 5,
         strata: int | None = None,
         clients_per_round: int | None = None,
-        schedule: str | Schedule = "stratified",
+        schedule: str | Schedule = "balanced",
         participation: resolve.Spec | Participation = "everybody",
         aggregator: resolve.Spec | Aggregator = "mean",
         attack: resolve.Spec | Attack | None = None,

@@ -1,7 +1,10 @@
-"""A Latin-square variant of the paper's schedule, in which every round trains all modes.
+"""The default schedule: the paper's, with the modes spread evenly over the strata of a round.
 
 P[q, r] = sigma[(pi[q] + rho[r]) mod K], with random permutations sigma of the modes, pi of the
-strata and rho of the rounds, which are drawn again for each age.
+strata and rho of the rounds, which are drawn again for each age: a random Latin rectangle.
+
+Its closest relative is MFA-RR (multi-model federated averaging, round-robin; arXiv 2207.04330),
+which trains K unrelated models: clients are split into K groups that train the models in turn.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from torch import Tensor
 
 from .. import prng
 from ..core.schedule import schedules
-from ..errors import InputError, setting
 from ..flat_params import Tree
 from .stratified import Stratified
 
@@ -23,18 +25,10 @@ class Balanced(Stratified):
     """The paper's schedule with the modes spread evenly over the strata in every round.
 
     Each row of P is a permutation, as in the paper, and each column has every mode floor(Q/K) or
-    ceil(Q/K) times. So no mode is ever idle: in every round a mode has M / Q clients (rounded up or
-    down) for each of its strata, even if a stratum provides no client. Needs Q >= K.
+    ceil(Q/K) times. With Q >= K no mode is ever idle: in every round a mode has M / Q clients
+    (rounded up or down) for each of its strata, even if a stratum provides no client. With Q < K
+    each round trains Q different modes, and an age trains every mode in Q of its K rounds.
     """
-
-    def check(self, population: int) -> None:
-        super().check(population)
-        if self.strata < self.modes:
-            raise InputError(
-                "Schedule 'balanced' needs strata >= modes, or some mode would be idle; "
-                f"got strata={self.strata}, modes={self.modes}. "
-                f"Raise {setting('ensemble.strata')}, or use schedule 'stratified'."
-            )
 
     def permutations(self, state: Tree, age: int) -> Tensor:
         key = prng.key(int(state["seed"]), "latin square", age)

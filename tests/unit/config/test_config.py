@@ -164,7 +164,7 @@ def test_problems_of_all_sections_at_once() -> None:
         "algorithm: FedProx needs lr > 0; got -1.0.",
         "participation: Participation 'devices' needs 0 <= drop <= 1",
         "engine.name: unknown engine",
-        "ensemble: Schedule 'stratified' needs strata <= clients_per_round",
+        "ensemble: Schedule 'balanced' needs strata <= clients_per_round",
         "track: unknown tracker",
         "ensemble.mode: unknown key",
         "rounds: ",

@@ -21,7 +21,7 @@ BASE = {
     "rounds": 2,
     "data": {"source": "gaussians", "n": 60, "n_test": 20, "clients": 12},
     "model": {"name": "mlp", "hidden": [3]},
-    "ensemble": {"modes": 2, "strata": 2, "clients_per_round": 8},
+    "ensemble": {"modes": 2, "strata": 2, "clients_per_round": 8, "schedule": "stratified"},
 }
 
 
