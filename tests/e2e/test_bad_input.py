@@ -254,7 +254,7 @@ def test_a_shown_config_is_for_any_machine(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["frobnicate"], ["run", "--frob"], ["ls"], ["ls", "things"], ["predict", "a"]]
+    "arguments", [["frobnicate"], ["run", "--frob"], ["ls", "things"], ["predict", "a"]]
 )
 def test_usage_errors(folder: Path, arguments: list[str]) -> None:
     code, _, errors = run(*arguments, cwd=folder)

@@ -111,6 +111,6 @@ def test_predict_writes_uncertainty(folder: Path) -> None:
         ).all()
 
 
-def test_predictions_go_to_npz(folder: Path) -> None:
-    code, _, errors = run("predict", "a", "in.npz", "-o", "p.csv", cwd=folder)
-    assert code == 2 and ".npz" in errors
+def test_predictions_go_to_npz_or_csv(folder: Path) -> None:
+    code, _, errors = run("predict", "a", "in.npz", "-o", "p.txt", cwd=folder)
+    assert code == 2 and "as .npz or .csv; got 'p.txt'" in errors

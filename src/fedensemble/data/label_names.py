@@ -141,7 +141,8 @@ def encode_targets(y: Any, class_names: Sequence[str] | None, classes: int) -> A
 
 def check_class_names(names: Any) -> tuple[str, ...]:
     """Returns the names as a tuple; raises unless they are different texts, one per class."""
-    if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
+    # A 0-dimensional array has __iter__, which raises.
+    if isinstance(names, (str, bytes)) or not np.iterable(names):
         raise DataError(f"class_names must be a list of texts, one per class; got {names!r}.")
     texts = tuple(str(name) if isinstance(name, str) else name for name in names)
     for number, name in enumerate(texts):

@@ -260,7 +260,9 @@ def test_a_checkpoint_without_entries_that_were_added_later(tmp_path: Path):
     forge(path, lambda tensors, facts: (tensors.pop("memory/row.c"), tensors.pop("schedule/seed")))
     loaded = fe.Federation.load(tmp_path, model=lambda: nn.Linear(3, 2), data=data())
     rows = loaded.tensors()["memory/row.c"]
-    assert len(rows) == len(made.tensors()["memory/row.c"]) > 0 and not bool(rows.any())  # as for clients that never trained the mode
+    assert len(rows) == len(made.tensors()["memory/row.c"]) > 0 and not bool(
+        rows.any()
+    )  # as for clients that never trained the mode
     assert int(loaded.state.schedule["seed"]) == 0
 
 
