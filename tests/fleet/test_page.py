@@ -123,7 +123,12 @@ def test_the_fleet_page_can_be_followed_word_for_word(followed):
     # the stream says what the page says
     assert re.search(r"round 2: 4 replies, loss .*, test accuracy ", seen) and "Finished" in seen
     report = (folder / "run1" / "report.html").read_text()
-    assert all(name in report for name in (*names, "fleet, 4 clients"))
+    assert all(
+        name in report for name in (*names, "fleet,\N{NO-BREAK SPACE}4\N{NO-BREAK SPACE}clients")
+    )
+    # Flower passes its server app a token on the command line, which is recorded
+    command = json.loads((folder / "run1" / "env.json").read_text())["command"]
+    assert command[command.index("--token") + 1] == "***"
     with np.load(folder / "out.npz") as out:
         assert out["mean"].shape == (2, 2)
     # Flower's helper processes end when they notice, after some seconds, that their parent has.

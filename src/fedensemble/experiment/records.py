@@ -16,7 +16,7 @@ from ..core.algorithm import algorithms
 from ..core.attack import attacks
 from ..core.types import RoundReport
 from ..federation.federation import Federation
-from ..redact import redact
+from ..redact import redact_command
 from ..runtime.hardware import processor
 from ..version import VERSION
 from .run_folder import RunFolder
@@ -74,7 +74,7 @@ def environment(config: Config) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
-        "command": [redact(word) for word in sys.argv[1:]],
+        "command": redact_command(sys.argv[1:]),
         # packages of plug-ins, which a machine that predicts with this run needs, too
         **({"packages": packages} if packages else {}),
     }

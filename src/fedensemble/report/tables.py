@@ -178,7 +178,7 @@ def scaled(metric: str, value: float) -> float:
 
 def _prediction(summary: Mapping[str, Any]) -> str:
     """Megabytes of the models needed to predict; a dash for runs of versions without this value."""
-    return f"{summary['prediction_bytes'] / 1e6:.2f}" if "prediction_bytes" in summary else NONE
+    return in_megabytes(summary["prediction_bytes"]) if "prediction_bytes" in summary else NONE
 
 
 def _over_seeds(metric: str, values: Sequence[float]) -> str:

@@ -98,7 +98,8 @@ def _subtitle(run: RunData) -> str:
         f"{values['rounds']} rounds",
         f"seed {values['seed']}",
     ]
-    return " · ".join(parts)
+    # Lines break between the parts only.
+    return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
 
 
 def _render(**content: Any) -> str:
