@@ -57,17 +57,20 @@ def check_server_update(algorithm: Algorithm, theta: Tensor) -> None:
     changed = torch.arange(len(theta), device=theta.device) % 2 == 1
 
     def update(others: int) -> Tree:
-        """The server's update where every second entry of all vectors depends on `others`."""
+        """The server's update if every second entry of all vectors is drawn with `others`."""
 
         def fill(tree: Tree, word: int) -> Tree:
-            keys = (prng.key(0, "sharing", word, n) for n in range(len(tree)))
-            values = (_draw(key, theta) for key in keys)
-            filled = zip(tree, values, strict=True)
-            return {n: torch.where(changed, v + others, v).unsqueeze(0) for n, v in filled}
+            filled = {}
+            for index, name in enumerate(tree):
+                kept, drawn = (
+                    _draw(prng.key(0, "sharing", word, index, n), theta) for n in (0, others)
+                )
+                filled[name] = torch.where(changed, drawn, kept).unsqueeze(0)
+            return filled
 
         return algorithm.server_update(fill(messages.mode, 0), fill(messages.uploads, 1), cohort)
 
-    first, second = update(0), update(3)
+    first, second = update(1), update(2)
     for entry in first:
         pair = (tree[entry].expand(1, len(theta))[:, ~changed] for tree in (first, second))
         if not torch.equal(*pair):
