@@ -143,6 +143,8 @@ class Ensemble:
         class_names: name of each class, or None.
         feature_names: name of each column of the inputs, which a DataFrame must have in this order;
             None does not check it.
+        shared: True for the parameters that all modes have in common, bool [P]; None if there are
+            none.
     """
 
     def __init__(
@@ -159,7 +161,9 @@ class Ensemble:
         tokens: bool | None = None,
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
+        shared: Tensor | None = None,
     ) -> None:
+        self.shared = shared
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
@@ -191,10 +195,19 @@ class Ensemble:
 
     @property
     def prediction_bytes(self) -> int:
-        """Bytes that a device must receive to predict: all models and running statistics."""
-        return sum(
+        """Bytes that a device must receive to predict: all models and running statistics.
+
+        Shared parameters count once.
+        """
+        size = sum(
             tensor.numel() * tensor.element_size() for tensor in (self.predictors, self.buffers)
         )
+        if self.shared is None:
+            return size
+        # Predictors that differ in shared parameters, such as samples of a posterior, are all sent.
+        models = self.predictors.flatten(0, 1)
+        sent_once = int((self.shared & (models == models[:1]).all(0)).sum())
+        return size - sent_once * (len(models) - 1) * models.element_size()
 
     def module(self, mode: int) -> nn.Module:
         """A mode as a plain nn.Module, in eval mode on the CPU.

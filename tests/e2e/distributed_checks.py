@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedensemble.algorithms import Dore, FedAvg, FedDyn, FedPD, FedSplit, Scaffold
+from fedensemble.algorithms import Dore, FedAvg, FedAvgM, FedDyn, FedPD, FedSplit, Scaffold
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed.engine import DistributedEngine
@@ -76,6 +76,19 @@ def methods(engine):
             algorithm, engine, modes=2, strata=2
         )
         for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
+    }
+
+
+def sharing(engine):
+    """Shared parameters are averaged over the visits of all ranks."""
+    return {
+        f"{name} with a shared layer on {engine}": lambda algorithm=algorithm, rule=rule: (
+            small_federation(algorithm, engine, modes=3, strata=2, shared=["0.*"], aggregator=rule)
+        )
+        for name, algorithm, rule in (
+            ("FedAvgM", FedAvgM(), "mean"),
+            ("the trimmed mean", FedAvg(), "trimmed-mean"),
+        )
     }
 
 
@@ -261,6 +274,8 @@ def main(folder):
             **methods("loop"),
             **methods("vector"),
             **robust("vector"),
+            **sharing("loop"),
+            **sharing("vector"),
             **models(),
         }.items():
             agree_with_one_process(make, ranks)

@@ -15,6 +15,8 @@ SYNONYMS = {
     "models": "ensemble.modes",
     "num_modes": "ensemble.modes",
     "q": "ensemble.strata",
+    "share": "ensemble.shared",
+    "shared_parameters": "ensemble.shared",
     "m": "ensemble.clients_per_round",
     "fraction_fit": "ensemble.clients_per_round",
     "n": "data.clients",

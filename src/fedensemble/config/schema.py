@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
 from ..core.schedule import schedules
 from ..errors import InputError, config_keys
@@ -29,6 +29,7 @@ from .validate_plugins import (
     check_model,
     check_participation,
     check_registered,
+    check_shared,
     try_build,
 )
 
@@ -44,7 +45,17 @@ class EnsembleTable(Table):
     )
     clients_per_round: PositiveInt = Field(default=10, description="M")
     schedule: str = "balanced"
+    # None, not an empty list: settings that are None are not hashed, so that runs of versions
+    # without this setting keep their hash.
+    shared: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, description="patterns of the names of parameters that all modes share"
+    )
     combine: Combine | None = None
+
+    @field_validator("shared", mode="after")
+    @classmethod
+    def _empty_is_unset(cls, value: list[str] | None) -> list[str] | None:
+        return value or None
 
 
 class TrainingTable(Table):
@@ -206,11 +217,15 @@ def _check_schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
     modes, strata, per_round = sizes.modes, sizes.strata, sizes.clients_per_round
     # The number of clients is not known yet. With this number no schedule has too few clients.
     enough = max(per_round, strata or 1)
+    known_problems = len(problems)
     try_build(
         "ensemble",
         lambda: resolve_schedule(name, modes, strata, per_round, enough).check(enough),
         problems,
     )
+    if sizes.shared and modes > 1 and len(problems) == known_problems:
+        schedule = resolve_schedule(name, modes, strata, per_round, enough)
+        check_shared(filled.get("algorithm"), schedule, problems)
 
 
 def _plain(value: Any) -> Any:

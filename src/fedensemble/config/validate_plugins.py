@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from ..arguments import check_names
 from ..core.aggregator import check_aggregator as check_rule
 from ..core.engine import ENGINE_ARGUMENTS, engines
+from ..core.schedule import Schedule
+from ..core.shared_checks import check_sharing
 from ..data import partitions
 from ..data.schema import Schema
 from ..errors import InputError, unknown
@@ -110,6 +112,16 @@ def check_compatible(algorithm: Any, aggregator: Any, problems: list[str]) -> No
     if isinstance(algorithm, Mapping) and isinstance(aggregator, Mapping) and not problems:
         rule, method = build_aggregator(aggregator), build_algorithm(algorithm)
         try_build("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
+
+
+def check_shared(algorithm: Any, schedule: Schedule, problems: list[str]) -> None:
+    """Checks that modes can share parameters; skipped if there are problems already."""
+    if isinstance(algorithm, Mapping) and not problems:
+        method = build_algorithm(algorithm)
+        # More than one value, to tell a vector of parameters from a single value.
+        try_build(
+            "ensemble.shared", lambda: check_sharing(method, schedule, torch.zeros(7)), problems
+        )
 
 
 def check_attack(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:

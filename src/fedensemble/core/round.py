@@ -19,6 +19,7 @@ from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm
 from .engine import Engine
 from .schedule import Schedule
+from .shared import Shared
 from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 
 
@@ -42,6 +43,7 @@ def run_round(
     outcome: Outcome | None = None,
     request: Request | None = None,
     train_clients: Callable[[Request], RoundResult] | None = None,
+    shared: Shared | None = None,
 ) -> tuple[EnsembleState, RoundReport]:
     """Runs one round; returns the next state and a report.
 
@@ -50,6 +52,7 @@ def run_round(
         request: the result of `start_round`, if the caller has computed it already.
         train_clients: trains the clients of a request; by default the engine's `run_visits`. Runs
             that train in one batch pass their part of the batch's result.
+        shared: the parameters that all modes have in common; None if there are none.
     """
     # The schedule assigns modes to clients; the server sends each client its mode.
     if request is None:
@@ -57,11 +60,11 @@ def run_round(
     # The clients train. The result holds each mode's weighted mean upload.
     result = engine.run_visits(*request) if train_clients is None else train_clients(request)
     # The server updates each mode from the uploads of its clients.
-    done = finish_round(state, request, result, schedule, outcome, aggregator)
+    done = finish_round(state, request, result, schedule, outcome, aggregator, shared)
     # The engine may reject an upload that spoils the update, and return the mean of the others.
     corrected = engine.review(state, done[0])
     if corrected is not None:
-        done = finish_round(state, request, corrected, schedule, outcome, aggregator)
+        done = finish_round(state, request, corrected, schedule, outcome, aggregator, shared)
     new, report = done
     # A server step on gathered uploads may depend on a device's free memory, and so differ between
     # the processes of a job. All of them continue with the modes of rank 0.
@@ -92,6 +95,7 @@ def finish_round(
     schedule: Schedule,
     outcome: Outcome | None = None,
     aggregator: Aggregator = MEAN,
+    shared: Shared | None = None,
 ) -> tuple[EnsembleState, RoundReport]:
     """The server's step: updates each mode from the uploads of its clients.
 
@@ -109,10 +113,13 @@ def finish_round(
         return new, RoundReport(new.round, age, plan, None, losses, 0, bytes_down, (), turnout)
 
     check_losses_finite(losses, result, plan, state.round)
+    algorithm, sent, per_mode = request.algorithm, request.sent, result
     if aggregator.gathers:
-        result = aggregate(aggregator, request.algorithm, request.sent, request.buffers, result)
+        per_mode = aggregate(aggregator, algorithm, sent, request.buffers, result)
     trained = sorted(set(plan.mode.tolist()))
-    modes, buffers = update_modes(state, request.algorithm, result, len(trained) < schedule.modes)
+    modes, buffers = update_modes(state, algorithm, per_mode, len(trained) < schedule.modes)
+    if shared is not None:
+        modes, buffers = shared.update(state, modes, buffers, algorithm, sent, result, aggregator)
     new = EnsembleState(
         round=state.round + 1,
         modes=modes,

@@ -40,6 +40,8 @@ class Schedule(ABC):
 
     # a client trains at most one mode per round; False if the modes are trained independently
     one_mode_per_client: ClassVar[bool] = True
+    # each mode is trained as a separate run that has nothing in common with the others
+    trains_apart: ClassVar[bool] = False
     uniform: ClassVar[bool] = True  # all clients are selected equally often on average
 
     modes: int = 5

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from ..config.plugins import build_aggregator, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.round import run_round
+from ..core.shared import check_patterns
 from ..core.types import EnsembleState, RoundReport
 from ..durable import json_bytes, write_json
 from ..engines.flower.deadline import RoundTimeout
@@ -29,7 +30,7 @@ from ..experiment.prediction_summary import MAX_CLIENTS, compact_bytes
 from ..experiment.read_json import need_keys, read_json
 from ..experiment.records import describe, environment
 from ..experiment.run_folder import RunFolder
-from ..federation.resolve import resolve_schedule
+from ..federation.resolve import resolve_schedule, resolve_shared
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
@@ -104,6 +105,11 @@ class Fleet:
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
         theta, buffers = self.model.init_params(config.seed, self.schedule.modes)
+        self.shared = resolve_shared(
+            check_patterns(table.shared), self.model, self.algorithm, base_schedule, theta[0]
+        )
+        if self.shared is not None:
+            theta, buffers = self.shared.copy_first(theta, buffers)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers:
@@ -151,6 +157,7 @@ class Fleet:
             schedule=self.schedule,
             engine=self.engine,
             aggregator=self.aggregator,
+            shared=self.shared,
         )
         log, config = self.engine.log, self.spec.config
         record = {**describe(report), "fleet": log.to_record()}
@@ -179,6 +186,7 @@ class Fleet:
             predictors=self.algorithm.predictors(self.state.modes),
             class_names=self.spec.class_names,
             feature_names=self.spec.schema.columns,
+            shared=None if self.shared is None else self.shared.parameters,
         )
 
     def finish(self, seconds: float) -> None:

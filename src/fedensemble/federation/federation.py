@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
 from ..core.round import Request, run_round, start_round
 from ..core.schedule import Schedule
+from ..core.shared import check_patterns
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
 from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
@@ -50,6 +51,8 @@ class Federation:
         clients_per_round: M, the number of clients per round; None takes all clients.
         schedule: registered name, or a Schedule. A Schedule has `modes`, `strata` and
             `clients_per_round` of its own, and the arguments above are ignored.
+        shared: patterns of the names of parameters that all modes have in common, such as
+            ["body.*"]; they are averaged over all visits of a round. None shares nothing.
         participation: which clients reply and when: registered name, or a Participation such as
             `Devices(ask=130)`.
         aggregator: how the uploads of a mode are combined: registered name, or an Aggregator such
@@ -88,6 +91,7 @@ class Federation:
         strata: int | None = None,
         clients_per_round: int | None = None,
         schedule: str | Schedule = "balanced",
+        shared: Sequence[str] | None = None,
         participation: resolve.Spec | Participation = "everybody",
         aggregator: resolve.Spec | Aggregator = "mean",
         attack: resolve.Spec | Attack | None = None,
@@ -108,6 +112,7 @@ class Federation:
         started = time.perf_counter()
         preflight.check_arguments(data, seed)
         self.data, self.seed, self.combine = data, seed, combine
+        self.shared = check_patterns(shared)
         self.algorithm = resolve.resolve_algorithm(algorithm)
         self.schedule = resolve.resolve_schedule(
             schedule, modes, strata, clients_per_round, len(data)
@@ -149,6 +154,11 @@ class Federation:
         if self.aggregator_note:
             warnings.warn(self.aggregator_note, AggregatorWarning, stacklevel=2)
         probe(self.algorithm, theta[0])
+        self._shared = resolve.resolve_shared(
+            self.shared, self.model, self.algorithm, self.schedule, theta[0]
+        )
+        if self._shared is not None:
+            theta, buffers = self._shared.copy_first(theta, buffers)
         buffer_bytes = buffers[0].numel() * buffers.element_size()
         self.costs = Costs(self.algorithm, theta[0], buffer_bytes, data.size, self.work, seed)
         self.state = EnsembleState(
@@ -217,6 +227,7 @@ class Federation:
             outcome=self.outcome(),
             request=self.next_request(),
             train_clients=train_clients,
+            shared=self._shared,
         )
         self._outcome = None
         return report
@@ -302,6 +313,7 @@ class Federation:
             tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
             class_names=self.data.class_names,
             feature_names=self.data.feature_names,
+            shared=None if self._shared is None else self._shared.parameters,
         )
 
     def tensors(self) -> Tree:
@@ -410,6 +422,7 @@ class Federation:
             self.work,
             self.model,
             self._engine,
+            shared=self.shared,
             combine=self.combine,
             seed=self.seed,
         )

@@ -9,7 +9,8 @@
 4. `check_training`: one training step on 2 examples, or on a full batch if that fails.
 5. The engine's own checks, when it is constructed.
 6. `check_aggregator` and `probe` of `core`: the aggregator suits the algorithm, and
-   `local_training` returns two dictionaries.
+   `local_training` returns two dictionaries. `resolve_shared`: there are shared parameters of
+   these names, and the algorithm can train them.
 7. `Ensemble`: `combine` suits the task.
 
 `log_checks` then writes one line to the logger "fedensemble", at level DEBUG.
@@ -47,6 +48,7 @@ CHECKS = (
     "engine",
     "aggregator",
     "messages of the algorithm",
+    "shared parameters",
     "combination of predictions",
 )
 # What a model, a loss or torch raises on inputs that do not fit.

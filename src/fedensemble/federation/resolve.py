@@ -17,6 +17,8 @@ from ..core.batches import LastBatch, LocalWork
 from ..core.engine import ENGINE_ARGUMENTS, Engine, engines
 from ..core.participation import Participation, participations
 from ..core.schedule import Schedule, check_number, schedules
+from ..core.shared import Shared
+from ..core.shared_checks import check_server_update, check_sharing
 from ..data.federated import FederatedData
 from ..errors import InputError
 from ..modeling.functional_model import FunctionalModel
@@ -168,6 +170,28 @@ def resolve_server_context(
     server_inputs = None if data.x_server is None else normalized(data.x_server)
     examples = normalized(data.x[:8].clone())
     return ServerContext(model, examples, server_inputs, schedule.clients_per_mode)
+
+
+def resolve_shared(
+    patterns: tuple[str, ...],
+    model: FunctionalModel,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    theta: Tensor,
+) -> Shared | None:
+    """The shared parameters; None if there are none, or only one mode, which shares with nobody.
+
+    Args:
+        theta: parameters of one model, [P]; only their number and dtype matter.
+    """
+    if not patterns:
+        return None
+    shared = Shared.of(patterns, model.theta_layout, model.buffer_layout)
+    if schedule.modes == 1:
+        return None
+    check_sharing(algorithm, schedule, theta)
+    check_server_update(algorithm, theta)
+    return shared.to(model.device)
 
 
 def resolve_engine_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -37,11 +37,14 @@ _SETTINGS = (
     "loss",
     "engine",
     "engine_options",
+    "shared",
     "combine",
     "device",
     "dtype",
     "seed",
 )
+# Files of earlier versions lack these settings.
+_LATER = {"participation", "aggregator", "attack", "shared"}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
 
@@ -56,6 +59,7 @@ def settings_of(
     model: FunctionalModel,
     engine: tuple[str, dict[str, Any]],
     *,
+    shared: tuple[str, ...],
     combine: str | None,
     seed: int,
 ) -> dict[str, Any]:
@@ -77,6 +81,7 @@ def settings_of(
         "loss": model.user_loss if isinstance(model.user_loss, str) else None,
         "engine": engine[0],
         "engine_options": engine[1],
+        "shared": list(shared),
         "combine": combine,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -111,6 +116,7 @@ def read(
     settings.setdefault("participation", {"name": "everybody"})
     settings.setdefault("aggregator", {"name": "mean"})
     settings.setdefault("attack", NO_ATTACK)
+    settings.setdefault("shared", [])
     for name in (*_BY_NAME, "loss"):
         if settings[name] is None and name not in changes:
             raise InputError(
@@ -142,7 +148,7 @@ def _read_settings(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} is damaged or no saved federation: its metadata has other entries."
         )
     unknown = sorted(set(settings) - set(_SETTINGS))
-    missing = sorted(set(_SETTINGS) - {"participation", "aggregator", "attack"} - set(settings))
+    missing = sorted(set(_SETTINGS) - _LATER - set(settings))
     if unknown or missing:
         problem = f"unknown settings {unknown}" if unknown else f"no settings {missing}"
         raise StoreError(f"{path} is damaged, or of another version: it has {problem}.")

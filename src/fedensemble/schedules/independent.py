@@ -23,6 +23,8 @@ class Independent(Schedule):
     been trained for R / K rounds. Strata are not used.
     """
 
+    trains_apart: ClassVar[bool] = True
+
     @property
     def clients_per_mode(self) -> float:
         """M, because all clients of a round train the same mode."""

@@ -138,6 +138,17 @@ def test_an_algorithm_with_control_flow_on_a_hyperparameter(tmp_path, monkeypatc
         algorithms._items.pop("looking")
 
 
+def test_each_run_of_a_batch_shares_its_own_parameters(tmp_path, monkeypatch):
+    configs = [config(), config(ensemble__shared=["layers.1.*"]), config(ensemble__shared=["*"])]
+    assert 3 in compare_alone_and_batched(tmp_path, configs, monkeypatch)
+    shared = []
+    for number in range(3):
+        found = theta(tmp_path / f"batched{number}")
+        names = {name.partition("/")[2] for name in found}
+        shared.append({n for n in names if torch.equal(found[f"0/{n}"], found[f"1/{n}"])})
+    assert shared == [set(), {"layers.1.weight", "layers.1.bias"}, names]
+
+
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     good, bad = (
         config(seed=1, rounds=40),

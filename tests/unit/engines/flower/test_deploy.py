@@ -156,6 +156,35 @@ def test_a_fleet_aggregates_as_its_config_says(tmp_path):
     torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
 
 
+def test_a_fleet_shares_parameters_as_its_config_says(tmp_path, monkeypatch):
+    shared = {"modes": 2, "strata": 2, "clients_per_round": 2, "shared": ["layers.1.*"]}
+    config = resolve({**VALUES, "algorithm": {"name": "fedavgm"}, "ensemble": shared})
+    write_app(config, tmp_path / "app")
+    app, train = tmp_path / "app", fleet_module.Fleet.train_one_round
+
+    def stop_after_two_rounds(fleet):
+        if fleet.state.round == 2:
+            raise KeyboardInterrupt
+        train(fleet)
+
+    monkeypatch.setattr(fleet_module.Fleet, "train_one_round", stop_after_two_rounds)
+    with pytest.raises(KeyboardInterrupt):
+        run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
+    monkeypatch.undo()
+    run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+    first, second = (ensemble.module(mode).state_dict() for mode in range(2))
+    assert {name for name in first if torch.equal(first[name], second[name])} == {
+        "layers.1.weight",
+        "layers.1.bias",
+    }
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["prediction_bytes"] == federation.ensemble.prediction_bytes
+
+
 def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
     federation = build_federation(config, build_data(config))
