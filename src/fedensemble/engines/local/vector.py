@@ -27,8 +27,8 @@ from ..stacked.gradient import stacked_gradient
 from ..stacked.stacked_params import cast_copy
 from .block import BlockInputs, BlockResult, Minibatches
 from .block_size import max_block_size
-from .captured_training import CapturedTraining
 from .client_state import Placement
+from .cuda_graph_training import CapturedTraining
 from .flops import count_flops
 from .local_engine import LocalEngine
 from .thread_pool import ThreadedTrainer

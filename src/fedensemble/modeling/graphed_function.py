@@ -1,4 +1,7 @@
-"""A cache of CUDA graphs: captures a function once per argument signature, then replays it.
+"""Functions as CUDA graphs: captured once per argument signature, then replayed.
+
+Algorithms use it for work on the server (FedBE, PFNM), through `ServerContext`. The clients' local
+training is captured in `engines/local/cuda_graph_training.py`.
 
 Launching a small kernel from Python costs more time than the kernel itself. A CUDA graph records
 all kernel launches of one call and replays them with a single launch. A graph reads and writes

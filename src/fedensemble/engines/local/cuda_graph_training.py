@@ -10,7 +10,8 @@ replays the first graph, replays the step graph once per local step, and replays
 step graph counts steps in a tensor on the GPU, from which it looks up the batch of each step.
 
 Algorithms need no changes: they call `problem.iterate` or `problem.descend` as always, and only
-these two methods differ here.
+these two methods differ here. Functions that run on the server are captured by
+`modeling/graphed_function.py`.
 """
 
 from __future__ import annotations
