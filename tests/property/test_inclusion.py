@@ -177,7 +177,7 @@ def test_devices_of_one_kind_answer_equally_often(name):
     population, rounds = 15, 400
     schedule = schedules[name](modes=2, strata=7, clients_per_round=10)
     devices = Devices(ask=13, compute_spread=0, bandwidth_spread=0)
-    planned = devices.asking(schedule).init(population, seed=5)
+    planned = devices.selection_schedule(schedule).init(population, seed=5)
     state = devices.init(population, seed=5)
     costs = Costs(
         FedAvg(), torch.zeros(3), 0, torch.full((population,), 4), LocalWork(batch_size=4), seed=5
