@@ -145,7 +145,7 @@ def test_fedsplit_after_missed_rounds(updates, stale):
     z = x - pull if stale else z
     u = 2 * x - z
     half = quadratic_problem(algorithm, 5, 6).descend(
-        x, lambda at, gradient: gradient + (at - u) / 0.8
+        x, lambda theta, gradient: gradient + (theta - u) / 0.8
     )
     torch.testing.assert_close(uploads["theta"], z + 2 * (half - x), rtol=0, atol=SAME_FORMULA)
     torch.testing.assert_close(kept["pull"], u - half, rtol=0, atol=SAME_FORMULA)

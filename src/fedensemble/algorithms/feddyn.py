@@ -55,7 +55,7 @@ class FedDyn(Algorithm):
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start, h = sent["theta"], memory["h"]
         theta = problem.descend(
-            start, lambda at, gradient: gradient - h + self.alpha * (at - start)
+            start, lambda theta, gradient: gradient - h + self.alpha * (theta - start)
         )
         return {"theta": theta}, {"h": h - self.alpha * (theta - start)}
 

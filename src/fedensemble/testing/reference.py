@@ -33,11 +33,11 @@ class AutogradSteps:
         self.count = len(place)
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The gradient of the mean loss over the rows whose weight is not zero."""
         rows = self.place[step][self.weight[step].bool()]
-        vector_to_parameters(at, self.model.parameters())
+        vector_to_parameters(theta, self.model.parameters())
         loss = F.cross_entropy(self.model(self.x[rows]), self.y[rows])
         gradient = torch.autograd.grad(loss, list(self.model.parameters()))
         return parameters_to_vector(gradient), (loss.detach(), buffers)

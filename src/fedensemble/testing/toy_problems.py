@@ -88,10 +88,10 @@ class Quadratics:
         self.active = None if bool(running.all()) else running
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Exact gradient, loss and unchanged buffers."""
-        distance = at - self.centre
+        distance = theta - self.centre
         return self.curvature * distance, (0.5 * (self.curvature * distance**2).sum(-1), buffers)
 
 

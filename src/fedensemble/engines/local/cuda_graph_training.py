@@ -123,8 +123,8 @@ class CapturedProblem(LocalProblem):
         )
         key = dispatch.fold_in(inputs.model_key, index)
 
-        def gradient(at: Tensor) -> Tensor:
-            value, (loss, new) = self.minibatches.on_batch(batch_index, weight, key, at, buffers)
+        def gradient(theta: Tensor) -> Tensor:
+            value, (loss, new) = self.minibatches.on_batch(batch_index, weight, key, theta, buffers)
             if new is not buffers:
                 buffers.copy_(new if active is None else torch.where(active, new, buffers))
             self.loss_table.index_copy_(0, index, loss.unsqueeze(0))
