@@ -23,7 +23,7 @@ from ..tables import (
     scaled,
 )
 from .best_cells import best_cells, is_paper_table
-from .charts import COLOURS, Chart, Line, line_chart, line_style
+from .charts import COLORS, Chart, Line, line_chart, line_style
 from .comparison_data import ComparisonData, RowData
 from .dot_plot import DotRow, dot_chart
 from .run_data import RunData
@@ -125,7 +125,7 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
             lines,
             xlabel="round",
             ylabel=f"test {name}",
-            shown=_precise_format(metric),
+            format_value=_precise_format(metric),
             note=f"{note} {caption(len(rounds))}".strip(),
         )
     ]
@@ -155,7 +155,7 @@ def _last_results(
         text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(values) > 1 else "")
         text += f"\npaper {form(paper)}" if paper is not None else ""
         points = [(value, f"{text}\nthis run {form(value)}") for value in values]
-        drawn.append(DotRow(row.short, points, mean, f"c{at % COLOURS}", paper))
+        drawn.append(DotRow(row.short, points, mean, f"c{at % COLORS}", paper))
         means = [
             scaled(metric, mean_of_last(run.records, metric, tests))
             for run in row.runs
