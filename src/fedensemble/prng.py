@@ -27,6 +27,8 @@ _FOLD = 0x5851F42D4C957F2D  # keeps child keys distinct from the values drawn at
 def key(seed: int, purpose: str, *words: Key) -> Key:
     """The key of a purpose and some integers; a tensor if any of them is one.
 
+    The text of the purpose is hashed into the key, so that changing it changes all results.
+
     >>> key(0, "batches", 3, 7) == key(0, "batches", 3, 7)
     True
     >>> key(0, "batches", 3, 7) == key(0, "batches", 7, 3)
@@ -99,7 +101,7 @@ def permutation(key: Key, count: int, sizes: Tensor | None = None) -> Tensor:
 
 
 def torch_seed(key: Key) -> int:
-    """A seed for torch's own generator, which weight initialisation draws from."""
+    """A seed for torch's own generator, which weight initialization draws from."""
     return int(key) % (1 << 63)
 
 

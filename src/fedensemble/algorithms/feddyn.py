@@ -25,7 +25,7 @@ from ..flat_params import Tree
 @algorithms.register("feddyn")
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
-    """Dynamic regularisation; h_i is the client's last gradient, h the mean over all clients.
+    """Dynamic regularization; h_i is the client's last gradient, h the mean over all clients.
 
     The algorithm supports partial participation: clients that do not participate keep their h_i,
     and h stays the weighted mean over all N clients. The paper weights all clients equally, which

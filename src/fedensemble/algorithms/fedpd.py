@@ -1,4 +1,4 @@
-"""FedPD: clients minimise an augmented Lagrangian; a random draw decides if a round communicates.
+"""FedPD: clients minimize an augmented Lagrangian; a random draw decides if a round communicates.
 
 From x0_i, the client's copy of the model, and its dual variable l_i:
 

@@ -1,6 +1,6 @@
 """FedSplit: Peaceman-Rachford splitting; each client reflects, and the server averages.
 
-Client:  u = 2 x - z_i;   z_half = prox_{s f_i}(u), which minimises f_i(z) + ||z - u||^2 / (2 s),
+Client:  u = 2 x - z_i;   z_half = prox_{s f_i}(u), which minimizes f_i(z) + ||z - u||^2 / (2 s),
          by local SGD from x;   z_i <- z_i + 2 (z_half - x).
 Server:  x <- mean_i z_i.
 

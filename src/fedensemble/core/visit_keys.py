@@ -13,12 +13,11 @@ def visit_key(purpose: str, seed: int, round: int, client: Tensor, mode: Tensor)
 
     Args:
         purpose: such as "batches", "model" or "algorithm"; different purposes are independent.
-            The word is part of the key, so that renaming one changes all results.
     """
     return torch.as_tensor(prng.key(seed, purpose, round, client, mode))
 
 
 def shared_uniform(seed: int, round: int, mode: Tensor) -> Tensor:
     """A random draw in (0, 1) that the server shares with a mode's clients, float64, [..., 1]."""
-    # Purposes are hashed into the keys: another word than "coin" would change all results.
+    # The purpose is hashed into the key: renaming "coin" would change all results.
     return prng.uniform(prng.key(seed, "coin", round, mode), 1)

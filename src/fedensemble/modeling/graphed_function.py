@@ -25,7 +25,7 @@ Capture = Callable[[Function, tuple[Any, ...]], Function]
 
 # Signatures in the cache; each captured one holds a copy of its arguments on the GPU.
 _CACHE_SIZE = 8
-# Calls before capture, as torch recommends: libraries such as cuBLAS initialise themselves in their
+# Calls before capture, as torch recommends: libraries such as cuBLAS initialize themselves in their
 # first call, which must not happen during capture.
 _WARM_UP_CALLS = 3
 

@@ -1,4 +1,4 @@
-"""Long curves made readable: each point is the mean of several neighbouring tests."""
+"""Long curves made readable: each point is the mean of several neighboring tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_ROUNDS = 250  # points of the training loss, which is a single line
 
 
 def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
-    """At most `most` groups of neighbours; all groups but the first have the same size.
+    """At most `most` groups of neighbors; all groups but the first have the same size.
 
     >>> grouped([1, 2, 3, 4, 5], 3)
     [[1], [2, 3], [4, 5]]
@@ -22,7 +22,7 @@ def grouped(items: Sequence[Item], most: int = MOST) -> list[Sequence[Item]]:
 
 
 def group_size(count: int, most: int = MOST) -> int:
-    """The number of neighbours that make one point."""
+    """The number of neighbors that make one point."""
     return max(1, -(-count // most))
 
 

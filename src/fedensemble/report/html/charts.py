@@ -59,7 +59,7 @@ class Line:
 
 
 def line_style(index: int) -> str:
-    """The CSS classes of a line: a colour, and dashes if there are more lines than colours."""
+    """The CSS classes of a line: a color, and dashes if there are more lines than colors."""
     return f"c{index % COLORS} d{index // COLORS % DASHES}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...experiment.compare import summarise
+from ...experiment.compare import mean_and_std
 from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (
@@ -151,7 +151,7 @@ def _last_results(
             if _tested(run, metric)
         ]
         paper = comparison.paper.get(row.label)
-        mean, spread = summarise(values)
+        mean, spread = mean_and_std(values)
         text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(values) > 1 else "")
         text += f"\npaper {form(paper)}" if paper is not None else ""
         points = [(value, f"{text}\nthis run {form(value)}") for value in values]
@@ -188,7 +188,7 @@ def _last_results(
 
 
 def _over_seeds(form: Format, values: Sequence[float]) -> str:
-    mean, spread = summarise(values)
+    mean, spread = mean_and_std(values)
     return f"{form(mean)} ± {form(spread)}" if len(values) > 1 else form(mean)
 
 

@@ -9,7 +9,7 @@ from .run_data import RunData
 from .summary_sections import Section, metric_format
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
 
-FEW_MODES = 7  # up to this number, each mode has its own colour
+FEW_MODES = 7  # up to this number, each mode has its own color
 
 
 def curves(run: RunData) -> Section:

@@ -77,7 +77,7 @@ def _copy_line(source, out, TOTAL, BLOCK: tl.constexpr):
 def _gather_rows(source, index, out, P, ROW_STRIDE, VISITS, BLOCK: tl.constexpr):
     """out[j, :P] = source[index[j]]; rows of `out` have ROW_STRIDE elements, a multiple of 16.
 
-    Programs of the same columns are neighbours: they find in the cache what another visit has read.
+    Programs of the same columns are neighbors: they find in the cache what another visit has read.
     """
     j = tl.program_id(0) % VISITS
     at = (tl.program_id(0) // VISITS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
