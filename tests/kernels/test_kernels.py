@@ -260,7 +260,7 @@ def test_group_norm_far_from_zero(channels, groups, side, steep):
 
 
 @pytest.mark.parametrize("groups", [None, 4])
-def test_norms_give_the_same_bits_again_and_without_slopes(groups):
+def test_norms_give_the_same_bits_again_and_without_gradients(groups):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.engines.kernels.triton.norm import StackedNorm
