@@ -14,7 +14,7 @@ from fedensemble import Balanced, Devices, FedAvg, FederatedData, Federation, St
 from fedensemble.core.batches import LocalWork
 from fedensemble.core.participation import Costs
 from fedensemble.core.schedule import schedules
-from fedensemble.schedules.strata import apportion, draw_plan, fill_places
+from fedensemble.schedules.strata import apportion, draw_plan, fill_slots
 
 # N, Q, M, K: strata that divide neither N nor M, one client per stratum, more modes than clients,
 # everybody.
@@ -140,7 +140,7 @@ def test_plans_of_any_numbers(population, modes, seed, round, data):
 def test_as_few_visits_as_possible_change_their_mode(modes, key, random):
     mode = torch.tensor(modes)
     places = torch.bincount(torch.tensor([random.randrange(6) for _ in modes]), minlength=6)
-    filled = fill_places(mode, places, key)
+    filled = fill_slots(mode, places, key)
     assert torch.equal(torch.bincount(filled, minlength=6), places)
     surplus = (torch.bincount(mode, minlength=6) - places).clamp(min=0)
     assert int((filled != mode).sum()) == int(surplus.sum())

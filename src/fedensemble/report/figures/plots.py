@@ -16,7 +16,7 @@ from ...checkpoint_file import write_bytes
 from ...data import FederatedData
 from ...experiment.compare import RowResult
 from ...text import printable
-from ..downsample import MOST_ROUNDS, averaged, caption, grouped
+from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
 from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests, visible_range
 from ..tables import TITLES, scaled
@@ -87,14 +87,14 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
         figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
         left, *others = figure.subplots(1, panels, squeeze=False)[0]
         trained = [r for r in records if r["loss"] is not None]
-        rounds = [group[-1]["round"] for group in grouped(trained, MOST_ROUNDS)]
+        rounds = [group[-1]["round"] for group in grouped(trained, MAX_LOSS_POINTS)]
         left.plot(
             rounds,
-            averaged([r["loss"] for r in trained], MOST_ROUNDS),
+            averaged([r["loss"] for r in trained], MAX_LOSS_POINTS),
             color=COLORS[0],
             linewidth=1.2,
         )
-        note = caption(len(trained), MOST_ROUNDS, "rounds")
+        note = caption(len(trained), MAX_LOSS_POINTS, "rounds")
         left.set(
             xlabel=_add_note("round", note),
             ylabel="training loss of the round's clients",

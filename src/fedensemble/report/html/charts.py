@@ -84,7 +84,7 @@ def line_chart(
     note: str = "",
 ) -> Chart:
     """Lines over rounds; `tooltip` replaces the values shown in the tooltip and the table."""
-    x_scale = scale(x, LEFT, WIDTH - RIGHT, room=0.02)
+    x_scale = scale(x, LEFT, WIDTH - RIGHT, margin=0.02)
     series = [part for line in lines for part in (line.values, line.low, line.high)]
     if from_zero:
         y_scale = scale([0.0, *(v for part in series for v in part)], HEIGHT - BOTTOM, TOP)

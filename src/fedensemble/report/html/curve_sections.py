@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..downsample import MOST_ROUNDS, averaged, caption, grouped
+from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
 from ..tables import NO_INTERVAL, PERCENT, TITLES, scaled
 from .charts import Chart, Line, Point, line_chart, line_style, point_chart
 from .run_data import RunData
@@ -86,9 +86,9 @@ def _training_loss(run: RunData) -> Chart:
     Rounds in which no client replied have no loss.
     """
     records = [record for record in run.records if record["loss"] is not None]
-    x = [float(group[-1]["round"]) for group in grouped(records, MOST_ROUNDS)]
-    loss = averaged([record["loss"] for record in records], MOST_ROUNDS)
-    note = caption(len(records), MOST_ROUNDS, "rounds")
+    x = [float(group[-1]["round"]) for group in grouped(records, MAX_LOSS_POINTS)]
+    loss = averaged([record["loss"] for record in records], MAX_LOSS_POINTS)
+    note = caption(len(records), MAX_LOSS_POINTS, "rounds")
     return line_chart(
         "loss",
         "Training loss of the round's clients",
@@ -154,7 +154,7 @@ def _last_modes(metric: str, values: list[float], ensemble: float) -> Chart:
     order = sorted(range(len(values)), key=lambda mode: values[mode])
     form: Format = (lambda v: f"{v:.2f}") if metric in PERCENT else metric_format(metric)
     x_scale = Scale(0.0, len(values) + 1.0, LEFT, WIDTH - RIGHT)
-    y_scale = scale([*values, ensemble], HEIGHT - BOTTOM, TOP, room=0.1)
+    y_scale = scale([*values, ensemble], HEIGHT - BOTTOM, TOP, margin=0.1)
     labels = (
         {float(place + 1): f"{mode}" for place, mode in enumerate(order)}
         if len(values) <= 10

@@ -42,7 +42,7 @@ def dot_chart(
         [*values, *(line.cross for line in lines if line.cross is not None)],
         LEFT,
         WIDTH - RIGHT,
-        room=0.08,
+        margin=0.08,
     )
     bottom = TOP + LINE_HEIGHT * len(lines)
     parts: list[Markup] = []
