@@ -55,7 +55,7 @@ def measure(way: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
         schedule=schedule,
         participation=participation,
     )
-    list(federation.rounds(1))  # warm-up: libraries initialise themselves
+    list(federation.rounds(1))  # warm-up: libraries initialize themselves
     ready = time.perf_counter()
     list(federation.rounds(rounds))
     done = time.perf_counter()

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.bench.timing import LiveTable, machine, say, wait, write
+from fedensemble.bench.timing import LiveTable, machine, say, synchronize, write
 from fedensemble.models import models
 
 CLIENTS, IMAGES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1
@@ -64,10 +64,10 @@ def time_calls(call: Callable[[], object], device: str, count: int) -> list[floa
     """Seconds of each call."""
     seconds = []
     for _ in range(count):
-        wait(device)
+        synchronize(device)
         started = time.perf_counter()
         call()
-        wait(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
     return seconds
 
@@ -105,7 +105,7 @@ def pfl_iterations(device: str, iterations: int) -> list[float]:
             self.before = time.perf_counter()
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
-            wait(device)
+            synchronize(device)
             seconds.append(time.perf_counter() - self.before)
             self.before = time.perf_counter()
             return False, Metrics()

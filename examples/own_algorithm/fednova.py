@@ -13,7 +13,7 @@ import fedensemble as fe
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(fe.Algorithm):
-    """FedAvg with normalised changes; equal to FedAvg if all clients take equally many steps."""
+    """FedAvg with normalized changes; equal to FedAvg if all clients take equally many steps."""
 
     reference = "Wang et al. 2020"
     sends = "change of the model and a count up, model down"

@@ -51,7 +51,7 @@ _DTYPES = {  # safetensors' names
 def write_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, private: bool = False
 ) -> None:
-    """Writes tensors and JSON-serialisable facts to one file with a checksum.
+    """Writes tensors and JSON-serializable facts to one file with a checksum.
 
     The file is assembled here, because safetensors' own writer copies all tensors first. Contiguous
     CPU tensors are streamed to the file without a copy, so a memory-mapped tensor may be larger

@@ -27,6 +27,8 @@ _FOLD = 0x5851F42D4C957F2D  # keeps child keys distinct from the values drawn at
 def key(seed: int, purpose: str, *words: Key) -> Key:
     """The key of a purpose and some integers; a tensor if any of them is one.
 
+    The text of the purpose is hashed into the key, so that changing it changes all results.
+
     >>> key(0, "batches", 3, 7) == key(0, "batches", 3, 7)
     True
     >>> key(0, "batches", 3, 7) == key(0, "batches", 7, 3)
@@ -58,15 +60,15 @@ def fold_in(parent: Key, *words: Key) -> Key:
     return child
 
 
-def bits(at: Key, count: int, device: torch.device | str | None = None) -> Tensor:
+def bits(key: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """`count` integers of 63 random bits (never negative) per key, [..., count]."""
-    if isinstance(at, Tensor):
-        positions = torch.arange(1, count + 1, device=at.device)
-        return _shift(_mix(at.unsqueeze(-1) + positions * _GOLDEN), 1)
-    return _shift(_mix(torch.arange(1, count + 1, device=device) * _GOLDEN + at), 1)
+    if isinstance(key, Tensor):
+        positions = torch.arange(1, count + 1, device=key.device)
+        return _shift(_mix(key.unsqueeze(-1) + positions * _GOLDEN), 1)
+    return _shift(_mix(torch.arange(1, count + 1, device=device) * _GOLDEN + key), 1)
 
 
-def uniform(at: Key, count: int, device: torch.device | str | None = None) -> Tensor:
+def uniform(key: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """`count` uniform values in (0, 1) per key, float64, [..., count].
 
     The first values do not depend on `count`:
@@ -75,22 +77,22 @@ def uniform(at: Key, count: int, device: torch.device | str | None = None) -> Te
     True
     """
     # 53 bits are what a float64 holds. The half keeps 0 out, where `ndtri` is infinite.
-    return (_shift(bits(at, count, device), 10).double() + 0.5) * 2.0**-53
+    return (_shift(bits(key, count, device), 10).double() + 0.5) * 2.0**-53
 
 
-def normal(at: Key, count: int, device: torch.device | str | None = None) -> Tensor:
+def normal(key: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """`count` standard normal values per key, float64, [..., count]."""
-    values: Tensor = torch.special.ndtri(uniform(at, count, device))
+    values: Tensor = torch.special.ndtri(uniform(key, count, device))
     return values
 
 
-def permutation(at: Key, count: int, sizes: Tensor | None = None) -> Tensor:
+def permutation(key: Key, count: int, sizes: Tensor | None = None) -> Tensor:
     """A random permutation of 0 .. count-1 per key, [..., count].
 
     With `sizes` [...], the first `size` entries of a row are a random permutation of 0 .. size-1,
     the same as `permutation(key, size)` returns; the rest of the row is padding.
     """
-    sort_keys = bits(at, count)
+    sort_keys = bits(key, count)
     if sizes is not None:
         # Padding sorts last because its sort key is the largest int64.
         is_padding = torch.arange(count, device=sort_keys.device) >= sizes.unsqueeze(-1)
@@ -98,9 +100,9 @@ def permutation(at: Key, count: int, sizes: Tensor | None = None) -> Tensor:
     return torch.argsort(sort_keys, dim=-1, stable=True)
 
 
-def torch_seed(at: Key) -> int:
-    """A seed for torch's own generator, which weight initialisation draws from."""
-    return int(at) % (1 << 63)
+def torch_seed(key: Key) -> int:
+    """A seed for torch's own generator, which weight initialization draws from."""
+    return int(key) % (1 << 63)
 
 
 def _shift(z: Tensor, by: int) -> Tensor:

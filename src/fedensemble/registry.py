@@ -24,9 +24,9 @@ class Registry(Generic[T]):
         builtins: subpackage whose import registers the plug-ins of this package. The first lookup
             imports it, so that a registry is complete however its module was imported.
 
-    >>> colours: Registry[int] = Registry("colour")
-    >>> _ = colours.register("red")(0xFF0000)
-    >>> colours["red"] == 0xFF0000, list(colours)
+    >>> colors: Registry[int] = Registry("color")
+    >>> _ = colors.register("red")(0xFF0000)
+    >>> colors["red"] == 0xFF0000, list(colors)
     (True, ['red'])
     """
 

@@ -19,7 +19,7 @@ from fedensemble.testing import check_algorithm, check_engine, check_schedule
 @dataclass(frozen=True, kw_only=True)
 class ReducesOverTheBatch(FedAvg):
     def local_training(self, sent, memory, problem):
-        clip = lambda at, gradient: gradient / gradient.norm().clamp(min=1.0)  # noqa: E731 (norm of all visits together)
+        clip = lambda theta, gradient: gradient / gradient.norm().clamp(min=1.0)  # noqa: E731 (norm of all visits together)
         return {"theta": problem.descend(sent["theta"], clip)}, memory
 
 

@@ -32,7 +32,7 @@ class Scaffold(Algorithm):
 
     def local_training(self, sent, memory, problem):
         start, server, own = sent["theta"], sent["c"], memory["c"]
-        theta = problem.descend(start, lambda at, gradient: gradient - own + server)
+        theta = problem.descend(start, lambda theta, gradient: gradient - own + server)
         new = own - server + (start - theta) / (problem.counts * problem.lr)
         return {"theta": theta - start, "c": new - own}, {"c": new}
 

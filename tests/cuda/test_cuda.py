@@ -237,9 +237,9 @@ def test_too_little_memory_halves_the_block(monkeypatch):
     assert_close(states(made), states(reference))
 
 
-# of a slope: units near 0 fall on the ReLU's other side
+# of a gradient: units near 0 fall on the ReLU's other side
 TOLERANCES = {"float32": 1e-2, "tf32": 1e-1, "bf16": 0.25}
-# its slope moves by 0.8 % in float64, too, if weights move by as much as float32 rounds
+# its gradient moves by 0.8 % in float64, too, if weights move by as much as float32 rounds
 MOBILENET = 5e-2
 
 
@@ -287,13 +287,13 @@ def test_gradients_in_every_precision(name, precision):
         torch.arange(visits, device="cuda"),
     )
     with made.engine.settings():
-        slope, (loss, new) = made.engine.gradient(theta, buffers, x, y, *more)
+        gradient, (loss, new) = made.engine.gradient(theta, buffers, x, y, *more)
     exact = FunctionalModel(
         lambda: models[name](**given), "cross_entropy", y[0], torch.device("cuda"), torch.float64
     )
     wide = x if text else x.double()
     expected = stacked_gradient(exact)(theta.double(), buffers.double(), wide, y, *more)
-    for a, b in ((slope, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
+    for a, b in ((gradient, expected[0]), (loss, expected[1][0]), (new, expected[1][1])):
         if a.numel():
             assert float((a.double() - b).norm() / b.norm()) < (
                 MOBILENET if name == "mobilenet" else TOLERANCES[precision]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedBE
-from fedensemble.modeling.cuda_graphs import GraphedFunction, capture_graph
+from fedensemble.modeling.graphed_function import GraphedFunction, capture_graph
 from fedensemble.modeling.server_context import ServerContext
 from fedensemble.models import CNN
 from fedensemble.testing.toy_problems import labels, numbers, small_federation, train

@@ -87,9 +87,9 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bytes(folder: Path, trace: str
             raise CutError
 
     with pytest.raises(CutError):
-        run(config, folder / "cut", RunCallbacks(advanced=cut), checkpoint_seconds=0)
+        run(config, folder / "cut", RunCallbacks(on_round_end=cut), checkpoint_seconds=0)
     said: list[str] = []
-    run(config, folder / "cut", RunCallbacks(say=said.append))
+    run(config, folder / "cut", RunCallbacks(on_message=said.append))
     assert any("Continuing" in text for text in said)
     assert trained_bytes(folder / "cut") == trained_bytes(folder / "whole")
 

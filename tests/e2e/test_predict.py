@@ -66,7 +66,7 @@ def test_a_finished_run_is_served_in_python(folder: Path) -> None:
     (folder / "b" / "config.toml").write_text(run("show", "small.toml", cwd=folder)[1])
     with pytest.raises(InputError, match="is not finished"):
         fe.load_ensemble(folder / "b")
-    # digits are standardised
+    # digits are standardized
     settings = ["--set", "data.source=digits", "--set", "ensemble.combine=logits"]
     code, _, errors = run("run", "small.toml", *settings, "--out", "a", cwd=folder)
     assert code == 0, errors

@@ -76,7 +76,7 @@ def odd_array(array: Array, random: np.random.Generator) -> Array:
 
 
 def bend(random: np.random.Generator) -> Any:
-    """A misbehaviour of a client: one to three records of its answer are others."""
+    """A misbehavior of a client: one to three records of its answer are others."""
 
     def bent(message: Any, answer: Any) -> list[Any]:
         content = answer.content

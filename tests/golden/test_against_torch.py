@@ -1,4 +1,4 @@
-"""Optimisers and recurrent layers against torch's own."""
+"""Optimizers and recurrent layers against torch's own."""
 
 import pytest
 import torch

@@ -73,11 +73,11 @@ def numpy_weiszfeld(x, iterations, nu, weight):
 
 
 def numpy_clipping(x, tau, iterations):
-    centre = np.zeros(x.shape[1])
+    center = np.zeros(x.shape[1])
     for _ in range(iterations):
-        steps = [(row - centre) * min(1, tau / np.linalg.norm(row - centre)) for row in x]
-        centre = centre + np.mean(steps, axis=0)
-    return centre
+        steps = [(row - center) * min(1, tau / np.linalg.norm(row - center)) for row in x]
+        center = center + np.mean(steps, axis=0)
+    return center
 
 
 @pytest.mark.parametrize(("n", "f", "size"), SIZES)

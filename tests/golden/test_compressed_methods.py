@@ -1,4 +1,4 @@
-"""DIANA and DORE reach the optimum through compression, where quantised SGD does not; and their
+"""DIANA and DORE reach the optimum through compression, where quantized SGD does not; and their
 formulas by hand.
 """
 

@@ -145,7 +145,7 @@ def test_fedsplit_after_missed_rounds(updates, stale):
     z = x - pull if stale else z
     u = 2 * x - z
     half = quadratic_problem(algorithm, 5, 6).descend(
-        x, lambda at, gradient: gradient + (at - u) / 0.8
+        x, lambda theta, gradient: gradient + (theta - u) / 0.8
     )
     torch.testing.assert_close(uploads["theta"], z + 2 * (half - x), rtol=0, atol=SAME_FORMULA)
     torch.testing.assert_close(kept["pull"], u - half, rtol=0, atol=SAME_FORMULA)
@@ -164,8 +164,8 @@ def test_fedpd_step_by_step(p, regression):
         for i in clients:
             x = own[i]
             for _ in range(steps):
-                slope = regression.gradient(i, torch.tensor(x)).numpy()
-                x = x - LR * (slope + dual[i] + (x - own[i]) / eta)
+                gradient = regression.gradient(i, torch.tensor(x)).numpy()
+                x = x - LR * (gradient + dual[i] + (x - own[i]) / eta)
             dual[i] = dual[i] + (x - own[i]) / eta
             own[i] = x + eta * dual[i]
         talks.append(float(shared_uniform(federation.seed, round, torch.tensor(0))) >= p)
@@ -206,7 +206,7 @@ def test_feddyn_with_infinite_alpha_keeps_the_model(regression):
     start = federation.state.modes["theta"].clone()
     for _ in federation.rounds(3):
         pass
-    # slopes of ten over alpha
+    # gradients of ten over alpha
     torch.testing.assert_close(federation.state.modes["theta"], start, rtol=0, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""PFNM and FedMA in the setting of their papers: clients whose models have initialisations of their
+"""PFNM and FedMA in the setting of their papers: clients whose models have initializations of their
 own.
 """
 

@@ -107,8 +107,8 @@ def faultless(said: dict) -> None:
     assert said["overflow"] <= 0 and said["fetched"] == 0
 
 
-def brightness(colour: str) -> float:
-    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+def brightness(color: str) -> float:
+    return sum(map(int, re.findall(r"\d+", color)[:3])) / 3
 
 
 def test_every_run_in_the_browser(run_of_shape: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_long_numbers_do_not_touch_the_label(most: float, make_run, tmp_path: Pa
 
 
 def test_light_and_dark(make_run, tmp_path: Path) -> None:
-    folder = make_run("colours")
+    folder = make_run("colors")
     light = examined(folder, tmp_path, "--blink-settings=preferredColorScheme=1")
     dark = examined(folder, tmp_path, "--blink-settings=preferredColorScheme=0")
     faultless(light)

@@ -165,9 +165,9 @@ def test_bars_of_few_examples_are_faint(make_run) -> None:
     )
 
 
-def _lab(colour: str) -> tuple[float, float, float]:
+def _lab(color: str) -> tuple[float, float, float]:
     """CIELAB, in which distances are about those an eye sees."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     seen = (
         0.4339 * red + 0.3762 * green + 0.1899 * blue,

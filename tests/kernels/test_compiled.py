@@ -86,7 +86,7 @@ def test_products_use_tensor_cores(turned):
     assert "cp.async" in ptx  # loads run ahead of products
 
 
-def test_slopes_of_filters_use_tensor_cores():
+def test_filter_gradients_use_tensor_cores():
     from fedensemble.engines.kernels.triton.conv_weight_grad import _conv_weight_grad, _sum_splits
 
     tensors = {"x": "*bf16", "grad_output": "*bf16", "out": "*fp32"}

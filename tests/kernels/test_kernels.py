@@ -71,11 +71,11 @@ def test_convolution_kernels(shape, dtype):
         grouped_conv(*exact[:2], (stride, stride), (padding, padding))
         + exact[2].repeat_interleave(3, 0)[:, :, None, None]
     )
-    slope = torch.randn_like(got)
+    grad_output = torch.randn_like(got)
     pairs = [(got, expected)]
     pairs += zip(
-        torch.autograd.grad(got, given, slope),
-        torch.autograd.grad(expected, exact, slope.double()),
+        torch.autograd.grad(got, given, grad_output),
+        torch.autograd.grad(expected, exact, grad_output.double()),
         strict=True,
     )
     for a, b in pairs:
@@ -83,7 +83,7 @@ def test_convolution_kernels(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fate", ["", "relu", "add_relu"])
+@pytest.mark.parametrize("fusion", ["", "relu", "add_relu"])
 @pytest.mark.parametrize(
     ("shape", "groups"),
     [
@@ -99,7 +99,7 @@ def test_convolution_kernels(shape, dtype):
         ((2, 25, 12, 1), 1),
     ],
 )  # BatchNorm where there are no groups
-def test_norm_kernels(shape, groups, fate, dtype):
+def test_norm_kernels(shape, groups, fusion, dtype):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.engines.kernels.triton.norm import StackedNorm
@@ -107,7 +107,7 @@ def test_norm_kernels(shape, groups, fate, dtype):
 
     visits, batch, channels, side = shape
     torch.manual_seed(0)
-    weights, slopes = torch.randn(2, visits, 2 * channels + 7, device=DEVICE)
+    weights, param_grads = torch.randn(2, visits, 2 * channels + 7, device=DEVICE)
     first, last = slice(3, 3 + channels), slice(-channels, None)  # views, as out of a flat vector
     weight, bias = (weights[:, part].detach().requires_grad_() for part in (first, last))
     kept = torch.rand(visits, 2 * channels + 1, device=DEVICE)
@@ -116,13 +116,13 @@ def test_norm_kernels(shape, groups, fate, dtype):
         1, channels, 1, 1, device=DEVICE
     )
     x = x.to(dtype).requires_grad_()
-    pieces = StackedParam(weight, slopes[:, first]), StackedParam(bias, slopes[:, last])
+    pieces = StackedParam(weight, param_grads[:, first]), StackedParam(bias, param_grads[:, last])
     more = torch.randn_like(x).requires_grad_()
-    added = more if fate == "add_relu" else None
+    added = more if fusion == "add_relu" else None
     kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
-    got, known = StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
-    slope = torch.randn_like(got)
-    along = torch.autograd.grad(got, (x, weight, bias, more), slope, allow_unused=True)
+    got, known = StackedNorm.apply(x, weight, bias, kind, fusion != "", pieces, added)
+    grad_output = torch.randn_like(got)
+    along = torch.autograd.grad(got, (x, weight, bias, more), grad_output, allow_unused=True)
     assert along[1] is along[2] is None
 
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
@@ -134,16 +134,18 @@ def test_norm_kernels(shape, groups, fate, dtype):
         for j, images in enumerate(exact[0].chunk(visits))
     ]
     expected = torch.cat(one_by_one)
-    if fate == "add_relu":
+    if fusion == "add_relu":
         expected = expected + exact[3]
-    if fate:  # by our own signs: near 0, rounding decides
+    if fusion:  # by our own signs: near 0, rounding decides
         expected = expected * (got > 0)
     pairs = (
         [(got, expected)] if groups else [(got, expected), (known[4], means), (known[5], variances)]
     )
-    slopes_found = (along[0], slopes[:, first], slopes[:, last], along[3])
-    right = torch.autograd.grad(expected, exact[: 4 if fate == "add_relu" else 3], slope.double())
-    pairs += zip(slopes_found, right, strict=False)
+    grads_found = (along[0], param_grads[:, first], param_grads[:, last], along[3])
+    right = torch.autograd.grad(
+        expected, exact[: 4 if fusion == "add_relu" else 3], grad_output.double()
+    )
+    pairs += zip(grads_found, right, strict=False)
     for a, b in pairs:
         assert apart(a, b) < (1e-2 if dtype == torch.bfloat16 else 1e-4)
 
@@ -176,11 +178,11 @@ def test_lstm_kernels(shape):
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
     torch.set_float32_matmul_precision("highest")
     got, expected = TritonLSTM.apply(*given), lstm(*exact)
-    slopes = [torch.randn_like(tensor) for tensor in got]
+    grad_outputs = [torch.randn_like(tensor) for tensor in got]
     pairs = list(zip(got, expected, strict=True))
     pairs += zip(
-        torch.autograd.grad(got, given, slopes),
-        torch.autograd.grad(expected, exact, [slope.double() for slope in slopes]),
+        torch.autograd.grad(got, given, grad_outputs),
+        torch.autograd.grad(expected, exact, [grad.double() for grad in grad_outputs]),
         strict=True,
     )
     for a, b in pairs:
@@ -202,9 +204,9 @@ def test_pooling_kernel(size, step):
     torch.manual_seed(0)
     x = torch.randn(3, 5, 7, 8, device=DEVICE).requires_grad_()
     got, expected = TritonMaxPool2d.apply(x, size, step), F.max_pool2d(x, size, step)
-    slope = torch.randn_like(expected)
+    grad_output = torch.randn_like(expected)
     assert torch.equal(got, expected)
-    assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
+    assert torch.equal(*(torch.autograd.grad(out, x, grad_output)[0] for out in (got, expected)))
 
 
 def test_batch_norm_far_from_zero():
@@ -238,7 +240,7 @@ def test_group_norm_far_from_zero(channels, groups, side, steep):
     above = 1000 + steep * torch.arange(float(channels), device=DEVICE)[:, None, None]
     x = (torch.randn(2 * 3, channels, side, side, device=DEVICE) + above).requires_grad_()
     weight, bias = torch.rand(2, 2, channels, device=DEVICE)
-    slope = torch.randn_like(x)
+    grad_output = torch.randn_like(x)
     got, _ = StackedNorm.apply(x, weight, bias, GroupNorm(groups, 1e-5), False, (None, None))
     exact = x.detach().double().requires_grad_()
     expected = torch.cat(
@@ -250,15 +252,15 @@ def test_group_norm_far_from_zero(channels, groups, side, steep):
     assert float((got - expected).detach().abs().max()) < 1e-3
     assert (
         apart(
-            torch.autograd.grad(got, x, slope)[0],
-            torch.autograd.grad(expected, exact, slope.double())[0],
+            torch.autograd.grad(got, x, grad_output)[0],
+            torch.autograd.grad(expected, exact, grad_output.double())[0],
         )
         < 1e-3
     )
 
 
 @pytest.mark.parametrize("groups", [None, 4])
-def test_norms_give_the_same_bits_again_and_without_slopes(groups):
+def test_norms_give_the_same_bits_again_and_without_gradients(groups):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
     from fedensemble.engines.kernels.triton.norm import StackedNorm
@@ -266,13 +268,13 @@ def test_norms_give_the_same_bits_again_and_without_slopes(groups):
     torch.manual_seed(0)
     x = torch.randn(3 * 5, 8, 20, 21, device=DEVICE, requires_grad=True)
     weight, bias, mean, variance = torch.rand(4, 3, 8, device=DEVICE)
-    slope = torch.randn_like(x)
+    grad_output = torch.randn_like(x)
     kind = GroupNorm(groups, 1e-5) if groups else BatchNorm(mean, variance, 1e-5, 0.1)
     made = []
     for _ in range(2):
         leaves = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
         out, _ = StackedNorm.apply(*leaves, kind, True, (None, None))
-        made.append((out, *torch.autograd.grad(out, leaves, slope)))
+        made.append((out, *torch.autograd.grad(out, leaves, grad_output)))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
     with torch.no_grad():
         assert torch.equal(
@@ -299,15 +301,15 @@ def test_more_sets_than_an_axis_of_a_grid_has(groups):
     exact = [tensor.detach().double().requires_grad_() for tensor in leaves]
     split = exact[0].reshape(visits, 2, groups or channels, -1, 3)
     over = (3, 4) if groups else (1, 3, 4)
-    var, centre = torch.var_mean(split, over, correction=0, keepdim=True)
-    normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(visits, 2, channels, 3)
+    var, center = torch.var_mean(split, over, correction=0, keepdim=True)
+    normal = ((split - center) / torch.sqrt(var + 1e-2)).reshape(visits, 2, channels, 3)
     expected = (normal * exact[1][:, None, :, None] + exact[2][:, None, :, None]).reshape(
         exact[0].shape
     )
-    slope = torch.randn_like(got)
+    grad_output = torch.randn_like(got)
     along, right = (
-        torch.autograd.grad(got, leaves, slope),
-        torch.autograd.grad(expected, exact, slope.double()),
+        torch.autograd.grad(got, leaves, grad_output),
+        torch.autograd.grad(expected, exact, grad_output.double()),
     )
     for a, b in zip((got, *along), (expected, *right), strict=True):
         assert apart(a, b) < 1e-4
@@ -333,7 +335,7 @@ class InPlace(nn.Module):
 
 
 class Grouped(nn.Module):
-    """GroupNorms of all fates, one used twice, one without weights, one whose groups a program
+    """GroupNorms of all fusions, one used twice, one without weights, one whose groups a program
     cannot hold.
     """
 
@@ -360,10 +362,10 @@ class Grouped(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "fates", "grouped"),
+    ("model", "fusions", "grouped"),
     [(InPlace, ("relu", "", "", ""), 0), (Grouped, ("relu", "add_relu", "", "", "relu", ""), 4)],
 )
-def test_models_by_kernels(model, fates, grouped, monkeypatch):
+def test_models_by_kernels(model, fusions, grouped, monkeypatch):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
     used, known = [], GroupNorm.statistics
@@ -388,11 +390,11 @@ def test_models_by_kernels(model, fates, grouped, monkeypatch):
         FunctionalModel(model, "cross_entropy", y[0], DEVICE, kind)
         for kind in (torch.float64, torch.float32)
     )
-    assert check_stackable(quick, x, y) == (None, fates)
+    assert check_stackable(quick, x, y) == (None, fusions)
     assert not used  # a trial is in float64
     theta, buffers = exact.init_params(0, visits)
     torch.set_float32_matmul_precision("highest")
-    got = stacked_gradient(quick, fusions=fates)(theta.float(), buffers.float(), x, y, *more)
+    got = stacked_gradient(quick, fusions=fusions)(theta.float(), buffers.float(), x, y, *more)
     assert len(used) == grouped
     expected = stacked_gradient(exact)(theta, buffers, x.double(), y, *more)
     for a, b in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
@@ -406,22 +408,20 @@ def test_step_kernels(length, decay):
     from fedensemble.engines.kernels.triton.sgd_step import copy_rows, sgd_step_
 
     torch.manual_seed(0)
-    theta, slope = (
-        aligned_rows.to_aligned(torch.randn(3, length, device=DEVICE)) for _ in range(2)
-    )
+    theta, grad = (aligned_rows.to_aligned(torch.randn(3, length, device=DEVICE)) for _ in range(2))
     rate = torch.tensor([[0.1], [0.0], [2.0]], device=DEVICE)
-    slope[1, 7] = torch.nan  # of a visit that stands still
+    grad[1, 7] = torch.nan  # of a visit that stands still
     assert aligned_rows.is_aligned(theta)
     # the interpreter cuts numbers off
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):
         before = theta.clone()
         copy, again = (aligned_rows.empty_aligned(theta, dtype) for _ in range(2))
-        sgd_step_(theta, slope, rate, decay, copy)
-        torch.testing.assert_close(theta, before - rate * (slope.nan_to_num() + decay * before))
+        sgd_step_(theta, grad, rate, decay, copy)
+        torch.testing.assert_close(theta, before - rate * (grad.nan_to_num() + decay * before))
         assert torch.equal(theta[1], before[1])
         copy_rows(theta.contiguous(), again)
         for made in (copy, again):
             torch.testing.assert_close(made[:, :length].float(), theta, rtol=error, atol=0)
     without = aligned_rows.to_aligned(before)
-    sgd_step_(without, slope, rate, decay, None)
+    sgd_step_(without, grad, rate, decay, None)
     assert torch.equal(without, theta)

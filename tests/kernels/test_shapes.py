@@ -95,8 +95,8 @@ def test_convolutions(
     weight = stored.permute(0, 4, 3, 1, 2).detach().requires_grad_()
     bias = lying_apart(numbers(j, outputs, seed=2)).requires_grad_() if biased else None
     wanted = [tensor for tensor in (x, weight, bias) if tensor is not None]
-    slopes = torch.full((j, stored[0].numel() + 7), 9.0, device=DEVICE)
-    place = slopes[:, 4:-3].unflatten(1, stored.shape[1:]).permute(0, 4, 3, 1, 2)
+    param_grads = torch.full((j, stored[0].numel() + 7), 9.0, device=DEVICE)
+    place = param_grads[:, 4:-3].unflatten(1, stored.shape[1:]).permute(0, 4, 3, 1, 2)
     piece = StackedParam(weight.detach(), place) if direct else None
 
     with pytest.MonkeyPatch.context() as patched:
@@ -118,7 +118,7 @@ def test_convolutions(
     )
     if direct:
         assert found[1] is None
-        assert bool((slopes[:, :4] == 9).all()) and bool((slopes[:, -3:] == 9).all())
+        assert bool((param_grads[:, :4] == 9).all()) and bool((param_grads[:, -3:] == 9).all())
         found[1] = place
     right = torch.autograd.grad(expected, exact, back.double())
     same([("out", got, expected), *zip(("images", "filters", "bias"), found, right, strict=False)])
@@ -138,7 +138,7 @@ def test_convolutions(
 @example(1, 17, 8, [64, 63], "relu", True, 50.0)  # more blocks of rows than shares
 @example(2, 9, 5, [7], "sum", False, 0.0)
 @repeatable
-def test_batch_norms(j, batch, many, image, fate, direct, far):
+def test_batch_norms(j, batch, many, image, fusion, direct, far):
     from fedensemble.engines.kernels.triton.batch_norm import BatchNorm
 
     assume(batch * torch.Size(image).numel() >= 2)
@@ -151,7 +151,7 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
         return F.batch_norm(images, means[n], variances[n], weight, bias, True, 0.3, 1e-2)
 
     kind = BatchNorm(mean, variance, 1e-2, 0.3)
-    known = check_norm(j, batch, many, image, fate, direct, far, False, kind, exactly)
+    known = check_norm(j, batch, many, image, fusion, direct, far, False, kind, exactly)
     same([("mean", known[4], means), ("variance", known[5], variances)], 1e-4 if far else 2e-5)
 
 
@@ -175,7 +175,7 @@ def test_batch_norms(j, batch, many, image, fate, direct, far):
 # several blocks of rows and of channels on one axis
 @example(1, 2, 64, 2, [8, 8], "relu", True, 0.0, True)
 @repeatable
-def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
+def test_group_norms(j, batch, each, groups, image, fusion, direct, far, flat):
     from fedensemble.engines.kernels.triton.group_norm import GroupNorm
 
     assume(each * torch.Size(image).numel() >= 2)
@@ -183,18 +183,18 @@ def test_group_norms(j, batch, each, groups, image, fate, direct, far, flat):
     def exactly(images, weight, bias, n):
         # F.group_norm refuses what it takes for a batch of one
         split = images.unflatten(1, (groups, -1)).flatten(2)
-        var, centre = torch.var_mean(split, 2, correction=0, keepdim=True)
-        normal = ((split - centre) / torch.sqrt(var + 1e-2)).reshape(images.shape)
+        var, center = torch.var_mean(split, 2, correction=0, keepdim=True)
+        normal = ((split - center) / torch.sqrt(var + 1e-2)).reshape(images.shape)
         return normal * weight.reshape(-1, *(1,) * len(image)) + bias.reshape(
             -1, *(1,) * len(image)
         )
 
     check_norm(
-        j, batch, each * groups, image, fate, direct, far, flat, GroupNorm(groups, 1e-2), exactly
+        j, batch, each * groups, image, fusion, direct, far, flat, GroupNorm(groups, 1e-2), exactly
     )
 
 
-def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
+def check_norm(j, batch, many, image, fusion, direct, far, flat, kind, exactly):
     """A norm against `exactly` of one visit's images, weight, bias and number; `flat`: as if there
     were many sets.
     """
@@ -207,37 +207,39 @@ def check_norm(j, batch, many, image, fate, direct, far, flat, kind, exactly):
     weight, bias = (lying_apart(numbers(j, many, seed=seed)) for seed in (2, 3))
     weight.requires_grad_()
     bias.requires_grad_()
-    slopes = torch.full((2, j, many + 7), 9.0, device=DEVICE)
-    places = slopes[:, :, 4:-3]
+    param_grads = torch.full((2, j, many + 7), 9.0, device=DEVICE)
+    places = param_grads[:, :, 4:-3]
     pieces = (
         (StackedParam(weight, places[0]), StackedParam(bias, places[1])) if direct else (None, None)
     )
     more = numbers(*x.shape, seed=7).requires_grad_()
-    added = more if fate == "sum" else None
+    added = more if fusion == "sum" else None
     with pytest.MonkeyPatch.context() as patched:
         if flat:
             patched.setattr(norm, "_MAX_GRID", 0)
-        got, known = norm.StackedNorm.apply(x, weight, bias, kind, fate != "", pieces, added)
+        got, known = norm.StackedNorm.apply(x, weight, bias, kind, fusion != "", pieces, added)
         back = numbers(*got.shape, seed=6)
         found = list(torch.autograd.grad(got, (x, weight, bias, more), back, allow_unused=True))
     if direct:
         assert found[1] is found[2] is None
-        assert bool((slopes[:, :, :4] == 9).all()) and bool((slopes[:, :, -3:] == 9).all())
+        assert bool((param_grads[:, :, :4] == 9).all()) and bool(
+            (param_grads[:, :, -3:] == 9).all()
+        )
         found[1:3] = places
 
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias, more)]
     expected = torch.cat(
         [exactly(images, exact[1][n], exact[2][n], n) for n, images in enumerate(exact[0].chunk(j))]
     )
-    if fate == "sum":
+    if fusion == "sum":
         expected = expected + exact[3]
-    if fate:  # by our own signs: near 0, rounding decides
+    if fusion:  # by our own signs: near 0, rounding decides
         assert bool((got >= 0).all())
         assert bool((expected[got == 0] < 1e-3).all())
         expected = expected * (got > 0)
-    right = torch.autograd.grad(expected, exact[: 4 if fate == "sum" else 3], back.double())
-    slopes_found = zip(("images", "weight", "bias", "summand"), found, right, strict=False)
-    same([("out", got, expected), *slopes_found], 1e-4 if far else 2e-5)
+    right = torch.autograd.grad(expected, exact[: 4 if fusion == "sum" else 3], back.double())
+    grads_found = zip(("images", "weight", "bias", "summand"), found, right, strict=False)
+    same([("out", got, expected), *grads_found], 1e-4 if far else 2e-5)
     return known
 
 
@@ -266,9 +268,11 @@ def test_pooling(n, many, image, size, gap, ties, large):
             max_pool.TritonMaxPool2d.apply(x, size, size + gap),
             F.max_pool2d(x, size, size + gap),
         )
-        slope = numbers(*expected.shape, seed=1)
+        grad_output = numbers(*expected.shape, seed=1)
         assert torch.equal(got, expected)
-        assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
+        assert torch.equal(
+            *(torch.autograd.grad(out, x, grad_output)[0] for out in (got, expected))
+        )
 
 
 def test_pooling_passes_on_what_is_no_number():
@@ -280,8 +284,8 @@ def test_pooling_passes_on_what_is_no_number():
     got, expected = TritonMaxPool2d.apply(x, 2, 2), F.max_pool2d(x, 2, 2)
     assert torch.equal(got.isnan(), expected.isnan())
     assert torch.equal(got.nan_to_num(), expected.nan_to_num())
-    slope = numbers(*expected.shape, seed=1)
-    assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (got, expected)))
+    grad_output = numbers(*expected.shape, seed=1)
+    assert torch.equal(*(torch.autograd.grad(out, x, grad_output)[0] for out in (got, expected)))
 
 
 @given(
@@ -295,16 +299,16 @@ def test_pooling_passes_on_what_is_no_number():
 def test_steps(j, length, decay, copied):
     from fedensemble.engines.kernels.triton.sgd_step import sgd_step_
 
-    theta, slope = (
+    theta, grad = (
         aligned_rows.empty_aligned(numbers(j, length)).fill_(9)[:, :length] for _ in range(2)
     )
     theta.copy_(numbers(j, length))
-    slope.copy_(numbers(j, length, seed=1))
+    grad.copy_(numbers(j, length, seed=1))
     assert aligned_rows.is_aligned(theta)
     rate = numbers(j, 1, seed=2)
     copy = None if copied is None else aligned_rows.empty_aligned(theta, copied)
-    expected = theta.double() - rate * (slope.double() + decay * theta)
-    sgd_step_(theta, slope, rate, decay, copy)
+    expected = theta.double() - rate * (grad.double() + decay * theta)
+    sgd_step_(theta, grad, rate, decay, copy)
     torch.testing.assert_close(theta, expected.float())
     assert copy is None or torch.equal(copy[:, :length], theta)
 

@@ -93,7 +93,7 @@ def test_the_trimmed_mean_stays_among_the_honest(crowd):
 @settings(deadline=None, max_examples=60)
 @given(crowds(smallest=3, most_malicious=0.2))
 def test_krum_stays_within_the_honest_clients_reach(crowd):
-    """Its choice has n - f - 1 neighbours that are no further than an honest client's, so an honest
+    """Its choice has n - f - 1 neighbors that are no further than an honest client's, so an honest
     one is near.
     """
     honest, lies = crowd

@@ -15,7 +15,7 @@ dithers = st.builds(
 )
 shares = st.floats(0.01, 1.0)
 unbiased = dithers | st.builds(RandK, shares)
-quantisers = unbiased | st.builds(TopK, shares)
+quantizers = unbiased | st.builds(TopK, shares)
 sizes = st.integers(1, 100)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.float64])
@@ -38,7 +38,7 @@ def bits(x):
     return x.view(torch.uint8).tolist()
 
 
-@given(quantisers, sizes, seeds, dtypes, scales)
+@given(quantizers, sizes, seeds, dtypes, scales)
 @settings(max_examples=200, deadline=None)
 def test_round_trip_and_length(compressor, size, seed, dtype, scale):
     for x in compressed(compressor, vector(seed, size, dtype, scale), seed, 3):
@@ -83,7 +83,7 @@ def test_top_k_keeps_the_largest(compressor, size, seed):
     )
 
 
-@given(quantisers, sizes, seeds, st.sampled_from([0.5, 4.0]))
+@given(quantizers, sizes, seeds, st.sampled_from([0.5, 4.0]))
 @settings(max_examples=50, deadline=None)
 def test_scales_with_its_input(compressor, size, seed, factor):
     """So that the units of what is compressed do not matter: a gradient, or the rate times it."""
@@ -92,7 +92,7 @@ def test_scales_with_its_input(compressor, size, seed, factor):
     assert torch.equal(factor * once, scaled)
 
 
-@given(quantisers, sizes, seeds)
+@given(quantizers, sizes, seeds)
 @settings(max_examples=50, deadline=None)
 def test_alone_and_among_others(compressor, size, seed):
     x = torch.stack([vector(seed + k, size) for k in range(3)])
@@ -102,7 +102,7 @@ def test_alone_and_among_others(compressor, size, seed):
         assert torch.equal(compressor.compress(x[k], uniform[k]), together[k])
 
 
-@given(quantisers, sizes)
+@given(quantizers, sizes)
 @settings(max_examples=50, deadline=None)
 def test_zero_stays_zero(compressor, size):
     zero = torch.zeros(size)

@@ -14,7 +14,7 @@ from fedensemble import Balanced, Devices, FedAvg, FederatedData, Federation, St
 from fedensemble.core.batches import LocalWork
 from fedensemble.core.participation import Costs
 from fedensemble.core.schedule import schedules
-from fedensemble.schedules.strata import apportion, draw_plan, fill_places
+from fedensemble.schedules.strata import apportion, draw_plan, fill_slots
 
 # N, Q, M, K: strata that divide neither N nor M, one client per stratum, more modes than clients,
 # everybody.
@@ -138,7 +138,7 @@ def test_plans_of_any_numbers(population, modes, seed, round, data):
 def test_as_few_visits_as_possible_change_their_mode(modes, key, random):
     mode = torch.tensor(modes)
     places = torch.bincount(torch.tensor([random.randrange(6) for _ in modes]), minlength=6)
-    filled = fill_places(mode, places, key)
+    filled = fill_slots(mode, places, key)
     assert torch.equal(torch.bincount(filled, minlength=6), places)
     surplus = (torch.bincount(mode, minlength=6) - places).clamp(min=0)
     assert int((filled != mode).sum()) == int(surplus.sum())
@@ -175,7 +175,7 @@ def test_devices_of_one_kind_answer_equally_often(name):
     population, rounds = 15, 400
     schedule = schedules[name](modes=2, strata=7, clients_per_round=10)
     devices = Devices(ask=13, compute_spread=0, bandwidth_spread=0)
-    planned = devices.asking(schedule).init(population, seed=5)
+    planned = devices.selection_schedule(schedule).init(population, seed=5)
     state = devices.init(population, seed=5)
     costs = Costs(
         FedAvg(), torch.zeros(3), 0, torch.full((population,), 4), LocalWork(batch_size=4), seed=5

@@ -58,15 +58,15 @@ def answer(schedule, participation, population, seed, clock, round):
     """The outcome of a round, and the plan of those who would have been asked."""
     sizes = 1 + torch.arange(population) % 37
     costs = Costs(FedAvg(), torch.zeros(2000), 0, sizes, LocalWork(epochs=2, batch_size=4), seed)
-    asking = participation.asking(schedule)
-    planned = asking.init(population, seed)
+    selecting = participation.selection_schedule(schedule)
+    planned = selecting.init(population, seed)
     state = {
         **participation.init(population, seed),
         "clock": torch.tensor(clock, dtype=torch.float64),
     }
     return (
         participation.outcome(state, schedule, planned, round, costs),
-        asking.plan(planned, round),
+        selecting.plan(planned, round),
         state,
     )
 

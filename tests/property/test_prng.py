@@ -89,7 +89,7 @@ def test_uniform_moments(at):
     assert float(values.max()) < 1
     assert abs(float(values.mean()) - 1 / 2) < SIX_SIGMA * (1 / 12) ** 0.5
     assert abs(float(values.var()) - 1 / 12) < SIX_SIGMA * 2 / 12
-    # neighbours are uncorrelated
+    # neighbors are uncorrelated
     assert abs(float((values[1:] * values[:-1]).mean()) - 1 / 4) < SIX_SIGMA
     counts = torch.histc(values, bins=50, min=0, max=1)
     assert float(((counts - MANY / 50) ** 2 / (MANY / 50)).sum()) < 49 + 7 * 98**0.5 + 16

@@ -1,6 +1,6 @@
 """Plug-ins that override a method under its earlier name still work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 
 from fedensemble import FedAvg
 from fedensemble.core.schedule import Schedule
+from fedensemble.participation import Devices, Everybody
 from fedensemble.schedules import Balanced
 from fedensemble.testing.toy_problems import small_federation
 
@@ -48,3 +49,19 @@ def test_the_current_name_wins():
             return 0.5
 
     assert Both().learning_rate(0) == 0.5
+
+
+def test_a_participation_that_overrides_asking():
+    """Callers of either name get the override, and it may call the base class."""
+    with pytest.warns(DeprecationWarning, match="One.asking is called selection_schedule now"):
+
+        @dataclass(frozen=True, kw_only=True)
+        class One(Everybody):
+            def asking(self, schedule):
+                return replace(super().asking(schedule), clients_per_round=1)
+
+    schedule = Balanced(modes=1, clients_per_round=2)
+    for method in (One().selection_schedule, One().asking):
+        assert method(schedule).clients_per_round == 1
+    more = Devices(ask=3)
+    assert more.asking(schedule) == more.selection_schedule(schedule) != schedule

@@ -96,7 +96,7 @@ class GradientDifferences(ServerRate, CompressedUploads):
     With one local step, g_i is the minibatch gradient of the papers. The server's step size is
     server_lr times the clients' learning rate of the round, so that server_lr = 1 is the papers'
     step. With more local steps, g_i is FedAvg's pseudo-gradient, the sum of the local gradients.
-    With a local optimiser other than SGD, it is the change of the model divided by the learning
+    With a local optimizer other than SGD, it is the change of the model divided by the learning
     rate.
 
     h_i is stored in units of the gradient, not of the model. The change of a model shrinks with the

@@ -27,7 +27,7 @@ class Diana(GradientDifferences):
     """Compressed gradient differences: the noise of Q vanishes as h_i learns the client's gradient.
 
     The client side and partial participation are those of `GradientDifferences`. The proximal step
-    for a regulariser is left out.
+    for a regularizer is left out.
 
     Args:
         beta: momentum of the server.

@@ -29,7 +29,7 @@ class Dore(GradientDifferences):
 
     "theta" is w, the shared copy; the paper's x = w - server_lr lr g is not stored. The client side
     and partial participation are those of `GradientDifferences`. The server's random numbers come
-    from the shared random draw of the round. The proximal step for a regulariser is left out.
+    from the shared random draw of the round. The proximal step for a regularizer is left out.
 
     In the paper every client receives every r. Here a client catches up when it is selected again:
     it receives every r since its last visit, or the whole model if that is shorter, and the whole

@@ -25,7 +25,7 @@ from ..flat_params import Tree
 @algorithms.register("feddyn")
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
-    """Dynamic regularisation; h_i is the client's last gradient, h the mean over all clients.
+    """Dynamic regularization; h_i is the client's last gradient, h the mean over all clients.
 
     The algorithm supports partial participation: clients that do not participate keep their h_i,
     and h stays the weighted mean over all N clients. The paper weights all clients equally, which
@@ -55,7 +55,7 @@ class FedDyn(Algorithm):
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start, h = sent["theta"], memory["h"]
         theta = problem.descend(
-            start, lambda at, gradient: gradient - h + self.alpha * (at - start)
+            start, lambda theta, gradient: gradient - h + self.alpha * (theta - start)
         )
         return {"theta": theta}, {"h": h - self.alpha * (theta - start)}
 

@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: adaptive server optimisers that use the mean change as gradient.
+"""FedAdagrad, FedAdam and FedYogi: adaptive server optimizers that use the mean change as gradient.
 
 D = sum_i p_i (w_i - w) / sum_i p_i;   m <- beta1 m + (1 - beta1) D;
 w <- w + server_lr m / (sqrt(v) + tau), where

@@ -1,4 +1,4 @@
-"""FedPD: clients minimise an augmented Lagrangian; a random draw decides if a round communicates.
+"""FedPD: clients minimize an augmented Lagrangian; a random draw decides if a round communicates.
 
 From x0_i, the client's copy of the model, and its dual variable l_i:
 
@@ -143,7 +143,9 @@ class FedPD(Algorithm):
 
     def _solve(self, start: Tensor, dual: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
         """The next l_i and y_i, from x0_i = `start` and l_i = `dual`."""
-        x = problem.descend(start, lambda at, gradient: gradient + dual + (at - start) / self.eta)
+        x = problem.descend(
+            start, lambda theta, gradient: gradient + dual + (theta - start) / self.eta
+        )
         dual = dual + (x - start) / self.eta
         return dual, x + self.eta * dual
 

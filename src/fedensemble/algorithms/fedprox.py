@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a proximal term that penalises the distance to the received model.
+"""FedProx: FedAvg with a proximal term that penalizes the distance to the received model.
 
 w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);
 then as FedAvg. Stragglers upload their model after a random fraction of their steps, and it is

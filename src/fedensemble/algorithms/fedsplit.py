@@ -1,6 +1,6 @@
 """FedSplit: Peaceman-Rachford splitting; each client reflects, and the server averages.
 
-Client:  u = 2 x - z_i;   z_half = prox_{s f_i}(u), which minimises f_i(z) + ||z - u||^2 / (2 s),
+Client:  u = 2 x - z_i;   z_half = prox_{s f_i}(u), which minimizes f_i(z) + ||z - u||^2 / (2 s),
          by local SGD from x;   z_i <- z_i + 2 (z_half - x).
 Server:  x <- mean_i z_i.
 
@@ -109,7 +109,7 @@ class FedSplit(Algorithm):
     def _reflect(self, x: Tensor, z: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
         """The next z_i, and z_half, from x and z_i = `z`."""
         u = 2 * x - z
-        half = problem.descend(x, lambda at, gradient: gradient + (at - u) / self.s)
+        half = problem.descend(x, lambda theta, gradient: gradient + (theta - u) / self.s)
         return z + 2 * (half - x), half
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:

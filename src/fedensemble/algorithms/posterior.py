@@ -38,7 +38,7 @@ def sample_dirichlet(
     """Averages of the clients' models with random weights around their usual weights."""
     from scipy.special import gammaincinv  # imported here: slow to load, and rarely needed
 
-    # Normalised gamma variates are Dirichlet distributed. The inverse CDF turns keyed uniform
+    # Normalized gamma variates are Dirichlet distributed. The inverse CDF turns keyed uniform
     # numbers into gamma variates, so that samples do not depend on a generator's state.
     uniform = prng.uniform(
         prng.fold_in(key.unsqueeze(1), members.client), samples

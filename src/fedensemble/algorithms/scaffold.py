@@ -50,7 +50,7 @@ class Scaffold(ServerRate):
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         start, shift = sent["theta"], sent["c"] - memory["c"]
-        theta = problem.descend(start, lambda at, gradient: gradient + shift)
+        theta = problem.descend(start, lambda theta, gradient: gradient + shift)
         change = (start - theta) / (problem.counts * problem.lr) - sent["c"]
         return {"theta": theta - start, "c": change}, {"c": memory["c"] + change}
 

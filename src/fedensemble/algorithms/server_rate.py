@@ -12,7 +12,7 @@ class ServerRate(Algorithm):
     """An algorithm whose server has a learning rate, which may decay.
 
     Decay of the clients' learning rate (`lr_decay`) has little effect on adaptive server
-    optimisers, because they normalise the mean change. The decay counts the rounds of the run, for
+    optimizers, because they normalize the mean change. The decay counts the rounds of the run, for
     every mode: a mode that was idle for some rounds continues with the rate of the current round.
 
     Args:

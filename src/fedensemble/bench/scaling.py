@@ -17,7 +17,7 @@ from ..data import FederatedData
 from ..errors import InputError, unknown
 from ..federation.federation import Federation
 from ..models import models
-from .timing import LiveTable, PeakMemory, Say, machine, resident, say, wait, write
+from .timing import LiveTable, PeakMemory, Say, machine, resident_bytes, say, synchronize, write
 
 _MIB = 1 << 20
 _ROUNDS = 3  # measured rounds, after one round of warm-up
@@ -77,10 +77,10 @@ class Work:
         list(federation.rounds(1))
         best = float("inf")
         for _ in range(_ROUNDS):
-            wait(self.device)
+            synchronize(self.device)
             started = time.perf_counter()
             list(federation.rounds(1))
-            wait(self.device)
+            synchronize(self.device)
             best = min(best, time.perf_counter() - started)
         size = (
             sum(
@@ -174,7 +174,7 @@ def rounds(work: Work, say: Say) -> LiveTable:
     for index, _ in enumerate(_time_rounds(federation, count, seconds, work.device)):
         if index + 1 in (tenth, count):
             gc.collect()
-            used_bytes.append(torch.cuda.memory_allocated() if work.images else resident())
+            used_bytes.append(torch.cuda.memory_allocated() if work.images else resident_bytes())
     table.add(
         "ms per round, fastest",
         *(f"{1000 * min(part):.2f}" for part in (seconds[:tenth], seconds[-tenth:])),
@@ -191,7 +191,7 @@ def _time_rounds(federation: Federation, count: int, seconds: list[float], devic
     for index in range(count):
         started = time.perf_counter()
         yield from federation.rounds(1)
-        wait(device)
+        synchronize(device)
         seconds[index] = time.perf_counter() - started
 
 

@@ -20,7 +20,7 @@ from ..data import FederatedData
 from ..errors import InputError, unknown
 from ..federation.federation import Federation
 from ..models import models
-from .timing import LiveTable, Say, fastest, machine, say, wait, write
+from .timing import LiveTable, Say, fastest, machine, say, synchronize, write
 
 
 class Case(NamedTuple):
@@ -148,7 +148,7 @@ def _prepare(case: Case, device: str, engine: str, precision: str) -> _Method:
         name = f"engine {engine}" + (f", {precision}" if precision not in ("", "auto") else "")
         call, examples = (lambda: _run_round(trained)), clients * case.examples
     call()
-    wait(device)
+    synchronize(device)
     return _Method(name, call, examples, time.perf_counter() - started)
 
 

@@ -31,13 +31,15 @@ def machine(device: str) -> str:
     return f"{where}; {versions}, fedensemble {VERSION}"
 
 
-def wait(device: str) -> None:
+def synchronize(device: str) -> None:
     """Waits until the GPU has finished; does nothing on a CPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
-def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, float]:
+def fastest(
+    functions: Mapping[str, Callable[[], Any]], device: str, seconds: float
+) -> dict[str, float]:
     """Seconds of the fastest call of each function, after one call of warm-up.
 
     The functions take turns, so that all meet the same load.
@@ -45,17 +47,17 @@ def fastest(ways: Mapping[str, Callable[[], Any]], device: str, seconds: float) 
     Args:
         seconds: time to spend on each function; each is called at least twice.
     """
-    for call in ways.values():
-        call()
-    wait(device)
-    best, spent, calls = dict.fromkeys(ways, float("inf")), dict.fromkeys(ways, 0.0), 0
+    for function in functions.values():
+        function()
+    synchronize(device)
+    best, spent, calls = dict.fromkeys(functions, float("inf")), dict.fromkeys(functions, 0.0), 0
     while calls < 2 or any(value < seconds for value in spent.values()):
-        for name, call in ways.items():
+        for name, function in functions.items():
             if calls >= 2 and spent[name] >= seconds:
                 continue
             started = time.perf_counter()
-            call()
-            wait(device)
+            function()
+            synchronize(device)
             took = time.perf_counter() - started
             best[name], spent[name] = min(best[name], took), spent[name] + took
         calls += 1
@@ -78,17 +80,18 @@ class PeakMemory:
             # Reset the peak. Where this is not possible, the peak is that of the whole process.
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            self.before = resident()
+            self.before = resident_bytes()
 
     def __call__(self) -> int:
         """The peak so far, in bytes."""
         return max(
             0,
-            (torch.cuda.max_memory_allocated() if self.cuda else resident(peak=True)) - self.before,
+            (torch.cuda.max_memory_allocated() if self.cuda else resident_bytes(peak=True))
+            - self.before,
         )
 
 
-def resident(peak: bool = False) -> int:
+def resident_bytes(peak: bool = False) -> int:
     """Resident memory of the process in bytes, now or at its peak."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -69,12 +69,12 @@ class ProgressDisplay:
         task = self.bar.add_task(label, total=None, note="", visible=False)
         run_config = Config()  # replaced when the run starts
 
-        def started(config: Config, rounds_done: int) -> None:
+        def on_train_start(config: Config, rounds_done: int) -> None:
             nonlocal run_config
             run_config = config
             self.bar.update(task, total=config.rounds, completed=rounds_done, visible=True)
 
-        def advanced(report: RoundReport, metrics: dict[str, float]) -> None:
+        def on_round_end(report: RoundReport, metrics: dict[str, float]) -> None:
             rounds = run_config.rounds
             text = format_round(report, metrics, run_config.last_test(report.round))
             visible = report.round < rounds or self.runs == 1
@@ -84,11 +84,11 @@ class ProgressDisplay:
                 line = f"{label}: round {report.round}/{rounds}  {text}"
                 self.console.print(line, highlight=False, markup=False, emoji=False)
 
-        def failed(error: Exception) -> None:
+        def on_error(error: Exception) -> None:
             self.bar.update(task, visible=False)
             self.say(f"{label}: {error}")
 
-        return RunCallbacks(say=self.say, started=started, advanced=advanced, failed=failed)
+        return RunCallbacks(self.say, on_train_start, on_round_end, on_error)
 
     def finished(self) -> None:
         """Counts one more run that is done or has failed."""

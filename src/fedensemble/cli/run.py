@@ -48,7 +48,7 @@ def run_config(
                 display.callbacks(config.name),
                 checkpoint_seconds=checkpoint_seconds,
                 ranks=ranks,
-                shorter=() if out else find_extendable(config, folder.parent),
+                extendable=() if out else find_extendable(config, folder.parent),
             )
     if timings is not None and timings.rounds:
         for table in profile_tables(timings.write(folder)):

@@ -78,7 +78,7 @@ class LocalWork:
 
 
 def batch_table(
-    keys: Tensor, sizes: Tensor, work: LocalWork, host: Tensor | None = None
+    keys: Tensor, sizes: Tensor, work: LocalWork, cpu_sizes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rows and weights of every local step of J visits.
 
@@ -87,32 +87,32 @@ def batch_table(
     Args:
         keys: PRNG key of each visit, [J].
         sizes: number of examples of each visit's client, [J].
-        host: the same sizes on the CPU. Shapes are read from it, which avoids a device sync.
+        cpu_sizes: the same sizes on the CPU. Shapes are read from it, which avoids a device sync.
 
     Returns:
         Rows [S, J, B], which index the client's examples, and weights [S, J, B], which are 1 for
         examples and 0 for padding. Padding fills a smaller last batch, and the steps after a
         visit's last one.
     """
-    host = sizes if host is None else host
-    epochs = int(
-        torch.max((work.count(host) + work.steps_per_epoch(host) - 1) // work.steps_per_epoch(host))
-    )
-    steps, batch, longest = int(work.count(host).max()), work.batch_size, int(host.max())
+    cpu_sizes = sizes if cpu_sizes is None else cpu_sizes
+    num_steps, per_epoch = work.count(cpu_sizes), work.steps_per_epoch(cpu_sizes)
+    epochs = int(torch.max((num_steps + per_epoch - 1) // per_epoch))
+    steps, batch, max_size = int(num_steps.max()), work.batch_size, int(cpu_sizes.max())
     steps_per_epoch, counts = work.steps_per_epoch(sizes), work.count(sizes)
     # [E, J, n]
     orders = torch.stack(
-        [prng.permutation(prng.fold_in(keys, e), longest, sizes) for e in range(epochs)]
+        [prng.permutation(prng.fold_in(keys, e), max_size, sizes) for e in range(epochs)]
     )
 
-    # Place p of step s is example (s mod steps per epoch) * B + p of the epoch's order.
+    # Position p in the batch of step s is example (s mod steps per epoch) * B + p of the epoch's
+    # order.
     step = torch.arange(steps, device=sizes.device).reshape(-1, 1, 1)
     epoch = (step // steps_per_epoch.reshape(1, -1, 1)).clamp(max=epochs - 1)
-    place = (step % steps_per_epoch.reshape(1, -1, 1)) * batch + torch.arange(
+    index = (step % steps_per_epoch.reshape(1, -1, 1)) * batch + torch.arange(
         batch, device=sizes.device
     )
     size = sizes.reshape(1, -1, 1)
-    inside = torch.ones_like(place, dtype=torch.bool) if work.last_batch != "keep" else place < size
-    place = place % size
-    visit = torch.arange(len(sizes), device=sizes.device).reshape(1, -1, 1).expand_as(place)
-    return orders[epoch.expand_as(place), visit, place], inside & (step < counts.reshape(1, -1, 1))
+    inside = torch.ones_like(index, dtype=torch.bool) if work.last_batch != "keep" else index < size
+    index = index % size
+    visit = torch.arange(len(sizes), device=sizes.device).reshape(1, -1, 1).expand_as(index)
+    return orders[epoch.expand_as(index), visit, index], inside & (step < counts.reshape(1, -1, 1))

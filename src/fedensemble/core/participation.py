@@ -7,12 +7,14 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..flat_params import Tree
 from ..registry import Registry
+from ..renamed import adopt_earlier_names
 from .algorithm import Algorithm
 from .batches import LocalWork
 from .probe import Messages, probe
@@ -24,6 +26,9 @@ from .visit_keys import shared_uniform
 participations: Registry[type[Participation]] = Registry(
     "participation", lambda: Participation, "participation"
 )
+
+
+_RENAMED = {"asking": "selection_schedule"}
 
 
 class Costs:
@@ -92,17 +97,24 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(ABC):
-    """A rule for which clients are asked and which reply.
+    """A rule for which clients are selected and which of them reply.
 
     It depends on the seed, the round and the simulated clock only.
     """
 
-    def asking(self, schedule: Schedule) -> Schedule:
-        """The schedule of the clients to ask: `schedule`, or one that over-selects.
+    def selection_schedule(self, schedule: Schedule) -> Schedule:
+        """The schedule that selects clients: `schedule`, or one with more clients per round.
 
-        Raises InputError if it cannot ask that many clients.
+        Raises InputError if it cannot select that many clients.
         """
         return schedule
+
+    asking = selection_schedule  # the earlier name, also of overrides, see `__init_subclass__`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_earlier_names(cls, _RENAMED)
+        cls.asking = cls.selection_schedule
 
     def init(self, population: int, seed: int) -> Tree:
         """The state before the first round, for N clients; tensors, so that it can be saved."""
@@ -116,9 +128,9 @@ class Participation(ABC):
 
         Args:
             state: the participation's state.
-            schedule: its `clients_per_round` is the number of replies wanted.
-            planned: the schedule's state; `self.asking(schedule).plan(planned, round)` returns the
-                visits to ask for.
+            schedule: its `clients_per_round` is the number of replies that count.
+            planned: the schedule's state; `self.selection_schedule(schedule).plan(planned, round)`
+                returns the selected visits.
             costs: what the visits cost.
         """
 
@@ -126,7 +138,7 @@ class Participation(ABC):
 @participations.register("everybody")
 @dataclass(frozen=True, kw_only=True)
 class Everybody(Participation):
-    """All clients that are asked reply, and no time is simulated; the default."""
+    """All selected clients reply, and no time is simulated; the default."""
 
     def outcome(
         self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs

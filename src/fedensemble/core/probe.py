@@ -30,9 +30,9 @@ class _OneStep:
     active: Tensor | None = None
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return torch.ones_like(at), (at.sum(-1), buffers)
+        return torch.ones_like(theta), (theta.sum(-1), buffers)
 
 
 class _ZeroGradient:
@@ -42,9 +42,9 @@ class _ZeroGradient:
     active: Tensor | None = None
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return torch.zeros_like(at), (torch.zeros_like(at[..., 0]), buffers)
+        return torch.zeros_like(theta), (torch.zeros_like(theta[..., 0]), buffers)
 
 
 def expected_uploads(

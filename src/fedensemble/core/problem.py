@@ -28,7 +28,7 @@ class Steps(Protocol):
     active: Tensor | None
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Minibatch gradient [..., P], (loss [...], new buffers [..., R]) of a local step."""
         ...
@@ -116,15 +116,17 @@ class LocalProblem:
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.
 
-        `gradient(at)` computes the gradient on the step's minibatch at any point: accelerated
+        `gradient(theta)` computes the gradient on the step's minibatch at any point: accelerated
         algorithms evaluate it at a point other than the one that they update. The state of a visit
         with fewer steps does not change after its last step.
         """
         for index in range(self._steps.count):
             active = None if self._steps.active is None else self._steps.active[index]
 
-            def gradient(at: Tensor, index: int = index, active: Tensor | None = active) -> Tensor:
-                value, (loss, buffers) = self._steps.gradient(index, at, self.buffers)
+            def gradient(
+                theta: Tensor, index: int = index, active: Tensor | None = active
+            ) -> Tensor:
+                value, (loss, buffers) = self._steps.gradient(index, theta, self.buffers)
                 self.buffers = (
                     buffers if active is None else torch.where(active, buffers, self.buffers)
                 )

@@ -19,4 +19,5 @@ def visit_key(purpose: str, seed: int, round: int, client: Tensor, mode: Tensor)
 
 def shared_uniform(seed: int, round: int, mode: Tensor) -> Tensor:
     """A random draw in (0, 1) that the server shares with a mode's clients, float64, [..., 1]."""
+    # The purpose is hashed into the key: renaming "coin" would change all results.
     return prng.uniform(prng.key(seed, "coin", round, mode), 1)

@@ -4,9 +4,10 @@
 # libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
 from . import (  # noqa: F401
     cifar,
+    class_partition,
     digits,
+    dirichlet,
     fake,
-    label_partition,
     mnist,
     npz,
     openimage,

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 colour images, official binary version."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32x32 color images, official binary version."""
 
 from pathlib import Path
 from typing import Any

@@ -55,16 +55,16 @@ def hold_out_validation(source: Dataset, share: float) -> Dataset:
     )
 
 
-def limit_test_set(source: Dataset, most: int) -> Dataset:
-    """Returns the dataset with at most `most` test examples, spread evenly over the test set.
+def limit_test_set(source: Dataset, max_examples: int) -> Dataset:
+    """Returns the dataset with at most `max_examples` test examples, evenly spread.
 
     >>> from fedensemble.data import load
     >>> len(limit_test_set(load("gaussians", n=10, n_test=100), 30).x_test)
     30
     """
-    require_integer("data", "test_examples", most, minimum=1)
-    if source.x_test is None or source.y_test is None or len(source.x_test) <= most:
+    require_integer("data", "test_examples", max_examples, minimum=1)
+    if source.x_test is None or source.y_test is None or len(source.x_test) <= max_examples:
         return source
-    rows = np.linspace(0, len(source.x_test) - 1, most).astype(np.int64)
+    rows = np.linspace(0, len(source.x_test) - 1, max_examples).astype(np.int64)
     x, y = as_tensor(source.x_test)[rows], as_tensor(source.y_test)[rows]
-    return replace(source, x_test=x, y_test=y, info={**source.info, "test_examples": most})
+    return replace(source, x_test=x, y_test=y, info={**source.info, "test_examples": max_examples})

@@ -1,4 +1,4 @@
-"""MNIST (LeCun, Cortes and Burges, 1998): 28x28 grey images of digits, official IDX files."""
+"""MNIST (LeCun, Cortes and Burges, 1998): 28x28 gray images of digits, official IDX files."""
 
 from pathlib import Path
 from typing import Any

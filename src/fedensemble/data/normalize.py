@@ -1,4 +1,7 @@
-"""Normalization of stored inputs."""
+"""Normalization of stored inputs: `Standardise`, the rule of `FederatedData.standardise`.
+
+Any mean and std are possible: mean 0 and std 255 scale images to 0..1.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Divides the rows of a dataset among clients: `partition`, and partitions that ignore labels."""
+"""Divides the rows of a dataset among clients: `partition`, `iid`, `contiguous` and `natural`.
 
-import heapq
+`class_partition.py` has the partition `classes`, `dirichlet.py` has `dirichlet` and `quantity`.
+"""
+
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..arguments import check_names, require_integer, require_positive
+from ..arguments import check_names, require_integer
 from ..errors import InputError
 from ..registry import Registry
 from .convert import as_tensor
@@ -100,23 +102,6 @@ def contiguous(source: Dataset, clients: int | None, seed: int) -> list[Rows]:
     )
 
 
-@partitions.register("quantity")
-def quantity(
-    source: Dataset, clients: int | None, seed: int, beta: float = 0.5, min_examples: int = 1
-) -> list[Rows]:
-    """Clients of different sizes: shares of the rows ~ Dirichlet(beta), rows chosen at random.
-
-    Args:
-        beta: concentration; with a smaller value the sizes differ more.
-        min_examples: clients with fewer examples get some from the largest clients.
-    """
-    count = check_client_count("quantity", source, clients, min_examples)
-    rng = make_rng(seed, "partition/quantity")
-    shares = dirichlet_shares(rng, require_positive("Partition 'quantity'", "beta", beta), count)
-    rows = np.split(rng.permutation(len(source)), split_points(shares, len(source)))
-    return top_up_clients(rows, min_examples, rng)
-
-
 @partitions.register("natural")
 def natural(source: Dataset, clients: int | None, seed: int, min_examples: int = 1) -> list[Rows]:
     """The natural clients of the dataset, in its order.
@@ -168,39 +153,7 @@ def check_client_count(
     return count
 
 
-def dirichlet_shares(
-    rng: np.random.Generator, concentration: float, count: int
-) -> np.ndarray[Any, Any]:
-    """Returns shares ~ Dirichlet(concentration, ..., concentration), [count], with sum 1."""
-    shares = rng.dirichlet(np.full(count, concentration))
-    if not np.isfinite(shares).all() or abs(shares.sum() - 1) > 1e-6:
-        # For a concentration below about 1e-3 all gamma variates can underflow to 0, which gives
-        # nan. The limit of the distribution is one random client with everything.
-        shares = np.eye(1, count, int(rng.integers(count)))[0]
-    return shares
-
-
-def split_points(shares: np.ndarray[Any, Any], n: int) -> Rows:
-    """Returns where to split n rows into pieces with these shares, rounded, [len(shares) - 1]."""
-    points: Rows = np.clip(np.rint(np.cumsum(shares)[:-1] * n), 0, n).astype(np.int64)
-    return points
-
-
-def top_up_clients(rows: list[Rows], least: int, rng: np.random.Generator) -> list[Rows]:
-    """Returns the rows per client, after moving rows to clients that have fewer than `least`.
-
-    Each moved row comes from the client that is the largest at that time.
-    """
-    if min(len(part) for part in rows) >= least:
-        return rows
-    parts = [list(rng.permutation(part)) for part in rows]
-    # A heap of (-size, client), because heapq pops the smallest item.
-    largest = [(-len(part), client) for client, part in enumerate(parts) if len(part) > least]
-    heapq.heapify(largest)
-    for part in parts:
-        while len(part) < least:
-            negative_size, donor = heapq.heappop(largest)
-            part.append(parts[donor].pop())
-            if -negative_size - 1 > least:
-                heapq.heappush(largest, (negative_size + 1, donor))
-    return [np.array(part, np.int64) for part in parts]
+def rows_by_class(labels: Rows) -> list[Rows]:
+    """Returns the rows of each class that occurs, in the order of the labels."""
+    _, sizes = np.unique(labels, return_counts=True)
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])

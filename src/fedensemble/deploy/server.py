@@ -88,7 +88,7 @@ class Fleet:
             logger.info("%s", note)
         # With over-selection the schedule selects more clients than `clients_per_round`; the round
         # then keeps the replies of as many as the config wants.
-        self.schedule = build_participation(config.participation).asking(base_schedule)
+        self.schedule = build_participation(config.participation).selection_schedule(base_schedule)
         over_selects = base_schedule.clients_per_round < self.schedule.clients_per_round
         visits = base_schedule.clients_per_round * (
             1 if base_schedule.one_mode_per_client else base_schedule.modes

@@ -261,7 +261,7 @@ def run_folder(config: Config, root: Path) -> Path:
     return root / config.name / config.hash()
 
 
-def summarise(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Returns mean and standard deviation over seeds (with ddof=1; 0 for one seed)."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 

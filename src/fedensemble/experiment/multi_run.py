@@ -68,7 +68,7 @@ def run_all(
             outcomes[index] = outcomes[first]
             finished(index)
 
-    say = tasks[0].callbacks.say if tasks else print
+    say = tasks[0].callbacks.on_message if tasks else print
     cache = cache or DataCache()
     with interruptible(say) as interruption:
         for _, group in groupby(order, key=lambda index: _similarity_key(tasks[index].config)):
@@ -140,7 +140,7 @@ def _run_together(
             except FedEnsembleError as error:
                 waiting.pop(index)
                 runs.pop(index).close()
-                tasks[index].callbacks.failed(error)
+                tasks[index].callbacks.on_error(error)
                 if isinstance(error, DivergedError):
                     outcomes[index] = error
                     finished(index)

@@ -39,16 +39,16 @@ class RunCallbacks:
     """Functions that a run calls to show its progress; the defaults do nothing.
 
     Attributes:
-        say: called with messages for the user.
-        started: called with the config and the number of rounds done before training starts.
-        advanced: called with the report of each round and the latest test metrics.
-        failed: called with the error if one of several runs fails; the others continue.
+        on_message: called with messages for the user.
+        on_train_start: called with the config and the number of completed rounds.
+        on_round_end: called with the report of each round and the latest test metrics.
+        on_error: called with the error if one of several runs fails; the others continue.
     """
 
-    say: Say = lambda text: None
-    started: Callable[[Config, int], None] = lambda config, round: None
-    advanced: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
-    failed: Callable[[Exception], None] = lambda error: None
+    on_message: Say = lambda text: None
+    on_train_start: Callable[[Config, int], None] = lambda config, round: None
+    on_round_end: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
+    on_error: Callable[[Exception], None] = lambda error: None
 
 
 def run(
@@ -58,7 +58,7 @@ def run(
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
-    shorter: Sequence[Path] = (),
+    extendable: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Returns the summary of a run, after training the rounds that are not done yet.
 
@@ -71,12 +71,18 @@ def run(
         callbacks: show the progress.
         checkpoint_seconds: minimum time between checkpoints; it does not change any result.
         ranks: the job, if this process is its rank 0; the other ranks call `follow_rank0`.
-        shorter: checkpoints of runs with fewer rounds, from which a new run may start.
+        extendable: checkpoints of the same run with fewer rounds, from which a new run may start.
     """
     callbacks = callbacks or RunCallbacks()
-    with interruptible(callbacks.say) as interruption:
+    with interruptible(callbacks.on_message) as interruption:
         steps = run_steps(
-            config, folder, callbacks, interruption, checkpoint_seconds, ranks, shorter=shorter
+            config,
+            folder,
+            callbacks,
+            interruption,
+            checkpoint_seconds,
+            ranks,
+            extendable=extendable,
         )
         try:
             federation = next(steps)
@@ -103,7 +109,7 @@ def run_steps(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ranks: ProcessGroup | None = None,
     load_data: DataLoader = build_data,
-    shorter: Sequence[Path] = (),
+    extendable: Sequence[Path] = (),
 ) -> RunSteps:
     """A run as a generator: yields its federation for each round, and is sent the report.
 
@@ -117,23 +123,23 @@ def run_steps(
         checkpoint_seconds: minimum time between checkpoints.
         ranks: the job whose rank 0 this process is.
         load_data: returns the clients' data for a config.
-        shorter: checkpoints of runs that differ only in having other numbers of rounds.
+        extendable: checkpoints of runs that differ only in having other numbers of rounds.
     """
     store, ranks = RunFolder(folder), ranks or ProcessGroup()
     store.claim(config, begin=False)
     try:
         if check_ranks_agree(config, ranks, store.done and store.extends is None):
-            summary = _read_finished(config, store, load_data, callbacks.say)
+            summary = _read_finished(config, store, load_data, callbacks.on_message)
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
         data, federation, facts = assemble(config, ranks, load_data)
-        if resume(federation, store.resume(facts, callbacks.say, shorter), ranks):
-            callbacks.say(f"Continuing {folder} after round {federation.round}.")
+        if resume(federation, store.resume(facts, callbacks.on_message, extendable), ranks):
+            callbacks.on_message(f"Continuing {folder} after round {federation.round}.")
         store.drop_test(config, TEST_KEYS)
         notes = run_notes(federation)
         for note in notes:
-            callbacks.say(note)
+            callbacks.on_message(note)
         engine = federation.engine
         engine_facts = {
             "precision": engine.precision,
@@ -150,7 +156,7 @@ def run_steps(
             config.rounds,
             (record["loss"] for record in store.metrics()),
         )
-        callbacks.started(config, federation.round)
+        callbacks.on_train_start(config, federation.round)
         with tracking(config.track, folder, config.values(), store.metrics()) as trackers:
             prediction = yield from _train(
                 config,
@@ -167,7 +173,7 @@ def run_steps(
             )
         # Engines may add notes during training, e.g. that a block did not fit into memory.
         for note in (note for note in run_notes(federation) if note not in notes):
-            callbacks.say(note)
+            callbacks.on_message(note)
         store.check_claim()
         write_modes(
             store.modes_file,
@@ -247,10 +253,10 @@ def _train(
         store.append_metrics(record)
         for tracker in trackers:
             tracker.record(record)
-        callbacks.advanced(report, latest_test)
+        callbacks.on_round_end(report, latest_test)
         monitor.observe(report.loss)
         if monitor.message and not warned:
-            callbacks.say(f"warning: {store.path}: {monitor.message} Training goes on.")
+            callbacks.on_message(f"warning: {store.path}: {monitor.message} Training continues.")
             warned = True
         due = time.monotonic() - saved_at >= checkpoint_seconds
         save, stop = end_round(ranks, interruption.requested, due or report.round == config.rounds)

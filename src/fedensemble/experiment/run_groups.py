@@ -11,7 +11,7 @@ import torch
 from ..core.algorithm import Algorithm
 from ..core.types import RoundReport
 from ..engines.local.local_engine import LocalEngine
-from ..engines.local.run_visits import RATES, concatenate_data, run_visits
+from ..engines.local.run_visits import NOT_PASSED_PER_VISIT, concatenate_data, run_visits
 from ..errors import FedEnsembleError
 from ..federation.federation import Federation
 
@@ -157,5 +157,5 @@ def _algorithm_key(algorithm: Algorithm, exact: bool) -> Hashable:
     return type(algorithm), *(
         (name, value)
         for name, value in values.items()
-        if not isinstance(value, float) and name not in RATES
+        if not isinstance(value, float) and name not in NOT_PASSED_PER_VISIT
     )

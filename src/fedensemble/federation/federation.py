@@ -123,7 +123,7 @@ class Federation:
         # bool [N]
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)
         participation_state = self.participation.init(len(data), seed)
-        schedule_state = self.participation.asking(self.schedule).init(len(data), seed)
+        schedule_state = self.participation.selection_schedule(self.schedule).init(len(data), seed)
 
         # The model: its size is checked before it is built, its outputs and loss afterwards.
         torch_device = resolve.select_device(device)

@@ -214,7 +214,7 @@ def _explain_image_layout(x: Tensor) -> str | None:
     if x.dim() == 4:
         return note_channels_last(x)
     if x.dim() == 3 and x.is_floating_point() and min(x.shape[1:]) > 4:
-        return "If these are grey images, give them a channel: x[:, None]."
+        return "If these are gray images, give them a channel: x[:, None]."
     return None
 
 

@@ -44,7 +44,7 @@ class SeededFactory:
     user's own stay unchanged, and threads that train two models do not write to the same tensors.
 
     Args:
-        factory: a callable that returns a new nn.Module, freshly initialised.
+        factory: a callable that returns a new nn.Module, freshly initialized.
         dtype: of the models' floating-point parameters and buffers.
     """
 
@@ -53,13 +53,13 @@ class SeededFactory:
             raise InputError(
                 "model must be a callable that returns a new nn.Module, such as the class itself "
                 f"or a lambda; got {type(factory).__name__}. Each of the K modes starts from its "
-                "own initialisation."
+                "own initialization."
             )
         self.factory, self.dtype = factory, dtype
         self._shares_submodules: bool | None = None  # unknown before the first call
 
     def __call__(self, seed: int) -> nn.Module:
-        """A model initialised from a seed, on the CPU so that it is the same for every device."""
+        """A model initialized from a seed, on the CPU so that it is the same for every device."""
         with RNG_LOCK, torch.random.fork_rng(devices=[]):
             _seed_generators(seed)
             model = self._build()
@@ -71,7 +71,7 @@ class SeededFactory:
         return apply_to_tensors(model, lambda t: t.to(self.dtype) if t.is_floating_point() else t)
 
     def _build(self) -> nn.Module:
-        """Calls the factory; raises unless it returns an initialised nn.Module."""
+        """Calls the factory; raises unless it returns an initialized nn.Module."""
         try:
             model = self.factory()
         except TypeError as error:  # for example a class that requires arguments
@@ -92,7 +92,7 @@ def _have_common_submodules(first: nn.Module, second: nn.Module) -> bool:
     if first is second:
         raise InputError(
             "model() returned the same nn.Module twice, so all modes would share one "
-            "initialisation. Build a new module in each call: pass the class itself, or "
+            "initialization. Build a new module in each call: pass the class itself, or "
             "lambda: Net(...); to start from given weights, lambda: copy.deepcopy(net)."
         )
     return bool({*map(id, first.modules())} & {*map(id, second.modules())})
@@ -114,7 +114,7 @@ def _copy_model(model: nn.Module) -> nn.Module:
 def _seed_generators(seed: int) -> None:
     """Seeds torch's generators on all devices in use.
 
-    Not torch.manual_seed: for a device that is not initialised yet it stores every seed, with a
+    Not torch.manual_seed: for a device that is not initialized yet it stores every seed, with a
     traceback, in a list that only grows.
     """
     torch.default_generator.manual_seed(seed)

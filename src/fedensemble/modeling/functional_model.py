@@ -44,7 +44,7 @@ class FunctionalModel:
     statistics, frozen parameters) are a second vector, "buffers" [R].
 
     Args:
-        model: a callable that returns a new nn.Module, freshly initialised.
+        model: a callable that returns a new nn.Module, freshly initialized.
         loss: "cross_entropy", "bce", "mse" or a callable of outputs and targets.
         targets: a few targets, to distinguish classification from regression.
         device: of the modules and of all vectors.
@@ -101,7 +101,7 @@ class FunctionalModel:
                 module.eval()
 
     def build(self, seed: int) -> nn.Module:
-        """A module initialised from a seed, on the CPU so that it is the same for every device."""
+        """A module initialized from a seed, on the CPU so that it is the same for every device."""
         return self._build(seed)
 
     def clone_module(self) -> FunctionalModel:
@@ -213,7 +213,7 @@ class FunctionalModel:
 
         For classification they are one logit per class, [B, ..., C], also for loss "bce".
 
-        With `batch_statistics` all layers are in train mode: BatchNorm normalises with the
+        With `batch_statistics` all layers are in train mode: BatchNorm normalizes with the
         statistics of the batch.
         """
         tensors = {

@@ -41,7 +41,7 @@ def check_layers(model: nn.Module) -> None:
         if module.max_norm is not None:
             raise InputError(
                 f"{type(module).__name__} with max_norm changes its weights in the forward pass, "
-                "and only training steps may; remove max_norm, or normalise the layer's output."
+                "and only training steps may; remove max_norm, or normalize the layer's output."
             )
         if module.sparse:
             raise InputError(

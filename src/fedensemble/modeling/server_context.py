@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..errors import InputError
-from .cuda_graphs import GraphedFunction, capture_graph
 from .functional_model import FunctionalModel
+from .graphed_function import GraphedFunction, capture_graph
 from .keyed_rng import KeyedRandomness
 from .losses import class_logits
 from .parameter_swap import swap_parameters

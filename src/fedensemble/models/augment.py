@@ -15,8 +15,8 @@ class PadCropFlip(nn.Module):
     """Random crops with zero padding and horizontal flips in training; the identity in eval mode.
 
     The usual augmentation for CIFAR (He et al. 2016, section 4.2): pad with zeros on all sides,
-    crop a window of the size of the image, flip with probability 1/2. Zero is the mean colour,
-    because inputs of a model are normalised; code that pads before normalising has black borders.
+    crop a window of the size of the image, flip with probability 1/2. Zero is the mean color,
+    because inputs of a model are normalized; code that pads before normalizing has black borders.
 
     Prediction with `dropout=True` runs all layers except BatchNorm in training mode, as the test of
     the authors' code does. Test images are then cropped and flipped as well.

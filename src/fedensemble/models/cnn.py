@@ -16,7 +16,7 @@ class CNN(nn.Module):
     """Two convolutions with max-pooling, then two linear layers, as in the authors' published code.
 
     conv 5x5, 10 filters - pool 2 - ReLU - conv 5x5, 20 filters - dropout of channels - pool 2 -
-    ReLU - 50 units - ReLU - dropout - outputs. 21,840 parameters for 28x28 grey images and 10
+    ReLU - 50 units - ReLU - dropout - outputs. 21,840 parameters for 28x28 gray images and 10
     classes.
 
     Args:

@@ -16,7 +16,7 @@ class BenchmarkCNN(nn.Module):
     conv 3x3, 32 filters, no padding - ReLU - conv 3x3, 64 filters, no padding - ReLU - max pool 2 -
     dropout 0.25 - 128 units - ReLU - dropout 0.5 - outputs. 1,626,442 parameters for 32x32 images
     with 3 channels and 10 classes. As in pfl-research, weights are Glorot-uniform, and biases have
-    torch's default initialisation.
+    torch's default initialization.
 
     Reference: Granqvist et al., "pfl-research: simulation framework for accelerating research in
     private federated learning", NeurIPS 2024 (datasets and benchmarks); `simple_cnn` in its

@@ -1,4 +1,4 @@
-"""Functions that several image models use: checks of options, norm layers and initialisation."""
+"""Functions that several image models use: checks of options, norm layers and initialization."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -36,7 +36,7 @@ def norm_layer(norm: Norm, channels: int, groups: int) -> nn.Module:
 
 
 def init_convolutions(model: nn.Module) -> None:
-    """Initialises all convolutions with N(0, 2 / fan-out), as torchvision does (He et al. 2015)."""
+    """Initializes all convolutions with N(0, 2 / fan-out), as torchvision does (He et al. 2015)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -18,7 +18,7 @@ class LSTM(nn.Module):
     decentralized data", AISTATS 2017, with an output at every position as in Reddi et al.,
     "Adaptive federated optimization", ICLR 2021. It has 798,720 + 265 V parameters. For V = 90 as
     in Reddi et al. that is 822,570, which is 2,048 more than they report, because torch's LSTM has
-    two biases per gate and theirs has one. Initialisation is torch's default.
+    two biases per gate and theirs has one. Initialization is torch's default.
 
     Args:
         outputs: number of different tokens, V.

@@ -64,7 +64,7 @@ class MobileNet(nn.Module):
 
     A 3x3 convolution, 17 inverted residuals, a 1x1 convolution, the mean over pixels and a linear
     layer. 2,236,682 parameters for 3 channels and 10 classes at width 1 (3,504,872 for 1000, as in
-    torchvision), with either norm. Initialised as in torchvision.
+    torchvision), with either norm. Initialized as in torchvision.
 
     Reference: Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: inverted residuals and linear
     bottlenecks", CVPR 2018.

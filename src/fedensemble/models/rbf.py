@@ -1,6 +1,6 @@
 """The paper's toy model: a linear model of fixed radial basis features.
 
-f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)). The centres nu_j are drawn once and are the same for
+f(x) = sum_j w_j exp(-(x - nu_j)^2 / (2 b^2)). The centers nu_j are drawn once and are the same for
 all modes; only w is trained.
 """
 
@@ -17,11 +17,11 @@ class RBFLinear(nn.Module):
     """A linear model of radial basis features of one input, [B, 1] -> [B, 1].
 
     Args:
-        features: number of centres.
+        features: number of centers.
         width: width b of the basis functions.
-        low, high: interval from which the centres are drawn.
+        low, high: interval from which the centers are drawn.
         scale: standard deviation of the initial weights.
-        centres_seed: seed of the centres, so that all modes have the same centres.
+        centres_seed: seed of the centers, so that all modes have the same centers.
 
     >>> RBFLinear()(torch.zeros(3, 1)).shape
     torch.Size([3, 1])

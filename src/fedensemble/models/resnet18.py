@@ -39,7 +39,7 @@ class ResNet18(nn.Module):
 
     Four stages of two blocks with 64, 128, 256 and 512 channels, then the mean over pixels and a
     linear layer. 11,173,962 parameters for 3 channels and 10 classes, with either norm.
-    Convolutions are initialised as in torchvision.
+    Convolutions are initialized as in torchvision.
 
     Reference: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", CVPR 2016.
     With norm="group" it is the federated version, GroupNorm with two groups, of Reddi et al.,

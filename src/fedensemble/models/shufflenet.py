@@ -69,7 +69,7 @@ class ShuffleNet(nn.Module):
 
     A 3x3 convolution, three stages of 4, 8 and 4 blocks, a 1x1 convolution, the mean over pixels
     and a linear layer. 1,263,854 parameters for 3 channels and 10 classes at width 1 (2,278,604 for
-    1000, as in torchvision), with either norm. Initialisation is torch's default, as in
+    1000, as in torchvision), with either norm. Initialization is torch's default, as in
     torchvision.
 
     Reference: Ma, Zhang, Zheng and Sun, "ShuffleNet V2: practical guidelines for efficient CNN

@@ -1,6 +1,8 @@
 """Clients as devices that may be slow, drop out or be away; the server over-selects clients.
 
 A visit takes bytes down / bandwidth + examples * ms per sample * factor + bytes up / bandwidth.
+`clients_per_round` (M) is the number of replies that count; `ask` is the number of clients that are
+selected.
 """
 
 from __future__ import annotations
@@ -32,23 +34,24 @@ _BYTES_PER_KILOBIT = 125
 class Devices(Participation):
     """Devices of different speed on a simulated clock: over-selection, drop-outs, hours of the day.
 
-    Of `ask` clients the first M to finish count. Each mode has places in proportion to the number
-    of clients that were asked to train it, so that no mode starves. The work of the other clients
-    is lost, and their client state does not change.
+    Of `ask` selected clients the first M to finish count. The M slots are divided among the modes
+    in proportion to the clients selected for each, so that every mode is trained. The work of the
+    other clients is lost, and their client state does not change.
 
     Args:
-        ask: clients asked per round; None asks M. The paper's OpenImage runs ask 130 and use 100.
+        ask: number of clients that are selected per round (over-selection); None selects M. The
+            paper's OpenImage runs select 130 and use 100.
         compute_ms, compute_spread: compute time in milliseconds per sample: the median, and the
             standard deviation of its logarithm.
         bandwidth_kbps, bandwidth_spread: the same for the bandwidth in kbit/s, down and up.
         trace: path of a CSV file of measured devices, which replaces these four; each client draws
             one device. The columns are compute_ms_per_sample and bandwidth_kbps.
-        factor: factor on the compute time. FedScale uses 3, because its times are those of forward
-            passes.
-        drop: probability that a client that was asked never replies.
-        least_hours, most_hours: bounds of the hours per day that a client is available, from a
-            random time of the day on; 24 is always. A client that is away is replaced by another of
-            its stratum. A client whose window closes before its visit ends drops out.
+        factor: the compute time is multiplied by it. FedScale uses 3, because its times are those
+            of forward passes.
+        drop: dropout probability: how likely it is that a selected client never replies.
+        least_hours, most_hours: minimum and maximum hours per day that a client is available, from
+            a random time of the day on; 24 is always. A client that is away is replaced by another
+            of its stratum. A client whose window closes before its visit ends drops out.
         deadline: seconds after which a round ends with the replies received so far.
     """
 
@@ -89,7 +92,7 @@ class Devices(Participation):
                 f"got {self.least_hours} and {self.most_hours}."
             )
 
-    def asking(self, schedule: Schedule) -> Schedule:
+    def selection_schedule(self, schedule: Schedule) -> Schedule:
         if self.ask is None:
             return schedule
         if self.ask < schedule.clients_per_round:
@@ -114,39 +117,45 @@ class Devices(Participation):
         self, state: Tree, schedule: Schedule, planned: Tree, round: int, costs: Costs
     ) -> Outcome:
         seed, clock = int(state["seed"]), float(state["clock"])
-        wanted = self.asking(schedule).plan(planned, round)
-        left = self.seconds_left(len(costs.samples), clock, seed)
-        asked = wanted
-        if left is not None:
-            stratum = schedule.stratum(planned)
-            asked = replace_unavailable_clients(
-                wanted, stratum, left > 0, seed, round, schedule.one_mode_per_client
+        planned_visits = self.selection_schedule(schedule).plan(planned, round)
+        available_seconds = self.seconds_left(len(costs.samples), clock, seed)
+        selected = planned_visits
+        if available_seconds is not None:
+            selected = replace_unavailable_clients(
+                planned_visits,
+                schedule.stratum(planned),
+                available_seconds > 0,
+                seed,
+                round,
+                schedule.one_mode_per_client,
             )
-        down, up = costs.of_visits(round, asked)
-        finish = self.finish(state, asked, down + up, costs.samples)
-        dropped = prng.uniform(prng.key(seed, "drop-out", round, asked.client), 1)[:, 0] < self.drop
-        if left is not None:
-            dropped |= finish > left[asked.client]
+        down, up = costs.of_visits(round, selected)
+        finish = self.finish(state, selected, down + up, costs.samples)
+        draw = prng.uniform(prng.key(seed, "drop-out", round, selected.client), 1)[:, 0]
+        dropped = draw < self.drop
+        if available_seconds is not None:
+            dropped |= finish > available_seconds[selected.client]
         replies = ~dropped if self.deadline is None else ~dropped & (finish <= self.deadline)
 
         total = schedule.clients_per_round * (1 if schedule.one_mode_per_client else schedule.modes)
-        places = quotas(torch.bincount(asked.mode, minlength=schedule.modes), total, seed, round)
+        slots = quotas(torch.bincount(selected.mode, minlength=schedule.modes), total, seed, round)
         # Random tie-breaking, because equal devices of a trace finish at the same time.
         ties = prng.bits(prng.key(seed, "ties", round), len(finish))
-        counted = first_to_finish(asked.mode, finish, replies, places, ties)
+        counted = first_to_finish(selected.mode, finish, replies, slots, ties)
         late = ~dropped & ~counted
-        seconds = self.seconds(finish, counted, late=late, full=int(counted.sum()) == total)
+        slots_left = total - int(counted.sum())
+        seconds = self.seconds(finish, counted, late, slots_left)
         turnout = ParticipationStats(
-            asked=len(asked.client),
+            asked=len(selected.client),
             late=int(late.sum()),
             dropped=int(dropped.sum()),
-            away=len(wanted.client) - len(asked.client),
+            away=len(planned_visits.client) - len(selected.client),
             seconds=seconds,
             clock=clock + seconds,
             bytes_down=int(down.sum()),
         )
-        after = {**state, "clock": torch.tensor(turnout.clock, dtype=torch.float64)}
-        return Outcome(Plan(asked.client[counted], asked.mode[counted]), after, turnout)
+        new_state = {**state, "clock": torch.tensor(turnout.clock, dtype=torch.float64)}
+        return Outcome(Plan(selected.client[counted], selected.mode[counted]), new_state, turnout)
 
     def seconds_left(self, population: int, clock: float, seed: int) -> Tensor | None:
         """Seconds until each client becomes unavailable, [N]; None if all are always available."""
@@ -154,7 +163,7 @@ class Devices(Participation):
             return None
         return seconds_left(*windows(population, self.least_hours, self.most_hours, seed), clock)
 
-    def finish(self, state: Tree, asked: Plan, traffic: Tensor, samples: Tensor) -> Tensor:
+    def finish(self, state: Tree, selected: Plan, traffic: Tensor, samples: Tensor) -> Tensor:
         """Seconds after which each visit finishes, [J]; a client trains its modes sequentially.
 
         Args:
@@ -165,26 +174,26 @@ class Devices(Participation):
         if self.trace is None:
             median = (self.compute_ms, self.bandwidth_kbps)
             spread = (self.compute_spread, self.bandwidth_spread)
-            speed = log_normal(asked.client, median, spread, seed)
+            speed = log_normal(selected.client, median, spread, seed)
         else:
-            speed = from_trace(asked.client, state["trace"], seed)
-        seconds = samples[asked.client] * speed[:, 0] * self.factor / 1000 + traffic / (
+            speed = from_trace(selected.client, state["trace"], seed)
+        seconds = samples[selected.client] * speed[:, 0] * self.factor / 1000 + traffic / (
             speed[:, 1] * _BYTES_PER_KILOBIT
         )
-        _, visits_per_client = torch.unique_consecutive(asked.client, return_counts=True)
+        _, visits_per_client = torch.unique_consecutive(selected.client, return_counts=True)
         if len(visits_per_client) == len(seconds):
             return seconds
         per_client = torch.split(seconds, visits_per_client.tolist())
         return torch.cat([part.cumsum(0) for part in per_client])
 
-    def seconds(self, finish: Tensor, counted: Tensor, late: Tensor, full: bool) -> float:
+    def seconds(self, finish: Tensor, counted: Tensor, late: Tensor, slots_left: int) -> float:
         """Duration of the round: until the last reply that counts, or until the deadline.
 
         Args:
             finish: when each visit finishes, [J].
             counted, late: visits whose reply counts, and visits that finish too late, bool [J].
-            full: whether all places are taken. If not, the server waits until the deadline.
+            slots_left: replies that are missing; for these the server waits until the deadline.
         """
-        if self.deadline is not None and not full and bool(late.any() | ~counted.any()):
+        if self.deadline is not None and slots_left and bool(late.any() | ~counted.any()):
             return self.deadline
         return float(finish[counted].max()) if bool(counted.any()) else _EMPTY_ROUND_SECONDS

@@ -27,7 +27,7 @@ def facts(config: Config) -> Mapping[str, str]:
             [config.model["name"], *(f"{n}={v}" for n, v in config.model.items() if n != "name")]
         ),
         "work": f"{config.rounds} rounds, {local}, batches of {work.batch_size}",
-        "optimiser": f"{algorithm['optimizer']['name']} {algorithm['lr']:g}{decay}"
+        "optimizer": f"{algorithm['optimizer']['name']} {algorithm['lr']:g}{decay}"
         + "".join(
             f", {name} {value:g}" for name, value in options.items() if isinstance(value, float)
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..experiment.compare import RowResult, run_folder, summarise
+from ..experiment.compare import RowResult, mean_and_std, run_folder
 from ..experiment.run_folder import RunFolder
 from .tables import TextTable
 
@@ -65,7 +65,7 @@ def means_table(results: Sequence[RowResult]) -> TextTable:
         cells = [result.label, str(len(row))]
         for column in columns:
             values = [each[column] for each in row if column in each]
-            mean, spread = summarise(values) if values else (None, None)
+            mean, spread = mean_and_std(values) if values else (None, None)
             cells += [_text(mean), _text(spread if len(values) > 1 else None)]
         rows.append(tuple(cells))
     return TextTable("means", tuple(header), tuple(rows))

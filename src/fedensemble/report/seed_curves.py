@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..experiment.compare import summarise
+from ..experiment.compare import mean_and_std
 from .tables import scaled
 from .time_to_accuracy import Records
 
@@ -35,7 +35,7 @@ def curve_over_seeds(
     for rounds in groups:
         tests = [[found[number] for number in rounds if number in found] for found in by_run]
         means = [sum(values) / len(values) for values in tests if values]
-        pairs.append(summarise(means) if means else (math.nan, 0.0))
+        pairs.append(mean_and_std(means) if means else (math.nan, 0.0))
     return [mean for mean, _ in pairs], [spread for _, spread in pairs]
 
 

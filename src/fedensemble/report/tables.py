@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..experiment.compare import RowResult, summarise
+from ..experiment.compare import RowResult, mean_and_std
 from ..text import printable
 from .time_to_accuracy import Records, common_target, has_clock, hours, reached, seconds_to
 
@@ -129,11 +129,11 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         if tests > 1:
             means = [mean_of_last(records, metric, tests) for records in result.curves]
             cells.insert(1, _over_seeds(metric, means))
-        uploaded, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
-        seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
+        uploaded, _ = mean_and_std([summary["bytes_up"] / 1e6 for summary in result.summaries])
+        seconds, _ = mean_and_std([summary["seconds"] for summary in result.summaries])
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
         times += [seconds_to(result.curves, target)] if target else []
-        simulated = [hours(summarise(values)[0]) for values in times]
+        simulated = [hours(mean_and_std(values)[0]) for values in times]
         size = [_prediction(result.summaries[0])] * several
         batch = [batch_size(result.summaries)] * together
         ledger = (f"{uploaded:.1f}", *size, f"{seconds:.1f}", *batch)
@@ -183,7 +183,7 @@ def _prediction(summary: Mapping[str, Any]) -> str:
 
 def _over_seeds(metric: str, values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds; with one seed, its value."""
-    return show(metric, *summarise(values)) if len(values) > 1 else show(metric, values[0])
+    return show(metric, *mean_and_std(values)) if len(values) > 1 else show(metric, values[0])
 
 
 def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:

@@ -1,6 +1,6 @@
-"""Out-of-memory (OOM) errors: how to recognise them, and messages that say what did not fit.
+"""Out-of-memory (OOM) errors: how to recognize them, and messages that say what did not fit.
 
-Training recovers from them by using smaller blocks, in `engines/local/run_visits.py`.
+Training recovers from them by using smaller blocks, in `engines/local/oom_retry.py`.
 """
 
 from __future__ import annotations

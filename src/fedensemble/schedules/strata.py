@@ -23,7 +23,7 @@ def divide(population: int, strata: int, seed: int) -> Tensor:
 
 
 def apportion(sizes: Tensor, total: int, start: int) -> Tensor:
-    """Divides `total` places in proportion to integer `sizes` [G], rounded up or down, [G].
+    """Divides `total` slots in proportion to integer `sizes` [G], rounded up or down, [G].
 
     Systematic sampling: the sizes lie end to end on a line, and marks at equal distances are
     counted in each. If `start` is uniform on 0 .. sum(sizes) - 1, the expected share of group g is
@@ -41,8 +41,8 @@ def draw_plan(stratum: Tensor, mode: Tensor, modes: int, total: int, seed: int, 
     """Draws `total` of N clients, each with probability total / N, and the mode of each.
 
     A stratum provides clients in proportion to its size, and they train the stratum's mode. A mode
-    has places in proportion to the number of its strata. Clients in excess of their mode's places
-    fill the places of other modes; if Q divides N, there are none.
+    has slots in proportion to the number of its strata. Clients in excess of their mode's slots
+    fill the slots of other modes; if Q divides N, there are none.
 
     Args:
         stratum: stratum of each client, [N].
@@ -66,35 +66,35 @@ def draw_plan(stratum: Tensor, mode: Tensor, modes: int, total: int, seed: int, 
     client = torch.sort(sample_without_replacement(stratum, bits, share)).values
 
     # The server averages within a mode, so a client has the weight 1 / (clients of its mode). If
-    # the places of a mode were in proportion to the sizes of its strata, clients of large strata
+    # the slots of a mode were in proportion to the sizes of its strata, clients of large strata
     # would be drawn as often as others, but with a smaller weight. So each stratum counts equally.
     # `start` is scaled to Q: if all strata have the same size, both lines are then cut at the same
     # points, and no client changes its mode.
-    places = torch.empty(modes, dtype=torch.int64)
-    places[mode_order] = apportion(
+    slots = torch.empty(modes, dtype=torch.int64)
+    slots[mode_order] = apportion(
         torch.bincount(mode, minlength=modes)[mode_order], total, start * strata // population
     )
-    return Plan(client, fill_places(mode[stratum[client]], places, prng.key(seed, "moved", round)))
+    return Plan(client, fill_slots(mode[stratum[client]], slots, prng.key(seed, "moved", round)))
 
 
-def fill_places(mode: Tensor, places: Tensor, key: prng.Key) -> Tensor:
-    """The mode of each visit, [J], with as few random changes as give mode k `places[k]` visits.
+def fill_slots(mode: Tensor, slots: Tensor, key: prng.Key) -> Tensor:
+    """The mode of each visit, [J], with as few random changes as give mode k `slots[k]` visits.
 
-    >>> mode, places = torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 1])
-    >>> fill_places(mode, places, prng.key(0, "doc")).bincount().tolist()
+    >>> mode, slots = torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 1])
+    >>> fill_slots(mode, slots, prng.key(0, "doc")).bincount().tolist()
     [2, 1, 1]
     """
-    if torch.equal(torch.bincount(mode, minlength=len(places)), places):
+    if torch.equal(torch.bincount(mode, minlength=len(slots)), slots):
         return mode
     bits = prng.bits(key, len(mode))
     stays = torch.zeros(len(mode), dtype=torch.bool)
-    stays[sample_without_replacement(mode, bits, places)] = True
-    free = places - torch.bincount(mode[stays], minlength=len(places))
+    stays[sample_without_replacement(mode, bits, slots)] = True
+    free_slots = slots - torch.bincount(mode[stays], minlength=len(slots))
     moved = torch.nonzero(~stays).flatten()
     mode = mode.clone()
     # In random order. In the order of their old modes, clients of low modes would always move to
     # low modes.
     mode[moved[torch.argsort(bits[moved])]] = torch.repeat_interleave(
-        torch.arange(len(places)), free
+        torch.arange(len(slots)), free_slots
     )
     return mode

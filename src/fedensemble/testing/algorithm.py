@@ -1,4 +1,4 @@
-"""The contract of an algorithm: its arithmetic, and its behaviour when an engine trains it."""
+"""The contract of an algorithm: its arithmetic, and its behavior when an engine trains it."""
 
 from __future__ import annotations
 

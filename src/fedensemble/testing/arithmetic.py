@@ -103,24 +103,24 @@ def check_arithmetic(algorithm: Algorithm) -> None:
         require_close(alone, select_rows(uploads, j), what.format("client"))
         require_close(own, select_rows(new_memory, j), what.format("client's memory"))
         # Algorithms that gather uploads always get a leading dimension of modes.
-        place = torch.tensor([j]) if algorithm.gathers else j
+        index = torch.tensor([j]) if algorithm.gathers else j
         part = Cohort(
-            cohort.count[place],
-            weight[place],
-            cohort.share[place],
+            cohort.count[index],
+            weight[index],
+            cohort.share[index],
             cohort.population,
-            shared_draw[place],
+            shared_draw[index],
             round=round,
             lr=lr,
         )
         if members is not None:
             part = replace(
-                part, members=two_members_per_mode(select_rows(uploads, place), weight[place])
+                part, members=two_members_per_mode(select_rows(uploads, index), weight[index])
             )
         single = algorithm.server_update(
-            select_rows(modes, place), select_rows(uploads, place), part
+            select_rows(modes, index), select_rows(uploads, index), part
         )
-        require_close(single, select_rows(updated, place), what.format("mode"))
+        require_close(single, select_rows(updated, index), what.format("mode"))
 
 
 def two_members_per_mode(uploads: Tree, weight: Tensor) -> GatheredUploads:

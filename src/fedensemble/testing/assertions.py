@@ -24,15 +24,8 @@ def require(condition: bool, broken: str) -> None:
 
 def require_equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str) -> None:
     """Raises unless two trees are equal bit for bit."""
-    require(
-        set(got) == set(expected),
-        f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.",
-    )
+    _require_same_forms(got, expected, broken)
     for name, value in expected.items():
-        require(
-            _form(got[name]) == _form(value),
-            f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.",
-        )
         equal = torch.equal(got[name].nan_to_num(nan=-1.0), value.nan_to_num(nan=-1.0))
         require(
             equal,
@@ -43,6 +36,19 @@ def require_equal(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], bro
 
 def require_close(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str) -> None:
     """Raises unless two trees agree to AGREEMENT, relative to entries that are larger than one."""
+    _require_same_forms(got, expected, broken)
+    for name, value in expected.items():
+        distance = _distance(got[name], value)
+        require(
+            distance <= AGREEMENT,
+            f"{broken}: '{name}' differs by up to {distance:.3g}, more than {AGREEMENT:.0e}.",
+        )
+
+
+def _require_same_forms(
+    got: Mapping[str, Tensor], expected: Mapping[str, Tensor], broken: str
+) -> None:
+    """Raises unless two trees have the same names, shapes and dtypes."""
     require(
         set(got) == set(expected),
         f"{broken}: names are {sorted(got)}, expected {sorted(expected)}.",
@@ -52,18 +58,13 @@ def require_close(got: Mapping[str, Tensor], expected: Mapping[str, Tensor], bro
             _form(got[name]) == _form(value),
             f"{broken}: '{name}' is {_form(got[name])}, expected {_form(value)}.",
         )
-        distance = _distance(got[name], value)
-        require(
-            distance <= AGREEMENT,
-            f"{broken}: '{name}' differs by up to {distance:.3g}, more than {AGREEMENT:.0e}.",
-        )
 
 
 def snapshot(*trees: Mapping[str, Tensor]) -> Tree:
     """Copies of all tensors, to find out later whether they were written to."""
     return {
-        f"{place}.{name}": tensor.clone()
-        for place, tree in enumerate(trees)
+        f"{index}.{name}": tensor.clone()
+        for index, tree in enumerate(trees)
         for name, tensor in tree.items()
     }
 

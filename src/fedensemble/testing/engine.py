@@ -34,7 +34,9 @@ class _Stateful(Algorithm):
         return {"last": torch.zeros_like(theta), "visits": torch.zeros_like(theta[..., :1])}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
-        theta = problem.descend(sent["theta"], lambda at, gradient: gradient + 0.1 * memory["last"])
+        theta = problem.descend(
+            sent["theta"], lambda theta, gradient: gradient + 0.1 * memory["last"]
+        )
         change = theta - sent["theta"]
         return {"change": change}, {"last": change, "visits": memory["visits"] + 1}
 

@@ -21,23 +21,23 @@ class AutogradSteps:
 
     Args:
         x, y: the client's examples.
-        place, weight: row indices of the examples of every step and their weights, [S, B].
+        rows, weight: indices of the examples of every step, and their weights, [S, B].
     """
 
     active: Tensor | None = None  # all steps count: no other client takes more of them
 
     def __init__(
-        self, model: nn.Module, x: Tensor, y: Tensor, place: Tensor, weight: Tensor
+        self, model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor
     ) -> None:
-        self.model, self.x, self.y, self.place, self.weight = model, x, y, place, weight
-        self.count = len(place)
+        self.model, self.x, self.y, self.rows, self.weight = model, x, y, rows, weight
+        self.count = len(rows)
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The gradient of the mean loss over the rows whose weight is not zero."""
-        rows = self.place[step][self.weight[step].bool()]
-        vector_to_parameters(at, self.model.parameters())
+        rows = self.rows[step][self.weight[step].bool()]
+        vector_to_parameters(theta, self.model.parameters())
         loss = F.cross_entropy(self.model(self.x[rows]), self.y[rows])
         gradient = torch.autograd.grad(loss, list(self.model.parameters()))
         return parameters_to_vector(gradient), (loss.detach(), buffers)
@@ -61,10 +61,10 @@ def without_ensemble(
         for client in clients:
             x, y = data.client(client)
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
-            place, weight = batch_table(
+            rows, weight = batch_table(
                 visit_key("batches", *visit), data.size[client : client + 1], work
             )
-            steps = AutogradSteps(model, x, y, place[:, 0], weight[:, 0])
+            steps = AutogradSteps(model, x, y, rows[:, 0], weight[:, 0])
             size, count = (
                 data.size[client : client + 1].double(),
                 torch.tensor([steps.count]).double(),

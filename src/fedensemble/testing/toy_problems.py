@@ -74,24 +74,24 @@ def train(federation: Federation, rounds: int) -> Federation:
 
 
 class Quadratics:
-    """Local steps on f(w) = 1/2 (w - centre)' diag(curvature) (w - centre), one f per visit.
+    """Local steps on f(w) = 1/2 (w - center)' diag(curvature) (w - center), one f per visit.
 
     Args:
-        curvature, centre: [..., P].
+        curvature, center: [..., P].
         counts: local steps of each visit, [..., 1].
     """
 
-    def __init__(self, curvature: Tensor, centre: Tensor, counts: Tensor) -> None:
-        self.curvature, self.centre = curvature, centre
+    def __init__(self, curvature: Tensor, center: Tensor, counts: Tensor) -> None:
+        self.curvature, self.center = curvature, center
         self.count = int(counts.max())
         running = torch.arange(self.count).reshape(-1, *(1,) * counts.dim()) < counts
         self.active = None if bool(running.all()) else running
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Exact gradient, loss and unchanged buffers."""
-        distance = at - self.centre
+        distance = theta - self.center
         return self.curvature * distance, (0.5 * (self.curvature * distance**2).sum(-1), buffers)
 
 
@@ -103,7 +103,7 @@ def quadratic_problem(
     Args:
         only: the index of a single visit; its problem has no leading dimension.
     """
-    curvature, centre = (
+    curvature, center = (
         0.5 + numbers(visits, size, word=1).abs().clamp(max=1.0),
         numbers(visits, size, word=2),
     )
@@ -113,9 +113,9 @@ def quadratic_problem(
     )
     buffers = torch.empty(visits, 0, dtype=torch.float64)
     if only is not None:
-        curvature, centre, counts = curvature[only], centre[only], counts[only]
+        curvature, center, counts = curvature[only], center[only], counts[only]
         sizes, buffers = sizes[only], buffers[only]
-    steps = Quadratics(curvature, centre, counts)
+    steps = Quadratics(curvature, center, counts)
     key = visit_key("algorithm", 0, 0, torch.arange(visits), torch.zeros(visits, dtype=torch.int64))
     shared_draw = torch.full((visits, 1), 0.3, dtype=torch.float64)  # as in check_arithmetic
     if only is not None:

@@ -42,7 +42,7 @@ def test_clients_labels_and_pixels(base):
     assert source.x.shape == (4, 3, 4, 4)
     assert source.x_test.shape == (3, 3, 4, 4)
     assert source.classes == 5
-    assert (source.x[1] == 50).all()  # grey becomes red, green and blue
+    assert (source.x[1] == 50).all()  # gray becomes red, green and blue
     assert source.x[3, :, 0, 0].tolist() == [200, 100, 30]
     data = partition(source, "natural")
     assert data.names == ("7", "3", "9")

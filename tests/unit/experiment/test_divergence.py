@@ -93,11 +93,11 @@ def exploding(rounds: int, lr: float = 1e6):
 def test_a_run_that_explodes_is_finished_and_diverged(tmp_path):
     said: list[str] = []
     config = exploding(7)
-    summary = run(config, tmp_path, RunCallbacks(say=said.append))
+    summary = run(config, tmp_path, RunCallbacks(on_message=said.append))
     store = RunFolder(tmp_path)
     assert min(record["loss"] for record in store.metrics()[2:]) > 1000 * math.log(4)
     warnings = [text for text in said if text.startswith("warning: ")]
-    assert len(warnings) == 1 and "exploded" in warnings[0] and "Training goes on" in warnings[0]
+    assert len(warnings) == 1 and "exploded" in warnings[0] and "Training continues" in warnings[0]
     # Nothing is missing: all rounds, the modes, the summary.
     assert len(store.metrics()) == 7 and store.done and store.modes_file.exists()
     assert "exploded" in summary["diverged"] and store.state == "diverged"
@@ -123,6 +123,6 @@ def test_a_run_that_is_killed_before_its_summary_keeps_the_verdict(tmp_path):
 def test_a_healthy_run_is_done(tmp_path):
     config = exploding(7, lr=0.5)
     said: list[str] = []
-    assert "diverged" not in run(config, tmp_path, RunCallbacks(say=said.append))
+    assert "diverged" not in run(config, tmp_path, RunCallbacks(on_message=said.append))
     assert RunFolder(tmp_path).state == "done" and not RunFolder(tmp_path).divergence()
     assert not [text for text in said if "warning" in text]

@@ -60,7 +60,7 @@ def final_bytes(folder: Path) -> Tree:
 def started_after(config: Config, folder: Path, **options: Any) -> int:
     """Carries a run to its end, and returns the round after which it began."""
     rounds = [config.rounds]
-    callbacks = RunCallbacks(started=lambda config, round: rounds.append(round))
+    callbacks = RunCallbacks(on_train_start=lambda config, round: rounds.append(round))
     run(config, folder, callbacks, checkpoint_seconds=0, **options)
     return rounds[-1]
 
@@ -89,7 +89,7 @@ def test_a_folder_of_its_own(tmp_path, uninterrupted):
     before = read_tree(short)
     shorter = find_extendable(config(6), long.parent)
     assert [path.name for path in shorter] == ["round-00000004.safetensors"]
-    assert started_after(config(6), long, shorter=shorter) == 4
+    assert started_after(config(6), long, extendable=shorter) == 4
     assert final_bytes(long) == uninterrupted and read_tree(short) == before
 
 
@@ -98,9 +98,9 @@ def test_an_extension_that_is_interrupted_is_resumed(tmp_path, uninterrupted):
         raise ZeroDivisionError
 
     def interrupt(folder: Path, shorter: list[Path]) -> None:
-        callbacks = RunCallbacks(advanced=stop)
+        callbacks = RunCallbacks(on_round_end=stop)
         with pytest.raises(ZeroDivisionError):
-            run(config(6), folder, callbacks, checkpoint_seconds=100, shorter=shorter)
+            run(config(6), folder, callbacks, checkpoint_seconds=100, extendable=shorter)
         # Round 5 was trained, and no checkpoint was written after it.
         assert RunFolder(folder).state == "unfinished" and len(RunFolder(folder).metrics()) == 5
 
@@ -108,7 +108,7 @@ def test_an_extension_that_is_interrupted_is_resumed(tmp_path, uninterrupted):
     run(config(4), old)
     shorter = find_extendable(config(6), tmp_path / "runs")
     interrupt(new, shorter)
-    assert started_after(config(6), new, shorter=shorter) == 4
+    assert started_after(config(6), new, extendable=shorter) == 4
     interrupt(old, [])
     assert started_after(config(6), old) == 4
     assert final_bytes(old) == final_bytes(new) == uninterrupted
@@ -174,7 +174,7 @@ def test_other_data_are_not_extended(tmp_path):
     assert read_tree(run_folder(own(2), tmp_path)) == before
     shorter = find_extendable(own(3), tmp_path / "run")
     assert len(shorter) == 1
-    assert started_after(own(3), run_folder(own(3), tmp_path), shorter=shorter) == 0
+    assert started_after(own(3), run_folder(own(3), tmp_path), extendable=shorter) == 0
 
 
 def test_only_runs_that_differ_in_rounds_alone_are_found(tmp_path):
@@ -199,7 +199,7 @@ def test_a_comparison_trains_each_of_its_runs_from_the_start(tmp_path):
     started: dict[str, int] = {}
 
     def callbacks(label: str, seed: int) -> RunCallbacks:
-        return RunCallbacks(started=lambda config, round: started.update({label: round}))
+        return RunCallbacks(on_train_start=lambda config, round: started.update({label: round}))
 
     a, b = compare(comparison, tmp_path, callbacks, lambda: None)
     assert started == {"a": 0}, "and row b is the finished run"

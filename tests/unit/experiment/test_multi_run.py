@@ -157,7 +157,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     folders = [tmp_path / "bad", tmp_path / "good"]
     errors = []
     tasks = [
-        Task(c, f, RunCallbacks(failed=errors.append))
+        Task(c, f, RunCallbacks(on_error=errors.append))
         for c, f in zip((bad, good), folders, strict=True)
     ]
     done = []
@@ -179,7 +179,10 @@ def test_an_interrupted_group_is_resumed(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_all(
-            [Task(c, f, RunCallbacks(advanced=stop)) for c, f in zip(configs, folders, strict=True)]
+            [
+                Task(c, f, RunCallbacks(on_round_end=stop))
+                for c, f in zip(configs, folders, strict=True)
+            ]
         )
     run_all([Task(c, f, RunCallbacks()) for c, f in zip(configs, folders, strict=True)])
     run(configs[1], tmp_path / "whole")
@@ -221,8 +224,8 @@ def test_runs_that_cannot_be_batched_do_not_wait_for_each_other(tmp_path):
 
     def watcher(seed):
         return RunCallbacks(
-            started=lambda config, round: order.append((seed, "start")),
-            advanced=lambda report, metrics: order.append((seed, report.round)),
+            on_train_start=lambda config, round: order.append((seed, "start")),
+            on_round_end=lambda report, metrics: order.append((seed, report.round)),
         )
 
     engine = {"name": "loop", "dtype": "float64"}
@@ -252,7 +255,7 @@ def test_a_run_that_cannot_be_written_does_not_stop_the_others(tmp_path):
     def full(report, metrics):
         raise StoreError("no space")
 
-    watchers = [RunCallbacks(advanced=full), RunCallbacks()]
+    watchers = [RunCallbacks(on_round_end=full), RunCallbacks()]
     with pytest.raises(StoreError, match="no space"):
         run_all(
             [Task(config(seed=n), tmp_path / str(n), watcher) for n, watcher in enumerate(watchers)]

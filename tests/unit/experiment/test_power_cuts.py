@@ -107,7 +107,7 @@ def resumed_round(config: Config, folder: Path) -> int:
     run(
         config,
         folder,
-        RunCallbacks(started=lambda config, round: rounds.append(round)),
+        RunCallbacks(on_train_start=lambda config, round: rounds.append(round)),
         checkpoint_seconds=0,
     )
     return rounds[-1]
@@ -218,7 +218,7 @@ def test_metrics_that_are_lost_or_damaged_are_restored(config: Config, tmp_path:
         if content is not None:
             (root / RUN / "metrics.jsonl").write_bytes(content)
         said: list[str] = []
-        run(config, root / RUN, RunCallbacks(say=said.append), checkpoint_seconds=0)
+        run(config, root / RUN, RunCallbacks(on_message=said.append), checkpoint_seconds=0)
         assert final_bytes(root) == expected
         assert "did not match round-00000003.safetensors; its records were restored" in said[0]
         assert "after round 3" in said[1]

@@ -34,7 +34,9 @@ def config() -> Config:
 
 
 def at_round(number: int, do: Any) -> RunCallbacks:
-    return RunCallbacks(advanced=lambda report, metrics: do() if report.round == number else None)
+    return RunCallbacks(
+        on_round_end=lambda report, metrics: do() if report.round == number else None
+    )
 
 
 def test_a_folder_with_nothing_but_leftovers_is_taken(config: Config, tmp_path: Path) -> None:
@@ -146,7 +148,9 @@ def test_older_checkpoints_are_kept_whatever_became_of_metrics(
     run(
         config,
         tmp_path,
-        RunCallbacks(say=messages.append, started=lambda config, round: began.append(round)),
+        RunCallbacks(
+            on_message=messages.append, on_train_start=lambda config, round: began.append(round)
+        ),
     )
     assert began == [4] and (tmp_path / "modes.safetensors").read_bytes() == modes
     assert len(RunFolder(tmp_path).metrics()) == rounds
@@ -169,7 +173,7 @@ def test_runs_without_checksums_are_loaded_without_a_message(
     assert RunFolder(tmp_path).changes() == ""
     assert len(load_ensemble(tmp_path)) == 2
     messages: list[str] = []
-    run(config, tmp_path, RunCallbacks(say=messages.append))
+    run(config, tmp_path, RunCallbacks(on_message=messages.append))
     assert not messages
 
 
@@ -193,7 +197,7 @@ def test_a_changed_file_is_named(config: Config, tmp_path: Path, name: str) -> N
     (tmp_path / name).write_bytes(before + b" " if name != "checksums.json" else before[:20])
     assert str(tmp_path / name) in store.changes() and "accept the change" in store.changes()
     messages: list[str] = []
-    run(config, tmp_path, RunCallbacks(say=messages.append))
+    run(config, tmp_path, RunCallbacks(on_message=messages.append))
     assert messages == [store.changes()]
     if name == "config.toml":
         with pytest.raises(StoreError, match=r"config\.toml does not match its checksum"):

@@ -36,7 +36,7 @@ def stop_after(rounds: int) -> RunCallbacks:
         if report.round == rounds:
             raise RuntimeError("pulled")
 
-    return RunCallbacks(advanced=advanced)
+    return RunCallbacks(on_round_end=advanced)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

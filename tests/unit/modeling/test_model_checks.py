@@ -14,7 +14,7 @@ BATCH, STEPS, RATE = 5, 3, 0.1
 both_engines = pytest.mark.parametrize("engine", ["loop", "vector"])
 
 
-class Centred(nn.Linear):
+class Centered(nn.Linear):
     """Subtracts a running mean of its inputs, which `update` updates."""
 
     def __init__(self, update):
@@ -98,7 +98,7 @@ def train_with_torch(federation, x, y):
     "model",
     [
         *(
-            lambda update=update: Centred(update)
+            lambda update=update: Centered(update)
             for update in (assign, write, only_assign, of_weights)
         ),
         lambda: Counting(torch.float64, assigned=True),
@@ -132,7 +132,7 @@ def test_buffers_move_as_in_torch(engine, model):
 @pytest.mark.parametrize("update", [assign, only_assign, of_weights])
 def test_engines_agree_on_assigned_buffers(update):
     trained = [
-        federation(lambda: Centred(update), engine, batch_size=3) for engine in ("loop", "vector")
+        federation(lambda: Centered(update), engine, batch_size=3) for engine in ("loop", "vector")
     ]
     for each in trained:
         list(each.rounds(3))
@@ -320,7 +320,7 @@ def test_a_fallback_to_vmap_is_a_warning():
     with pytest.warns(
         EngineWarning, match="cannot be batched layer by layer.*using vmap"
     ) as caught:
-        made = federation(lambda: Centred(assign), "vector")
+        made = federation(lambda: Centered(assign), "vector")
     assert [str(each.message) for each in caught] == list(made.engine.notes)
     assert caught[0].filename == __file__  # where the federation is constructed
 

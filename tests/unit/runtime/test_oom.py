@@ -1,4 +1,4 @@
-"""Out of memory: blocks halve_block_size, no visit is counted twice, and errors say what does not fit."""
+"""Out of memory: blocks are halved, no visit is counted twice, and errors say what does not fit."""
 
 from dataclasses import dataclass
 from typing import ClassVar

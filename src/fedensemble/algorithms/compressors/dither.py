@@ -1,4 +1,4 @@
-"""Random rounding to a few levels, in blocks: ternary quantisation and dithering.
+"""Random rounding to a few levels, in blocks: ternary quantization and dithering.
 
 References: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017 (dithering); Mishchenko,
 Gorbunov, Takac, Richtarik, "Distributed learning with compressed gradient differences", 2019
@@ -25,13 +25,13 @@ _UNIT_PRECISION = 2.0**-16
 
 @dataclass(frozen=True)
 class Dither(Compressor):
-    """Random dithering in blocks; with one level it is ternary quantisation.
+    """Random dithering in blocks; with one level it is ternary quantization.
 
     x_j becomes u sign(x_j) l_j, where u = ||block||_p / levels is the unit of the block, and l_j is
     |x_j| / u rounded up or down at random such that it is unbiased.
 
     A message consists of the unit of each block, followed by the signed levels as digits in base
-    2 levels + 1, with as many digits per byte as fit: five trits for ternary quantisation.
+    2 levels + 1, with as many digits per byte as fit: five trits for ternary quantization.
 
     Args:
         block: number of entries that share a norm.

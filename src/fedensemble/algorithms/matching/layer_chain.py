@@ -151,7 +151,7 @@ def _layers_of(caller: str, path: str, module: nn.Module, own: dict[str, str]) -
             "cannot be permuted"
         )
     elif isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
-        why = "it normalises over units, so that unused units change the others"
+        why = "it normalizes over units, so that unused units change the others"
     raise _chain_error(caller, path, module, f"{why}; use a model without it")
 
 

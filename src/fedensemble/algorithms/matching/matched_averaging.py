@@ -35,7 +35,7 @@ class Matched(FedAvg):
     papers take the posterior mean, which shrinks weights towards 0; once this hardly matters, but
     in every round it would act as weight decay.
 
-    In the papers, clients have models of their own: each starts from its own random initialisation,
+    In the papers, clients have models of their own: each starts from its own random initialization,
     so their units have no common order, and the server matches what they have learned. Clients do
     this in the first `own_rounds` updates of a mode; a client that is selected again in that time
     continues to train its own model, which is part of its client state. The papers' one-shot
@@ -194,7 +194,7 @@ def init_distribution(context: ServerContext) -> tuple[Tensor, Tensor]:
     """Mean and half width of a uniform distribution of the model's initial weights, [P] each.
 
     It has the mean and the variance of each parameter tensor, estimated from a few models. torch's
-    layers are initialised uniformly, so for them this is the exact distribution, and a client can
+    layers are initialized uniformly, so for them this is the exact distribution, and a client can
     draw a model from it without building modules.
     """
     model = context.model

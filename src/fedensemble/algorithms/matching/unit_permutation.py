@@ -206,7 +206,7 @@ def find_structure(model: FunctionalModel, examples: Tensor, caller: str) -> Str
         model.device
     )
     theta, buffers = (tensor[0] for tensor in model.init_params(0, 1))
-    # Noise, because a weight that is initialised to 0 would hide a connection from the check.
+    # Noise, because a weight that is initialized to 0 would hide a connection from the check.
     theta = theta + 0.05 * prng.normal(prng.key(0, "structure"), len(theta)).to(theta)
     before = model.outputs(theta, buffers, examples.clone())
     for units, next_layer in zip(structure.layers, layers[1:], strict=True):

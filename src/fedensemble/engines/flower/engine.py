@@ -67,7 +67,7 @@ class FlowerEngine(Engine):
         roster: the clients; enrolled before the first visit.
         seed: seed of the run.
         modes: number of modes, K.
-        training: name of the training.
+        training: id of the training job; clients keep their state under it.
         round_timeout: how long a round waits, and for how many replies.
         limits: limits on replies.
         buffer_rules: constraints on the model's running statistics, or None.
@@ -169,7 +169,7 @@ class FlowerEngine(Engine):
         }
         for name, visits in self.log.suspended.items():
             logger.warning(
-                "round %d: %s failed too often; it misses its next %d visits",
+                "round %d: %s failed too often: it is suspended for its next %d visits",
                 pending.round + 1,
                 name,
                 visits,
@@ -203,7 +203,7 @@ class FlowerEngine(Engine):
         return {visit: reply for visit, reply in replies.items() if visit.mode not in small}
 
     def _log_dominant_clients(self, algorithm: Algorithm, visits: list[Visit]) -> None:
-        """Logs clients that decide a mode's mean through the number of examples they claim."""
+        """Logs clients that dominate a mode's mean through the number of examples they claim."""
         if algorithm.weighting == "examples" and visits:
             weight = self.weights[[visit.client for visit in visits]]
             shares = find_dominant(torch.tensor([visit.mode for visit in visits]), weight)

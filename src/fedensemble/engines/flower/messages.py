@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uin
 class Visit(NamedTuple):
     """What a client receives in addition to the model. Its reply repeats it."""
 
-    training: str  # name of the training, so that a client never mixes up two of them
+    training: str  # id of the training job: a client keeps the state of each job apart
     round: int  # counted from 0
     client: int
     mode: int

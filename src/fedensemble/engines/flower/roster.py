@@ -30,7 +30,7 @@ class Member:
     Args:
         name: display name; unique among the members.
         examples: number of examples.
-        identity: what the client is recognised by: the fingerprint of its public key, or its name.
+        identity: what the client is recognized by: the fingerprint of its public key, or its name.
     """
 
     name: str

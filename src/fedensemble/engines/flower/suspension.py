@@ -16,9 +16,10 @@ class SuspensionTracker:
     """Counts each client's failures in a row and the visits for which it is suspended.
 
     A client fails if its reply is rejected, or if it was selected and did not reply. After `after`
-    failures in a row it misses its next two visits. If it fails again it misses four, then eight,
-    up to 64. Visits are counted instead of rounds: where only few clients are selected per round, a
-    client would hardly notice a suspension of some rounds. A valid reply resets the count.
+    failures in a row it is suspended for its next two visits. If it fails again, it is for four,
+    then eight, up to 64. Visits are counted instead of rounds: where only few clients are selected
+    per round, a client would hardly notice a suspension of some rounds. A valid reply resets the
+    count.
 
     Args:
         clients: number of clients, N.

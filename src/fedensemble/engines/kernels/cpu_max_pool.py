@@ -13,7 +13,7 @@ class MaxPool2d(torch.autograd.Function):
 
     torch's own kernel goes through the windows one by one and took a quarter of a small CNN's time.
     Here the pixels at the same position of all windows form one plane, and `size ** 2` planes are
-    combined by vectorised operations.
+    combined by vectorized operations.
 
     The gradient goes to the first of several equal maxima, as in torch. Which pixel that is is kept
     as planes of ones and zeros in the dtype of the images: torch computes with them several times

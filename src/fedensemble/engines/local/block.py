@@ -84,12 +84,12 @@ class Minibatches:
         self.active = inputs.weight.any(-1, keepdim=True) if ragged else None
 
     def gradient(
-        self, step: int, at: Tensor, buffers: Tensor
+        self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Gradient, loss and new buffers on the batch of a local step."""
         inputs = self.inputs
         return self.on_batch(
-            inputs.batch_index[step], inputs.weight[step], self._step_keys[step], at, buffers
+            inputs.batch_index[step], inputs.weight[step], self._step_keys[step], theta, buffers
         )
 
     @cached_property
@@ -100,13 +100,13 @@ class Minibatches:
         return torch.as_tensor(prng.fold_in(key, steps))
 
     def on_batch(
-        self, index: Tensor, weight: Tensor, key: Tensor, at: Tensor, buffers: Tensor
+        self, index: Tensor, weight: Tensor, key: Tensor, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Gradient, loss and new buffers on the examples in rows `index` of the data, [..., B]."""
         x = self.data.inputs(self.data.x[index.flatten()], self.dtype)
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.dtype) if y.is_floating_point() else y
-        return self._gradient(at, buffers, x, y, weight, key)
+        return self._gradient(theta, buffers, x, y, weight, key)
 
 
 def gather_sent(inputs: BlockInputs) -> Tree:

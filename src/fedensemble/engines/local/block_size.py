@@ -1,7 +1,7 @@
 """Chooses the block size: how many visits fit into memory at once.
 
 The memory of one visit is measured (GPU) or estimated (CPU) on a few examples before training.
-A block that does not fit after all is halved in `run_visits.py`.
+If a block does not fit after all, `oom_retry.py` halves the block size and trains it again.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def activations(engine: VectorEngine) -> int:
         except OOM_ERRORS as error:
             if not out_of_memory(error):
                 raise
-            lacking = memory_report(error, device)
+            report = memory_report(error, device)
         torch.cuda.empty_cache()
-    raise oom_error("One visit does", device, lacking, advise_smaller_visit())
+    raise oom_error("One visit does", device, report, advise_smaller_visit())
 
 
 def _measure(engine: VectorEngine, visits: int) -> int:

@@ -195,7 +195,7 @@ class ClientMemory:
             self.table[name] = table
 
     def _new(self, name: str, capacity: int, like: Tensor) -> Tensor:
-        """An uninitialised table in the current placement."""
+        """An uninitialized table in the current placement."""
         shape = (capacity, *like.shape[1:])
         if self.where == "disk":
             return self._map_file(name, shape, like.dtype)

@@ -21,10 +21,9 @@ from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
 from ...core.visit_keys import shared_uniform, visit_key
 from ...data.federated import FederatedData
-from ...errors import setting
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
-from ...runtime.oom import OOM_ERRORS, advise_smaller_visit, oom_error, out_of_memory
+from ...runtime.oom import OOM_ERRORS, out_of_memory
 from .block import (
     BatchPlan,
     BlockInputs,
@@ -36,6 +35,7 @@ from .block import (
 )
 from .client_state import ClientMemory, Placement
 from .device_cache import cached_on_device, to_device_async
+from .oom_retry import halve_block_size
 from .run_visits import run_visits
 
 _MAX_CPU_EXAMPLES = 20_000  # of a block whose batch table is made on the CPU
@@ -184,23 +184,9 @@ class LocalEngine(Engine):
         """Trains a block of visits; `ragged` if they have different numbers of local steps."""
         return self.train_eager(algorithm, inputs, ragged)
 
-    def halve_block_size(self, tried: int, lacking: str, round: int = 0) -> None:
-        """Halves the block size from this round on, after a block of `tried` visits ran OOM.
-
-        The change is recorded in `blocks` and in the notes, because sums in another order change
-        the last bits of results. Raises if the block size is 1 already.
-        """
-        if self.block == 1:
-            raise oom_error("One visit does", self.model.device, lacking, advise_smaller_visit())
-        self.block = max(1, tried // 2)
-        self.blocks = [*self.blocks, (round, self.block)]
-        torch.cuda.empty_cache()
-        note = (
-            f"Out of memory in round {round + 1}{lacking}: from there on {self.block} visits are "
-            f"trained at once instead of {tried}, which changes the last digits of results. "
-            f"To repeat them, set {setting('engine.options.block')}."
-        )
-        self.notes = [*self.notes, note]
+    def halve_block_size(self, tried: int, report: str, round: int = 0) -> None:
+        """Halves the block size, after a block of `tried` visits ran out of memory."""
+        halve_block_size(self, tried, report, round)
 
     def train_eager(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         """Trains a block step by step, without CUDA graphs or threads.

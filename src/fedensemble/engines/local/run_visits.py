@@ -6,13 +6,14 @@ and the results of each visit go to the accumulator of its run. Each run keeps i
 client state and hyperparameters, so its results are the same as those of running it separately, up
 to the rounding of sums.
 
-A block that runs out of memory is trained again as two blocks of half the size.
+A block that runs out of memory is trained again as two blocks of half the size (`oom_retry.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,18 @@ from ...core.algorithm import Algorithm
 from ...core.round import Request
 from ...core.types import RoundResult
 from ...flat_params import select_rows
-from ...runtime.oom import OOM_ERRORS, memory_report, out_of_memory, raise_on_oom
+from ...runtime.oom import raise_on_oom
 from .block import BlockInputs, BlockResult
+from .oom_retry import fits_in_memory
 from .run_accumulator import RunAccumulator
 
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
-# Hyperparameters in which runs trained together may differ without further ado: each visit gets the
-# learning rate of its run anyway, and the others are used on the server only.
-RATES = (
+# Hyperparameters that may differ between runs trained together without being passed per visit: the
+# learning rate of each visit is an input of the block already, and the others are used on the
+# server only.
+NOT_PASSED_PER_VISIT = (
     "lr",
     "lr_decay",
     "lr_decay_every",
@@ -48,9 +51,10 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
     The engine of the first run trains the blocks. The others supply data, keys and client state of
     their runs.
     """
-    lead = engines[0]
+    engine = engines[0]
     runs = [
-        RunAccumulator(engine, request) for engine, request in zip(engines, requests, strict=True)
+        RunAccumulator(run_engine, request)
+        for run_engine, request in zip(engines, requests, strict=True)
     ]
     for name in differing_hyperparameters([request.algorithm for request in requests]):
         for run in runs:
@@ -59,23 +63,15 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
     counts = torch.cat([run.counts for run in runs])
     run_of_visit = torch.repeat_interleave(torch.tensor([len(run.counts) for run in runs]))
     index = torch.cat([torch.arange(len(run.counts)) for run in runs])
-    queue = lead.order(counts)
+    queue = engine.order(counts)
     while len(queue):
-        block, queue = queue[: lead.block], queue[lead.block :]
+        block, queue = queue[: engine.block], queue[engine.block :]
         ragged = bool(counts[block].min() < counts[block].max())
         owner = run_of_visit[block]
         remaining = {run: index[block[owner == run]] for run in sorted(set(owner.tolist()))}
-        lacking = None
-        try:
-            _train_block(lead, runs, remaining, ragged)
-        except OOM_ERRORS as error:
-            if not out_of_memory(error):
-                raise
-            lacking = memory_report(error, lead.model.device)
-        # Retry outside the `except` block: inside it, the traceback of the error keeps the tensors
-        # of the failed attempt alive. Visits of runs that were added already are not trained again.
-        if lacking is not None:
-            lead.halve_block_size(len(block), lacking, requests[0].round)
+        train_block = partial(_train_block, engine, runs, remaining, ragged)
+        if not fits_in_memory(engine, train_block, len(block), requests[0].round):
+            # Visits of runs that were added already have left `remaining`: they are not repeated.
             queue = torch.cat([block[torch.isin(owner, torch.tensor([*remaining]))], queue])
     for run in runs:
         run.engine.pending_state = run.new_state
@@ -83,7 +79,7 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
 
 
 def _train_block(
-    lead: LocalEngine, runs: Sequence[RunAccumulator], remaining: dict[int, Tensor], ragged: bool
+    engine: LocalEngine, runs: Sequence[RunAccumulator], remaining: dict[int, Tensor], ragged: bool
 ) -> None:
     """Trains a block and adds its results to the accumulators of the runs.
 
@@ -95,7 +91,7 @@ def _train_block(
     blocks = {run: runs[run].prepare_block(index) for run, index in remaining.items()}
     visits = sum(len(index) for index in remaining.values())
     inputs = concatenate_inputs([block.inputs for block in blocks.values()])
-    result = lead.train(runs[0].request.algorithm, inputs, ragged)
+    result = engine.train(runs[0].request.algorithm, inputs, ragged)
     first = 0
     for run, block in blocks.items():
         steps = len(block.inputs.batch_index)
@@ -121,7 +117,7 @@ def concatenate_data(engines: Sequence[LocalEngine]) -> None:
     with raise_on_oom(
         "The data of runs that train together do",
         datasets[0].x.device,
-        "carry out fewer of them at once",
+        "train fewer of them at once",
     ):
         x, y = torch.cat([data.x for data in datasets]), torch.cat([data.y for data in datasets])
     offset = {
@@ -136,12 +132,12 @@ def differing_hyperparameters(algorithms: Sequence[Algorithm]) -> list[str]:
     """Names of the float hyperparameters that differ between algorithms of the same class.
 
     Raises:
-        ValueError: if another field differs, except for those in `RATES`.
+        ValueError: if another field differs, except for those in `NOT_PASSED_PER_VISIT`.
     """
     first, names = algorithms[0], []
     for field in fields(first):
         values = [getattr(algorithm, field.name) for algorithm in algorithms]
-        if field.name in RATES or all(value == values[0] for value in values):
+        if field.name in NOT_PASSED_PER_VISIT or all(value == values[0] for value in values):
             continue
         if not all(isinstance(value, float) for value in values):
             raise ValueError(f"runs with different {field.name} cannot be trained together")

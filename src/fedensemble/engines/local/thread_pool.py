@@ -32,7 +32,7 @@ _PARTS_PER_CORE = 4
 class ThreadedTrainer:
     """Trains a block of visits on all cores that torch may use, one part of the block per thread.
 
-    This is faster than torch's own threads inside each operation, which must synchronise after
+    This is faster than torch's own threads inside each operation, which must synchronize after
     every operation (docs/performance.md has measurements).
 
     Results do not depend on the order in which threads finish. The parts follow from the number of

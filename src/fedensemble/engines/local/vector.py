@@ -27,8 +27,8 @@ from ..stacked.gradient import stacked_gradient
 from ..stacked.stacked_params import cast_copy
 from .block import BlockInputs, BlockResult, Minibatches
 from .block_size import max_block_size
-from .captured_training import CapturedTraining
 from .client_state import Placement
+from .cuda_graph_training import CapturedTraining
 from .flops import count_flops
 from .local_engine import LocalEngine
 from .thread_pool import ThreadedTrainer
@@ -163,9 +163,9 @@ class VectorEngine(LocalEngine):
                 return self.threads.train(self, algorithm, inputs, ragged)
             return self.train_eager(algorithm, inputs, ragged)
 
-    def halve_block_size(self, tried: int, lacking: str, round: int = 0) -> None:
+    def halve_block_size(self, tried: int, report: str, round: int = 0) -> None:
         self._captured.clear()  # graphs hold memory, and their blocks are too large now
-        super().halve_block_size(tried, lacking, round)
+        super().halve_block_size(tried, report, round)
 
     # The history of block sizes. A block size decides in which order sums are taken, and so the
     # last bits of results. It can differ between two starts of the same run, because it follows

@@ -1,6 +1,6 @@
 """BatchNorm, GroupNorm, InstanceNorm, LayerNorm and RMSNorm with stacked parameters.
 
-Each visit is normalised with statistics of its own examples, and has running statistics of its own.
+Each visit is normalized with statistics of its own examples, and has running statistics of its own.
 BatchNorm, GroupNorm and InstanceNorm can be fused with what follows them, see `fusion.py`.
 """
 
@@ -168,7 +168,7 @@ def _normalize(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised activations, and the mean and variance they were normalised with.
+    """Normalized activations, and the mean and variance they were normalized with.
 
     Args:
         mean, var: statistics [J, C]; those of each visit's batch are used if `mean` is None.

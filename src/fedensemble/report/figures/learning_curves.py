@@ -12,7 +12,7 @@ from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..downsample import caption, grouped
-from ..palette import LIGHT as COLOURS
+from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import TITLES, TextTable
 from .paper_grid import PaperReport, headline
@@ -45,19 +45,19 @@ def curves(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
                     groups = grouped(rounds)
                     mean, spread = curve_over_seeds(runs, metric, [[at] for at in rounds])
                     index = methods.index(result.cell.column)
-                    colour, line = COLOURS[index % len(COLOURS)], STROKES[index % len(STROKES)]
+                    color, line = COLORS[index % len(COLORS)], STROKES[index % len(STROKES)]
                     x = [group[-1] for group in groups]
                     middle, width = map(np.array, curve_over_seeds(runs, metric, groups))
                     axis.plot(
                         x,
                         middle,
-                        color=colour,
+                        color=color,
                         linestyle=line,
                         linewidth=1.7,
                         label=result.cell.column,
                     )
                     axis.fill_between(
-                        x, middle - width, middle + width, color=colour, alpha=0.15, linewidth=0
+                        x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0
                     )
                     captions[panel] = caption(len(rounds))
                     several = len(runs) > 1

@@ -20,7 +20,7 @@ from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ...experiment.run_folder import RunFolder
 from ...predict import Ensemble
-from ..palette import LIGHT as COLOURS
+from ..palette import LIGHT as COLORS
 from ..tables import TextTable
 from .paper_grid import PaperReport, headline
 from .plots import STYLE
@@ -141,10 +141,10 @@ def _figure(
             )
         left.set(xlabel="distance along mode 1 → mode 2", ylabel="distance across", aspect="equal")
         share = np.linspace(0, 1, POINTS)
-        for (a, b), style, colour in zip(lines, ("-", "--", ":"), COLOURS, strict=False):
+        for (a, b), style, color in zip(lines, ("-", "--", ":"), COLORS, strict=False):
             name = f"mode {a + 1} to mode {b + 1}"
             right.plot(
-                share, np.log(lines[a, b]), color=colour, linestyle=style, linewidth=1.8, label=name
+                share, np.log(lines[a, b]), color=color, linestyle=style, linewidth=1.8, label=name
             )
         right.set(
             xlabel="share of the way",

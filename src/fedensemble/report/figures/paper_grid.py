@@ -10,11 +10,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from ...experiment.compare import RowResult, summarise
+from ...experiment.compare import RowResult, mean_and_std
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..best import best_places
-from ..palette import LIGHT as COLOURS
+from ..palette import LIGHT as COLORS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
 from .plots import STYLE, escape_label, one_legend
 
@@ -89,7 +89,7 @@ def numbers_table(entries: Sequence[GridEntry]) -> TextTable:
     """All results without rounding, one per row."""
     rows = []
     for entry in entries:
-        mean, spread = summarise(entry.values) if entry.values else (float("nan"), float("nan"))
+        mean, spread = mean_and_std(entry.values) if entry.values else (float("nan"), float("nan"))
         ours = (f"{mean:.6g}", f"{spread:.6g}") if entry.values else ("", "")
         count = str(len(entry.values))
         rows.append(
@@ -141,7 +141,7 @@ def grid_table(
 def _text(metric: str, values: Sequence[float], *, bold: bool) -> str:
     if not values:
         return NONE
-    mean, spread = summarise(values)
+    mean, spread = mean_and_std(values)
     text = show(metric, mean, spread) if len(values) > 1 else show(metric, mean)
     return f"**{text}**" if bold else text
 
@@ -151,7 +151,9 @@ def _gap(columns: Sequence[str], metric: str, values: Mapping[str, Sequence[floa
     if not columns:
         return []
     ours = [values.get(column, ()) for column in columns]
-    return [show(metric, summarise(ours[0])[0] - summarise(ours[1])[0]) if all(ours) else NONE]
+    return [
+        show(metric, mean_and_std(ours[0])[0] - mean_and_std(ours[1])[0]) if all(ours) else NONE
+    ]
 
 
 def _uploaded(results: Sequence[CellResult], row: str, column: str) -> str:
@@ -159,13 +161,13 @@ def _uploaded(results: Sequence[CellResult], row: str, column: str) -> str:
     for result in results:
         if (result.cell.row, result.cell.column) == (row, column) and result.runs is not None:
             megabytes = [summary["bytes_up"] / 1e6 for summary in result.runs.summaries]
-            return f"{summarise(megabytes)[0]:.1f}"
+            return f"{mean_and_std(megabytes)[0]:.1f}"
     return NONE
 
 
 def _best_column(entries: Sequence[GridEntry]) -> str | None:
     means = {
-        entry.column: summarise(entry.values)[0]
+        entry.column: mean_and_std(entry.values)[0]
         for entry in entries
         if entry.way == "test" and entry.values
     }
@@ -210,7 +212,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[GridEntry]) -> Fig
             scale = scaled(metric, 1.0)
             for place, (way, marker) in enumerate(zip(ways, ("o", "s"), strict=False)):
                 points = [
-                    (names.index(e.column), *summarise(e.values))
+                    (names.index(e.column), *mean_and_std(e.values))
                     for e in own
                     if e.way == way and e.values
                 ]
@@ -219,7 +221,7 @@ def grid_figure(reproduction: Reproduction, entries: Sequence[GridEntry]) -> Fig
                     points,
                     scale,
                     marker,
-                    COLOURS[place],
+                    COLORS[place],
                     f"ours, {WAYS[way]}",
                     0.16 * (place - 0.5),
                 )
@@ -256,7 +258,7 @@ def _draw_dots(
     points: Sequence[tuple[int, float, float]],
     scale: float,
     marker: str,
-    colour: str,
+    color: str,
     label: str,
     shift: float,
     *,
@@ -270,10 +272,10 @@ def _draw_dots(
         scale * mean,
         scale * spread,
         fmt=marker,
-        color=colour,
+        color=color,
         capsize=3,
         markersize=6,
-        markerfacecolor="white" if hollow else colour,
+        markerfacecolor="white" if hollow else color,
         label=label,
     )
 

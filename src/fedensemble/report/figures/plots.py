@@ -16,13 +16,13 @@ from ...checkpoint_file import write_bytes
 from ...data import FederatedData
 from ...experiment.compare import RowResult
 from ...text import printable
-from ..downsample import MOST_ROUNDS, averaged, caption, grouped
-from ..palette import LIGHT as COLOURS
+from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
+from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests, visible_range
 from ..tables import TITLES, scaled
 from ..time_to_accuracy import HOUR, has_clock
 
-LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colours
+LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colors
 MARKED = 30  # a curve with more points has no markers, which would overlap
 # Formats of figures, with the metadata to leave out: they depend on the time and on versions.
 FORMATS: dict[str, dict[str, Any]] = {
@@ -87,14 +87,14 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
         figure = Figure(figsize=(5 * panels, 3.8), layout="constrained")
         left, *others = figure.subplots(1, panels, squeeze=False)[0]
         trained = [r for r in records if r["loss"] is not None]
-        rounds = [group[-1]["round"] for group in grouped(trained, MOST_ROUNDS)]
+        rounds = [group[-1]["round"] for group in grouped(trained, MAX_LOSS_POINTS)]
         left.plot(
             rounds,
-            averaged([r["loss"] for r in trained], MOST_ROUNDS),
-            color=COLOURS[0],
+            averaged([r["loss"] for r in trained], MAX_LOSS_POINTS),
+            color=COLORS[0],
             linewidth=1.2,
         )
-        note = caption(len(trained), MOST_ROUNDS, "rounds")
+        note = caption(len(trained), MAX_LOSS_POINTS, "rounds")
         left.set(
             xlabel=_add_note("round", note),
             ylabel="training loss of the round's clients",
@@ -110,17 +110,17 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
             if low in tested[0]["test"]:
                 band = [_curve(tested, metric, end) for end in (low, high)]
                 right.fill_between(
-                    x, *band, color=COLOURS[0], alpha=0.2, label="modes, worst to best"
+                    x, *band, color=COLORS[0], alpha=0.2, label="modes, worst to best"
                 )
                 right.plot(
                     x,
                     _curve(tested, metric, mean),
-                    color=COLOURS[0],
+                    color=COLORS[0],
                     linestyle="--",
                     linewidth=1,
                     label="modes, mean",
                 )
-            right.plot(x, ensemble, color=COLOURS[1], marker=marker, markersize=3, label="ensemble")
+            right.plot(x, ensemble, color=COLORS[1], marker=marker, markersize=3, label="ensemble")
             right.set(
                 xlabel=_add_note("round", note),
                 ylabel=f"test {TITLES[metric]}",
@@ -129,7 +129,7 @@ def run_figure(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
             right.legend(loc="best")
             for last in timed:
                 hours = [group[-1]["clock"] / HOUR for group in grouped(tested)]
-                last.plot(hours, ensemble, color=COLOURS[1], marker=marker, markersize=3)
+                last.plot(hours, ensemble, color=COLORS[1], marker=marker, markersize=3)
                 last.set(
                     xlabel=_add_note("simulated hours", note),
                     ylabel=f"test {TITLES[metric]}",
@@ -147,7 +147,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
     Args:
         hours: draw over simulated hours, averaged over seeds, instead of rounds.
     """
-    many = len(results) > len(COLOURS)
+    many = len(results) > len(COLORS)
     with mpl.rc_context(STYLE):
         size = (10.0, max(4.6, 0.5 + 0.21 * len(results))) if many else (7.5, 4.6)
         figure = Figure(figsize=size, layout="constrained")
@@ -165,18 +165,18 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
                 clocks = [{r["round"]: r["clock"] / HOUR for r in curve} for curve in result.curves]
                 x = [float(np.mean([clock[at] for clock in clocks])) for at in x]
             mean, spread = map(np.array, curve_over_seeds(result.curves, metric, groups))
-            colour, line = COLOURS[index % len(COLOURS)], LINES[index // len(COLOURS) % len(LINES)]
+            color, line = COLORS[index % len(COLORS)], LINES[index // len(COLORS) % len(LINES)]
             axes.plot(
                 x,
                 mean,
-                color=colour,
+                color=color,
                 linestyle=line,
                 linewidth=1.6,
                 label=escape_label(result.label),
             )
             if not many:
                 axes.fill_between(
-                    x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+                    x, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0
                 )
             series += [mean - spread, mean + spread] if not many else [mean]
         visible, everything = visible_range(series)
@@ -196,7 +196,7 @@ def comparison_figure(results: Sequence[RowResult], metric: str, hours: bool = F
 
 
 def partition_figure(data: FederatedData, most: int = 100) -> Figure:
-    """Clients by classes: area and colour of a dot show the number of examples."""
+    """Clients by classes: area and color of a dot show the number of examples."""
     counts = data.label_counts().numpy()[:most]
     clients, classes = counts.shape
     with mpl.rc_context({**STYLE, "axes.grid": False}):
@@ -252,7 +252,7 @@ def _sample_counts(examples: np.ndarray) -> list[int]:
 
 
 def _curve(tested: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
-    """The values of a test result in the metric's unit, averaged over neighbouring tests."""
+    """The values of a test result in the metric's unit, averaged over neighboring tests."""
     return averaged([scaled(metric, record["test"][name]) for record in tested])
 
 

@@ -20,7 +20,7 @@ from ...theory.bias_variance import (
     limit_variance,
     predictions,
 )
-from ..palette import LIGHT as COLOURS
+from ..palette import LIGHT as COLORS
 from ..tables import NO_INTERVAL, NONE, TextTable
 from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
 from .plots import STYLE, escape_label
@@ -120,10 +120,10 @@ def _bias_variance_figure(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
-        left.plot(modes, [s.bias for s in splits], color=COLOURS[0], marker="o", label="ours")
+        left.plot(modes, [s.bias for s in splits], color=COLORS[0], marker="o", label="ours")
         left.set(xscale="log", xlabel="modes K", ylabel="root of the squared bias", title="Bias")
         left.set_ylim(0, 1.3 * max(s.bias for s in splits))
-        right.plot(modes, [s.variance for s in splits], color=COLOURS[0], marker="o", label="ours")
+        right.plot(modes, [s.variance for s in splits], color=COLORS[0], marker="o", label="ours")
         for axis, points in ((left, paper["bias"]), (right, paper["variance"])):
             if points:
                 axis.plot(
@@ -137,11 +137,11 @@ def _bias_variance_figure(
                 )
         right.set_yscale("log")
         line = splits[0].modes * splits[0].variance / modes
-        right.plot(modes, line, color=COLOURS[6], linestyle="--", label="1/K of our first")
+        right.plot(modes, line, color=COLORS[6], linestyle="--", label="1/K of our first")
         right.plot(
             modes,
             list(finite.values()),
-            color=COLOURS[2],
+            color=COLORS[2],
             linestyle="-.",
             marker="^",
             label="Gaussian process after as many rounds",
@@ -158,7 +158,7 @@ def _bias_variance_figure(
         right.plot(
             modes,
             limit / modes,
-            color=COLOURS[5],
+            color=COLORS[5],
             linestyle=(0, (1, 2)),
             linewidth=2,
             label=f"its limit (Theorem 2): {limit:.1g} / K, below",
@@ -192,7 +192,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
             low, high = np.percentile(members, BAND, axis=0)
             if len(members) > 1:
                 axis.fill_between(
-                    x, low, high, color=COLOURS[2], alpha=0.25, linewidth=0, label="9 of 10 modes"
+                    x, low, high, color=COLORS[2], alpha=0.25, linewidth=0, label="9 of 10 modes"
                 )
             axis.plot(
                 x, truth, color="black", linestyle="--", linewidth=1.2, label="E(y | x) = sin 2πx"
@@ -200,7 +200,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
             axis.plot(
                 x,
                 mean,
-                color=COLOURS[1],
+                color=COLORS[1],
                 linewidth=1.8,
                 label="average" if len(members) > 1 else "the model",
             )
@@ -208,7 +208,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
                 data.x.flatten(),
                 data.y.flatten(),
                 ".",
-                color=COLOURS[0],
+                color=COLORS[0],
                 markersize=4,
                 label="clients' points",
             )

@@ -29,8 +29,8 @@ from .svg import (
     tag,
 )
 
-MOST = 200  # points of a line; more could not be distinguished
-COLOURS, DASHES = len(LIGHT), 4
+MAX_POINTS = 200  # points of a line; more could not be distinguished
+COLORS, DASHES = len(LIGHT), 4
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class Line:
 
 
 def line_style(index: int) -> str:
-    """The CSS classes of a line: a colour, and dashes if there are more lines than colours."""
-    return f"c{index % COLOURS} d{index // COLOURS % DASHES}"
+    """The CSS classes of a line: a color, and dashes if there are more lines than colors."""
+    return f"c{index % COLORS} d{index // COLORS % DASHES}"
 
 
-def downsample_indices(count: int, most: int = MOST) -> list[int]:
-    """At most `most` evenly spaced indices below `count`, including the first and the last."""
-    if count <= most:
+def downsample_indices(count: int, max_count: int = MAX_POINTS) -> list[int]:
+    """At most `max_count` evenly spaced indices below `count`, including the first and the last."""
+    if count <= max_count:
         return list(range(count))
-    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
+    return sorted({round(index * (count - 1) / (max_count - 1)) for index in range(max_count)})
 
 
 def line_chart(
@@ -78,20 +78,20 @@ def line_chart(
     *,
     xlabel: str,
     ylabel: str,
-    shown: Format = format_number,
+    format_value: Format = format_number,
     tooltip: Sequence[tuple[str, Sequence[str]]] | None = None,
     from_zero: bool = False,
     note: str = "",
 ) -> Chart:
     """Lines over rounds; `tooltip` replaces the values shown in the tooltip and the table."""
-    across = scale(x, LEFT, WIDTH - RIGHT, room=0.02)
+    x_scale = scale(x, LEFT, WIDTH - RIGHT, margin=0.02)
     series = [part for line in lines for part in (line.values, line.low, line.high)]
     if from_zero:
-        up = scale([0.0, *(v for part in series for v in part)], HEIGHT - BOTTOM, TOP)
-        up = Scale(0.0, up.high, up.start, up.end)
+        y_scale = scale([0.0, *(v for part in series for v in part)], HEIGHT - BOTTOM, TOP)
+        y_scale = Scale(0.0, y_scale.high, y_scale.start, y_scale.end)
     else:
         shown_range, everything = visible_range(series)
-        up = scale(shown_range, HEIGHT - BOTTOM, TOP)
+        y_scale = scale(shown_range, HEIGHT - BOTTOM, TOP)
         note += "" if everything else " The first rounds are outside the range shown."
     # The entry of the legend that each line belongs to: a line without a name, to that before it.
     entries = [sum(bool(line.name) for line in lines[: at + 1]) - 1 for at in range(len(lines))]
@@ -99,13 +99,13 @@ def line_chart(
     for line, entry in zip(lines, entries, strict=True):
         if line.low:
             edge = [*zip(x, line.high, strict=True), *reversed(list(zip(x, line.low, strict=True)))]
-            outline = path((across(a), up(b)) for a, b in edge if math.isfinite(b))
-            band = f"band {line.style}" + " faint" * (len(lines) > COLOURS)
+            outline = path((x_scale(a), y_scale(b)) for a, b in edge if math.isfinite(b))
+            band = f"band {line.style}" + " faint" * (len(lines) > COLORS)
             parts.append(tag("path", d=f"{outline}Z", class_=band, data_series=entry))
     for line, entry in zip(lines, entries, strict=True):
         if not line.values:
             continue
-        points = [(across(a), up(b)) for a, b in zip(x, line.values, strict=True)]
+        points = [(x_scale(a), y_scale(b)) for a, b in zip(x, line.values, strict=True)]
         parts.append(tag("path", d=path(points), class_=f"line {line.style}", data_series=entry))
         if len(points) == 1 and math.isfinite(points[0][1]):
             x0, y0 = points[0]
@@ -113,26 +113,28 @@ def line_chart(
             parts.append(dot)
     clip = tag(
         "clipPath",
-        tag("rect", x=LEFT, y=TOP - 4, width=across.end - LEFT + 4, height=up.start - TOP + 4),
+        tag(
+            "rect", x=LEFT, y=TOP - 4, width=x_scale.end - LEFT + 4, height=y_scale.start - TOP + 4
+        ),
         id=f"clip-{ident}",
     )
     if tooltip is None:
         tooltip = [
-            (line.name, [shown(v) if math.isfinite(v) else "–" for v in line.values])
+            (line.name, [format_value(v) if math.isfinite(v) else "–" for v in line.values])
             for line in lines
             if line.name and line.values
         ]
     labels = [format_number(value) for value in x]
     hover = {
         "kind": "x",
-        "at": [round(across(a), 1) for a in x],
+        "at": [round(x_scale(a), 1) for a in x],
         "top": TOP,
-        "bottom": up.start,
+        "bottom": y_scale.start,
         "label": [f"{xlabel} {label}" for label in labels],
         "rows": tooltip,
     }
     content = [
-        axes(across, up, xlabel, ylabel, _integer_label),
+        axes(x_scale, y_scale, xlabel, ylabel, _integer_label),
         clip,
         tag("g", *parts, clip_path=f"url(#clip-{ident})"),
     ]
@@ -174,34 +176,34 @@ def bar_chart(
     *,
     xlabel: str,
     ylabel: str,
-    over: Sequence[Markup] = (),
-    up: Scale | None = None,
+    overlay: Sequence[Markup] = (),
+    y_scale: Scale | None = None,
     tooltip: Sequence[Sequence[str]] | None = None,
     header: tuple[str, ...] = (),
     legend: Sequence[tuple[str, str]] = (),
-    shown: Format = format_number,
+    format_value: Format = format_number,
     names: Sequence[str] = (),
     note: str = "",
 ) -> Chart:
-    """Bars between edges, later groups in front of earlier ones; `over` is drawn on top.
+    """Bars between edges, later groups in front of earlier ones; `overlay` is drawn on top.
 
-    Without `names`, a bar is called by its edges.
+    Without `names`, a bar is labeled by its bin edges.
     """
-    across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
+    x_scale = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     highest = max((value for group in groups for value in group.values), default=0) or 1
-    up = up or Scale(0.0, 1.06 * highest, HEIGHT - BOTTOM, TOP)
+    y_scale = y_scale or Scale(0.0, 1.06 * highest, HEIGHT - BOTTOM, TOP)
     parts = []
     for group in groups:
         for at, value in enumerate(group.values):
-            left, right = across(edges[at]), across(edges[at + 1])
+            left, right = x_scale(edges[at]), x_scale(edges[at + 1])
             if value > 0:
                 parts.append(
                     tag(
                         "rect",
                         x=left + 0.5,
-                        y=up(value),
+                        y=y_scale(value),
                         width=max(right - left - 1, 0.5),
-                        height=up.start - up(value),
+                        height=y_scale.start - y_scale(value),
                         class_=f"bar {group.style}",
                     )
                 )
@@ -209,17 +211,19 @@ def bar_chart(
         f"{format_number(float(f'{a:.3g}'))} to {format_number(float(f'{b:.3g}'))}"
         for a, b in pairwise(edges)
     ]
-    tooltip = tooltip or [[shown(group.values[at]) for group in groups] for at in range(len(names))]
+    tooltip = tooltip or [
+        [format_value(group.values[at]) for group in groups] for at in range(len(names))
+    ]
     header = header or tuple(group.name for group in groups)
     boxes = [
-        [round(across(a), 1), TOP, round(across(b) - across(a), 1), up.start - TOP]
+        [round(x_scale(a), 1), TOP, round(x_scale(b) - x_scale(a), 1), y_scale.start - TOP]
         for a, b in pairwise(edges)
     ]
     text = [
         "\n".join([f"{xlabel} {name}", *(f"{h}: {v}" for h, v in zip(header, values, strict=True))])
         for name, values in zip(names, tooltip, strict=True)
     ]
-    content = [axes(across, up, xlabel, ylabel), *parts, *over]
+    content = [axes(x_scale, y_scale, xlabel, ylabel), *parts, *overlay]
     rows = [(name, *values) for name, values in zip(names, tooltip, strict=True)]
     keys = [(group.name, f"bar {group.style}") for group in groups]
     return Chart(
@@ -241,7 +245,7 @@ class Point:
     y: float
     text: str
     style: str = "c0"
-    reach: float = 0.0  # half the length of a vertical bar through the dot
+    half_height: float = 0.0  # half the length of a vertical bar through the dot
 
 
 def point_chart(
@@ -251,9 +255,9 @@ def point_chart(
     *,
     xlabel: str,
     ylabel: str,
-    across: Scale,
-    up: Scale,
-    over: Sequence[Markup] = (),
+    x_scale: Scale,
+    y_scale: Scale,
+    overlay: Sequence[Markup] = (),
     radius: float = 3.0,
     header: tuple[str, ...] = (),
     rows: Sequence[Sequence[str]] = (),
@@ -261,16 +265,16 @@ def point_chart(
     xformat: Format = format_number,
     note: str = "",
 ) -> Chart:
-    """Dots in a plane, with vertical bars where a point has a `reach`."""
+    """Dots in a plane, with vertical bars where a point has a `half_height`."""
     parts, boxes = [], []
     for point in points:
-        x, y = across(point.x), up(point.y)
-        if point.reach:
+        x, y = x_scale(point.x), y_scale(point.y)
+        if point.half_height:
             parts.append(
                 tag(
                     "path",
-                    d=f"M{number(x)} {number(up(point.y - point.reach))}V"
-                    f"{number(up(point.y + point.reach))}",
+                    d=f"M{number(x)} {number(y_scale(point.y - point.half_height))}V"
+                    f"{number(y_scale(point.y + point.half_height))}",
                     class_=f"reach {point.style}",
                 )
             )
@@ -278,6 +282,6 @@ def point_chart(
         boxes.append(
             [round(x - radius - 1, 1), round(y - radius - 1, 1), 2 * radius + 2, 2 * radius + 2]
         )
-    content = [axes(across, up, xlabel, ylabel, xformat=xformat), *over, *parts]
+    content = [axes(x_scale, y_scale, xlabel, ylabel, xformat=xformat), *overlay, *parts]
     hover = {"kind": "point", "boxes": boxes, "text": [point.text for point in points]}
     return Chart(ident, title, drawing(ident, title, content, hover), header, rows, legend, note)

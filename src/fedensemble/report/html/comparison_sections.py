@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...experiment.compare import summarise
+from ...experiment.compare import mean_and_std
 from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (
@@ -23,7 +23,7 @@ from ..tables import (
     scaled,
 )
 from .best_cells import best_cells, is_paper_table
-from .charts import COLOURS, Chart, Line, line_chart, line_style
+from .charts import COLORS, Chart, Line, line_chart, line_style
 from .comparison_data import ComparisonData, RowData
 from .dot_plot import DotRow, dot_chart
 from .run_data import RunData
@@ -125,7 +125,7 @@ def _curves(rows: Sequence[RowData], metric: str, ident: str, of: str) -> list[C
             lines,
             xlabel="round",
             ylabel=f"test {name}",
-            shown=_precise_format(metric),
+            format_value=_precise_format(metric),
             note=f"{note} {caption(len(rounds))}".strip(),
         )
     ]
@@ -151,11 +151,11 @@ def _last_results(
             if _tested(run, metric)
         ]
         paper = comparison.paper.get(row.label)
-        mean, spread = summarise(values)
+        mean, spread = mean_and_std(values)
         text = f"{row.label}\nmean {form(mean)}" + (f" ± {form(spread)}" if len(values) > 1 else "")
         text += f"\npaper {form(paper)}" if paper is not None else ""
         points = [(value, f"{text}\nthis run {form(value)}") for value in values]
-        drawn.append(DotRow(row.short, points, mean, f"c{at % COLOURS}", paper))
+        drawn.append(DotRow(row.short, points, mean, f"c{at % COLORS}", paper))
         means = [
             scaled(metric, mean_of_last(run.records, metric, tests))
             for run in row.runs
@@ -188,7 +188,7 @@ def _last_results(
 
 
 def _over_seeds(form: Format, values: Sequence[float]) -> str:
-    mean, spread = summarise(values)
+    mean, spread = mean_and_std(values)
     return f"{form(mean)} ± {form(spread)}" if len(values) > 1 else form(mean)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..downsample import MOST_ROUNDS, averaged, caption, grouped
+from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
 from ..tables import NO_INTERVAL, PERCENT, TITLES, scaled
 from .charts import Chart, Line, Point, line_chart, line_style, point_chart
 from .run_data import RunData
 from .summary_sections import Section, metric_format
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
 
-FEW_MODES = 7  # up to this number, each mode has its own colour
+FEW_MODES = 7  # up to this number, each mode has its own color
 
 
 def curves(run: RunData) -> Section:
@@ -74,7 +74,7 @@ def mode_curves(run: RunData, metric: str) -> Chart:
         lines,
         xlabel="round",
         ylabel=f"test {TITLES[metric]}",
-        shown=form,
+        format_value=form,
         tooltip=tooltip,
         note=caption(len(tested)),
     )
@@ -86,9 +86,9 @@ def _training_loss(run: RunData) -> Chart:
     Rounds in which no client replied have no loss.
     """
     records = [record for record in run.records if record["loss"] is not None]
-    x = [float(group[-1]["round"]) for group in grouped(records, MOST_ROUNDS)]
-    loss = averaged([record["loss"] for record in records], MOST_ROUNDS)
-    note = caption(len(records), MOST_ROUNDS, "rounds")
+    x = [float(group[-1]["round"]) for group in grouped(records, MAX_LOSS_POINTS)]
+    loss = averaged([record["loss"] for record in records], MAX_LOSS_POINTS)
+    note = caption(len(records), MAX_LOSS_POINTS, "rounds")
     return line_chart(
         "loss",
         "Training loss of the round's clients",
@@ -96,7 +96,7 @@ def _training_loss(run: RunData) -> Chart:
         [Line("training loss", loss, "c0")],
         xlabel="round",
         ylabel="training loss",
-        shown=metric_format("nll"),
+        format_value=metric_format("nll"),
         note=note,
     )
 
@@ -133,7 +133,7 @@ def spread(run: RunData) -> Section:
                 [Line(TITLES[name], values, line_style(at + 1))],
                 xlabel="round",
                 ylabel=TITLES[name],
-                shown=metric_format(name),
+                format_value=metric_format(name),
                 from_zero=True,
                 note=caption(len(run.tested)),
             )
@@ -153,8 +153,8 @@ def _last_modes(metric: str, values: list[float], ensemble: float) -> Chart:
     """The last result of every mode, sorted, with the ensemble's as a line."""
     order = sorted(range(len(values)), key=lambda mode: values[mode])
     form: Format = (lambda v: f"{v:.2f}") if metric in PERCENT else metric_format(metric)
-    across = Scale(0.0, len(values) + 1.0, LEFT, WIDTH - RIGHT)
-    up = scale([*values, ensemble], HEIGHT - BOTTOM, TOP, room=0.1)
+    x_scale = Scale(0.0, len(values) + 1.0, LEFT, WIDTH - RIGHT)
+    y_scale = scale([*values, ensemble], HEIGHT - BOTTOM, TOP, margin=0.1)
     labels = (
         {float(place + 1): f"{mode}" for place, mode in enumerate(order)}
         if len(values) <= 10
@@ -162,7 +162,12 @@ def _last_modes(metric: str, values: list[float], ensemble: float) -> Chart:
     )
     named: Format = lambda v: labels.get(v, "")  # noqa: E731
     rule = tag(
-        "line", x1=LEFT, x2=WIDTH - RIGHT, y1=up(ensemble), y2=up(ensemble), class_="line ensemble"
+        "line",
+        x1=LEFT,
+        x2=WIDTH - RIGHT,
+        y1=y_scale(ensemble),
+        y2=y_scale(ensemble),
+        class_="line ensemble",
     )
     points = [
         Point(
@@ -178,9 +183,9 @@ def _last_modes(metric: str, values: list[float], ensemble: float) -> Chart:
         points,
         xlabel="modes, sorted",
         ylabel=f"test {TITLES[metric]}",
-        across=across,
-        up=up,
-        over=[rule],
+        x_scale=x_scale,
+        y_scale=y_scale,
+        overlay=[rule],
         xformat=named,
         radius=4.0 if len(values) <= 30 else 2.5,
         header=("mode", TITLES[metric]),

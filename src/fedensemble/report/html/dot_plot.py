@@ -38,16 +38,16 @@ def dot_chart(
 ) -> Chart:
     """One line of dots per name; the drawing grows with the number of names."""
     values = [value for line in lines for value, _ in line.points]
-    across = scale(
+    x_scale = scale(
         [*values, *(line.cross for line in lines if line.cross is not None)],
         LEFT,
         WIDTH - RIGHT,
-        room=0.08,
+        margin=0.08,
     )
     bottom = TOP + LINE_HEIGHT * len(lines)
     parts: list[Markup] = []
-    for value in ticks(across.low, across.high):
-        x = across(value)
+    for value in ticks(x_scale.low, x_scale.high):
+        x = x_scale(value)
         parts.append(tag("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="grid"))
         parts.append(tag("text", tick(value), x=x, y=bottom + 16, text_anchor="middle"))
     parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom, class_="axis"))
@@ -67,19 +67,19 @@ def dot_chart(
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y + 11, y2=y + 11, class_="grid"))
         name = line.name if len(line.name) <= LONGEST_NAME else f"{line.name[: LONGEST_NAME - 1]}…"
         parts.append(tag("text", name, x=LEFT, y=y - 13, class_="label"))
-        x = across(line.mean)
+        x = x_scale(line.mean)
         parts.append(tag("line", x1=x, x2=x, y1=y - 7, y2=y + 7, class_=f"line {line.style}"))
         for value, tooltip in line.points:
             parts.append(
-                tag("circle", cx=across(value), cy=y, r=RADIUS, class_=f"dot {line.style}")
+                tag("circle", cx=x_scale(value), cy=y, r=RADIUS, class_=f"dot {line.style}")
             )
-            boxes.append([round(across(value) - 5, 1), round(y - 5, 1), 10, 10])
+            boxes.append([round(x_scale(value) - 5, 1), round(y - 5, 1), 10, 10])
             text.append(tooltip)
         if line.cross is not None:
             parts.append(
                 tag(
                     "path",
-                    d=f"M{number(across(line.cross) - 5)} {number(y - 5)}l10 10m0 -10l-10 10",
+                    d=f"M{number(x_scale(line.cross) - 5)} {number(y - 5)}l10 10m0 -10l-10 10",
                     class_="cross",
                 )
             )

@@ -80,7 +80,7 @@ def grid_chart(
     short_columns = [_abbreviate(name, fitting) for name in columns]
     down = [
         tag("text", short_rows[r], x=left - 5, y=TOP + (r + 0.5) * side_y + 4, text_anchor="end")
-        for r in _labelled(len(rows), side_y, 13)
+        for r in _label_indices(len(rows), side_y, 13)
     ]
     along = [
         tag(
@@ -90,7 +90,9 @@ def grid_chart(
             y=TOP + height + 15,
             text_anchor="middle",
         )
-        for c in _labelled(len(columns), side_x, 11 + 5 * max(len(name) for name in short_columns))
+        for c in _label_indices(
+            len(columns), side_x, 11 + 5 * max(len(name) for name in short_columns)
+        )
     ]
     labels = axis_labels(
         Scale(0, 1, left, width - RIGHT), Scale(0, 1, TOP + height, TOP), column, row
@@ -143,11 +145,11 @@ def _shades(counts: Sequence[Sequence[int]], share: str) -> list[list[float]]:
     return [[value / most for value in line] for line in shares]
 
 
-def _labelled(count: int, side: float, needed: float) -> range:
+def _label_indices(count: int, side: float, needed: float) -> range:
     """The indices of the lines that get a label, so that labels do not overlap."""
-    every = next(
+    stride = next(
         step
         for step in (1, 2, 5, 10, 20, 50, 100, 1000, count)
         if step * side >= needed or step >= count
     )
-    return range(0, count, every)
+    return range(0, count, stride)

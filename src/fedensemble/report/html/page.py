@@ -118,7 +118,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["css_class"] = _css_class
-    environment.globals["colours"] = list(zip(LIGHT, DARK, strict=True))
+    environment.globals["colors"] = list(zip(LIGHT, DARK, strict=True))
     return environment
 
 

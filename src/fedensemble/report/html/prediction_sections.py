@@ -49,9 +49,15 @@ def _calibration(content: Any) -> list[Chart]:
     ensemble, modes = content["calibration"], content["calibration_modes"]
     bins = len(ensemble["count"])
     edges = [at / bins for at in range(bins + 1)]
-    up = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    across = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT)
-    over = [tag("path", d=path([(across(0), up(0)), (across(1), up(1))]), class_="line ideal")]
+    y_scale = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
+    x_scale = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT)
+    overlay = [
+        tag(
+            "path",
+            d=path([(x_scale(0), y_scale(0)), (x_scale(1), y_scale(1))]),
+            class_="line ideal",
+        )
+    ]
     legend = [("perfectly calibrated", "line ideal")]
     if content["modes"] > 1:
         places = [
@@ -59,10 +65,12 @@ def _calibration(content: Any) -> list[Chart]:
             for c, a, n in zip(modes["confidence"], modes["accuracy"], modes["count"], strict=True)
             if n >= FEW
         ]
-        over.append(
-            tag("path", d=path((across(c), up(a)) for c, a in places), class_="line c1 thin")
+        overlay.append(
+            tag("path", d=path((x_scale(c), y_scale(a)) for c, a in places), class_="line c1 thin")
         )
-        over += [tag("circle", cx=across(c), cy=up(a), r=2.5, class_="dot c1") for c, a in places]
+        overlay += [
+            tag("circle", cx=x_scale(c), cy=y_scale(a), r=2.5, class_="dot c1") for c, a in places
+        ]
         legend.append(("single modes, together", "line c1"))
     tooltip = [
         [f"{n:,}", f"{100 * a:.1f} %" if n else "–", f"{100 * c:.1f} %" if n else "–"]
@@ -87,8 +95,8 @@ def _calibration(content: Any) -> list[Chart]:
         bars,
         xlabel="confidence",
         ylabel="share that is right",
-        over=over,
-        up=up,
+        overlay=overlay,
+        y_scale=y_scale,
         tooltip=tooltip,
         header=("examples", "right", "mean confidence"),
         legend=legend,
@@ -196,17 +204,17 @@ def _targets(content: Any) -> Chart:
     """Predictions against targets, one dot per test example."""
     points = content["points"]
     both = [*points["target"], *points["mean"]]
-    reach = [
+    bar_ends = [
         m + sign * s
         for m, s in zip(points["mean"], points["spread"], strict=True)
         for sign in (-1, 1)
     ]
-    across, up = (
+    x_scale, y_scale = (
         scale(points["target"], LEFT, WIDTH - RIGHT),
-        scale([*both, *reach], HEIGHT - BOTTOM, TOP),
+        scale([*both, *bar_ends], HEIGHT - BOTTOM, TOP),
     )
-    ends = [max(across.low, up.low), min(across.high, up.high)]
-    diagonal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
+    ends = [max(x_scale.low, y_scale.low), min(x_scale.high, y_scale.high)]
+    diagonal = tag("path", d=path([(x_scale(v), y_scale(v)) for v in ends]), class_="line ideal")
     dots = [
         Point(t, m, f"target {t:.4g}\nprediction {m:.4g} ± {s:.3g}", "c0 half", s)
         for t, m, s in zip(points["target"], points["mean"], points["spread"], strict=True)
@@ -224,9 +232,9 @@ def _targets(content: Any) -> Chart:
         dots,
         xlabel="target",
         ylabel="prediction",
-        across=across,
-        up=up,
-        over=[diagonal],
+        x_scale=x_scale,
+        y_scale=y_scale,
+        overlay=[diagonal],
         radius=2.5,
         legend=[("prediction ± spread of modes", "dot c0"), ("exact", "line ideal")],
         note=note.strip(),
@@ -254,9 +262,12 @@ def _coverage(points: Any) -> str:
 def _spreads(spreads: Any) -> Chart:
     """Error against spread of the modes, one dot per tenth of the test set."""
     both = [0.0, *spreads["spread"], *spreads["error"]]
-    across, up = scale(spreads["spread"], LEFT, WIDTH - RIGHT), scale(both, HEIGHT - BOTTOM, TOP)
-    ends = [max(across.low, up.low), min(across.high, up.high)]
-    ideal = tag("path", d=path([(across(v), up(v)) for v in ends]), class_="line ideal")
+    x_scale, y_scale = (
+        scale(spreads["spread"], LEFT, WIDTH - RIGHT),
+        scale(both, HEIGHT - BOTTOM, TOP),
+    )
+    ends = [max(x_scale.low, y_scale.low), min(x_scale.high, y_scale.high)]
+    ideal = tag("path", d=path([(x_scale(v), y_scale(v)) for v in ends]), class_="line ideal")
     rows = [
         (format_number(n), f"{s:.3g}", f"{e:.3g}")
         for n, s, e in zip(spreads["count"], spreads["spread"], spreads["error"], strict=True)
@@ -271,9 +282,9 @@ def _spreads(spreads: Any) -> Chart:
         dots,
         xlabel="spread (root mean square)",
         ylabel="error (root mean square)",
-        across=across,
-        up=up,
-        over=[ideal],
+        x_scale=x_scale,
+        y_scale=y_scale,
+        overlay=[ideal],
         radius=4.0,
         header=("examples", "spread", "error"),
         rows=rows,

@@ -94,7 +94,7 @@ def ledger(run: RunData) -> Section:
         xlabel="round",
         ylabel=f"sum, {unit}",
         from_zero=True,
-        shown=lambda v: f"{v:,.4g}",
+        format_value=lambda v: f"{v:,.4g}",
     )
     visits = sum(record["visits"] for record in run.records)
     size_of_block = math.ceil(len(run.records) / 10)

@@ -67,11 +67,11 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def scale(values: Iterable[float], start: float, end: float, room: float = 0.06) -> Scale:
-    """A scale that covers all finite values with a margin, `room` of their range."""
+def scale(values: Iterable[float], start: float, end: float, margin: float = 0.06) -> Scale:
+    """A scale that covers all finite values extended on both sides by `margin` of their range."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
-    extra = room * (high - low) or abs(high) * 0.05 or 0.5
+    extra = margin * (high - low) or abs(high) * 0.05 or 0.5
     return Scale(low - extra, high + extra, start, end)
 
 

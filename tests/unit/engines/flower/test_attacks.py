@@ -35,7 +35,7 @@ def make_fleet(limits=SAFE, modes=1, algorithm=None, **options):
 
 
 def poison(make):
-    """A misbehaviour: an upload made from what was sent and what was learned."""
+    """A misbehavior: an upload made from what was sent and what was learned."""
 
     def bend(message, answer):
         sent, learned = unpack(message.content, MODEL), unpack(answer.content, UPLOAD)
@@ -201,7 +201,7 @@ def norm_fleet(limits, frozen=False):
 
 
 def statistics(value):
-    """A misbehaviour: other running statistics."""
+    """A misbehavior: other running statistics."""
 
     def make(message, answer):
         tree = unpack(answer.content, UPLOAD)

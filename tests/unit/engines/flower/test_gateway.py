@@ -123,7 +123,7 @@ class Scene:
     """A stand-in SuperLink, and what clients reach of it."""
 
     def __init__(self, folder, keys):
-        self.folder, self.replace_unavailable_clients = folder, StandIn()
+        self.folder, self.fake_superlink = folder, StandIn()
         self.port, self.down = free_port(), free_port()
         keys.make_certificates(folder / "keys", ["localhost", HOST])
         keys.make_certificates(folder / "stranger", ["localhost", HOST])
@@ -143,7 +143,7 @@ class Scene:
         )
         self.upstream = uvicorn.Server(
             uvicorn.Config(
-                self.replace_unavailable_clients,
+                self.fake_superlink,
                 host=HOST,
                 port=self.port,
                 ws="none",
@@ -256,14 +256,14 @@ def test_the_list_is_what_flowers_supernode_calls_and_nothing_else_of_the_superl
 @pytest.mark.parametrize("path", sorted(FLEET_ROUTES))
 def test_a_client_with_its_certificate_reaches_the_calls_of_a_supernode(scene, front, path):
     body = bytes(range(256)) * 100
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     kind = {
         "content_type": "application/protobuf",
         "flwr_timestamp": "now",
         "flwr_task_token": "secret",
     }
     assert scene.ask(front, "POST", path, body, cookie="a=b", **kind) == (200, body)
-    [(method, seen, headers, received)] = scene.replace_unavailable_clients.seen
+    [(method, seen, headers, received)] = scene.fake_superlink.seen
     assert (method, seen, received) == ("POST", path, body)
     assert (
         headers[b"flwr-timestamp"] == b"now" and headers[b"content-type"] == b"application/protobuf"
@@ -276,9 +276,9 @@ def test_a_client_with_its_certificate_reaches_the_calls_of_a_supernode(scene, f
 
 @pytest.mark.parametrize(("method", "path"), REFUSED)
 def test_a_client_with_its_certificate_reaches_nothing_else(scene, front, method, path):
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     status, _ = scene.ask(front, method, path)
-    assert status in (400, 403, 404, 405) and not scene.replace_unavailable_clients.seen
+    assert status in (400, 403, 404, 405) and not scene.fake_superlink.seen
 
 
 @pytest.mark.parametrize(
@@ -290,25 +290,23 @@ def test_a_client_with_its_certificate_reaches_nothing_else(scene, front, method
     "path", ["/v1/fleet/get-run", "/v1/control/list-runs", f"{SIGNATURES_PREFIX}{APP}.json"]
 )
 def test_outsiders_with_the_authoritys_certificate_reach_nothing(scene, front, shown, path):
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     method = "GET" if path.startswith(SIGNATURES_PREFIX) else "POST"
     try:
         status, _ = scene.ask(front, method, path, shown=shown)
     except OSError:  # TLS ends it, which `ssl.SSLError` and a reset connection both are
         status = 400
-    assert (
-        status == 400 and not scene.replace_unavailable_clients.seen
-    )  # nginx says so in plain words
+    assert status == 400 and not scene.fake_superlink.seen  # nginx says so in plain words
 
 
 def test_a_request_that_is_too_large_is_not_forwarded(scene, front):
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     try:
         status, _ = scene.ask(front, "POST", "/v1/fleet/push-object", b"x" * (LIMIT + 1))
     # it was answered and closed while the body was on its way
     except (BrokenPipeError, ConnectionResetError):
         status = 413
-    assert status == 413 and not scene.replace_unavailable_clients.seen
+    assert status == 413 and not scene.fake_superlink.seen
 
 
 def test_signatures_are_served(scene, front):
@@ -334,25 +332,25 @@ def gateway(scene):
 
 
 def test_a_key_that_is_not_the_certificates_is_refused(scene, gateway):
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     for claimed in (scene.public_key("stranger"), "", "not base64!"):
         status, reason = scene.ask(
             gateway, "POST", "/v1/fleet/activate-node", b"x", flwr_public_key=claimed
         )
         assert status == 403 and b"not that of its certificate" in reason
-    assert not scene.replace_unavailable_clients.seen
+    assert not scene.fake_superlink.seen
 
 
 def test_a_body_of_unknown_length_is_refused_and_answers_tell_nothing_more_than_they_must(
     scene, gateway
 ):
-    scene.replace_unavailable_clients.seen.clear()
+    scene.fake_superlink.seen.clear()
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", iter([b"x"]))[0] == 411
     both = {"content_length": "1", "transfer_encoding": "chunked"}
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"5\r\nabcde\r\n0\r\n\r\n", **both)[
         0
     ] in (400, 411)
-    assert not scene.replace_unavailable_clients.seen
+    assert not scene.fake_superlink.seen
     assert scene.ask(gateway, "POST", "/v1/fleet/get-run", b"x")[0] == 200
     assert not {"x-secret", "server"} & {name.lower() for name in scene.headers}
 

@@ -21,7 +21,7 @@ NAME = f"partition-{BAD}"
 
 
 def change(record, **values):
-    """A misbehaviour: some values of a record are others."""
+    """A misbehavior: some values of a record are others."""
 
     def bend(message, answer):
         kind = ConfigRecord if record == VISIT else MetricRecord
@@ -32,7 +32,7 @@ def change(record, **values):
 
 
 def upload(make):
-    """A misbehaviour: another upload."""
+    """A misbehavior: another upload."""
 
     def bend(message, answer):
         answer.content[UPLOAD] = make(unpack(answer.content, UPLOAD))
@@ -117,7 +117,7 @@ CASES = {
     "undecodable": (garbage(b"\x00" * 40), "cannot be decoded"),
     "a pickle": (garbage(b"\x80\x04\x95."), "cannot be decoded"),
     "cut short": (upload(cut_short), "cannot be decoded"),
-    "unknown serialisation": (garbage(b"", stype="pickle"), "cannot be decoded"),
+    "unknown serialization": (garbage(b"", stype="pickle"), "cannot be decoded"),
     "lying header": (upload(another_header), "cannot be decoded"),
     "other type inside": (upload(swapped), "cannot be decoded"),
     "wrong mode": (change(VISIT, mode=1), "mode 1"),

@@ -97,7 +97,7 @@ PEAKS = """
 import torch
 from torch import nn
 from fedensemble import FedAvg, FederatedData, Federation
-from fedensemble.bench.timing import resident
+from fedensemble.bench.timing import resident_bytes
 
 def model():
     return nn.Sequential(
@@ -109,9 +109,9 @@ data = FederatedData.from_arrays(x, y, [4] * 40, classes=3)
 for memory in (0.03, None):
     options = {"memory": memory}
     made = Federation(model, data, FedAvg(lr=0.1), modes=1, batch_size=4, engine_options=options)
-    before = resident(peak=True)
+    before = resident_bytes(peak=True)
     list(made.rounds(1))
-    print((resident(peak=True) - before) >> 20)
+    print((resident_bytes(peak=True) - before) >> 20)
 """
 
 

@@ -24,13 +24,13 @@ class Net(nn.Module):
         return self.out(self.mix(self, x))
 
 
-def centred(net, x):
+def centered(net, x):
     h = net.inside(x)
     return h - h.mean(0)
 
 
 def centred_if_many(net, x):
-    return centred(net, x) if len(x) > 8 else net.inside(x)
+    return centered(net, x) if len(x) > 8 else net.inside(x)
 
 
 def clipped(net, x):
@@ -53,7 +53,7 @@ def hardly(net, x):
 
 
 MIXING = {
-    "centred": centred,
+    "centered": centered,
     "if many": centred_if_many,
     "clipped": clipped,
     "attended": attended,

@@ -56,22 +56,22 @@ def _statistics(
     real = c < C
     first, second = _sum_splits(partial_sums, SPLIT, C, j, visits, c, real, SPLITS)
     near = first / ROWS
-    centre = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
+    center = tl.load(x + j * ROWS * C + c, mask=real, other=0.0).to(tl.float32) + near
     var = tl.maximum(second / ROWS - near * near, 0.0)
     scale = 1.0 / tl.sqrt(var + EPS)
     factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
     place, each = out + j * C + c, visits.to(tl.int64) * C
-    tl.store(place, centre, mask=real)
+    tl.store(place, center, mask=real)
     tl.store(place + each, scale, mask=real)
     tl.store(place + 2 * each, factor, mask=real)
     tl.store(
         place + 3 * each,
-        tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor,
+        tl.load(bias + j * BIAS + c, mask=real, other=0.0) - center * factor,
         mask=real,
     )
     old = tl.load(mean + j * MEAN + c, mask=real, other=0.0)
     spread = tl.load(variance + j * VARIANCE + c, mask=real, other=0.0)
-    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * centre, mask=real)
+    tl.store(place + 4 * each, (1 - MOMENTUM) * old + MOMENTUM * center, mask=real)
     tl.store(
         place + 5 * each, (1 - MOMENTUM) * spread + MOMENTUM * (var * ROWS / (ROWS - 1)), mask=real
     )

@@ -74,17 +74,17 @@ def _statistics(
     middle = tl.sum(tl.where(real, far, 0.0), 1)[:, None] / (C // G)
     spread = tl.maximum(second / ROWS - near * near, 0.0) + (far - middle) * (far - middle)
     var = tl.sum(tl.where(real, spread, 0.0), 1)[:, None] / (C // G)
-    centre = tl.broadcast_to(about + middle, (BLOCK_G, BLOCK_C))
+    center = tl.broadcast_to(about + middle, (BLOCK_G, BLOCK_C))
     scale = tl.broadcast_to(1.0 / tl.sqrt(var + EPS), (BLOCK_G, BLOCK_C))
     j = n // BATCH
     factor = scale * tl.load(weight + j * WEIGHT + c, mask=real, other=0.0)
     place, each = out + n * C + c, examples.to(tl.int64) * C
-    tl.store(place, centre, mask=real)
+    tl.store(place, center, mask=real)
     tl.store(place + each, scale, mask=real)
     tl.store(place + 2 * each, factor, mask=real)
     tl.store(
         place + 3 * each,
-        tl.load(bias + j * BIAS + c, mask=real, other=0.0) - centre * factor,
+        tl.load(bias + j * BIAS + c, mask=real, other=0.0) - center * factor,
         mask=real,
     )
 

@@ -121,7 +121,7 @@ def _apply(
 
 
 class StackedNorm(torch.autograd.Function):
-    """Normalised activations, and statistics per set and channel, [4 or more, S, C].
+    """Normalized activations, and statistics per set and channel, [4 or more, S, C].
 
     Args:
         x: [J * B, C, ...].

@@ -10,12 +10,12 @@ from ...stacked.aligned_rows import BLOCK
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rates_of_rows(rate, first, at, ROW_STRIDE, TOTAL):
+def _rates_of_rows(rate, first, offset, ROW_STRIDE, TOTAL):
     """The learning rates of a block's elements; a block covers at most two rows."""
     row = first // ROW_STRIDE
     end = (row + 1) * ROW_STRIDE
-    here, after = tl.load(rate + row), tl.load(rate + row + 1, mask=end < TOTAL, other=0.0)
-    return tl.where(at < end, here, after)
+    this_row, next_row = tl.load(rate + row), tl.load(rate + row + 1, mask=end < TOTAL, other=0.0)
+    return tl.where(offset < end, this_row, next_row)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -38,28 +38,30 @@ def _sgd_step(
     time.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    inside = at < TOTAL
-    value = tl.load(theta + at, mask=inside, other=0.0)
-    step_grad = tl.load(grad + at, mask=inside, other=0.0)
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < TOTAL
+    value = tl.load(theta + offset, mask=inside, other=0.0)
+    step_grad = tl.load(grad + offset, mask=inside, other=0.0)
     if DECAYS:
         step_grad += DECAY * value
-    step = _rates_of_rows(rate, first, at, ROW_STRIDE, TOTAL)
+    step = _rates_of_rows(rate, first, offset, ROW_STRIDE, TOTAL)
     value = tl.where(step == 0, value, value - step * step_grad)
-    tl.store(theta + at, value, mask=inside)
+    tl.store(theta + offset, value, mask=inside)
     if COPIES:
-        tl.store(copy + at, value.to(copy.dtype.element_ty), mask=inside)
+        tl.store(copy + offset, value.to(copy.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy(source, out, P, ROW_STRIDE, TOTAL, BLOCK: tl.constexpr):
     """out[j, :P] = source[j]; rows of `out` are ROW_STRIDE apart, rows of `source` P."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    at = first + tl.arange(0, BLOCK)
+    offset = first + tl.arange(0, BLOCK)
     row = first // P
-    row = row + (at >= (row + 1) * P).to(tl.int64)
-    value = tl.load(source + at, mask=at < TOTAL, other=0.0)
-    tl.store(out + at + row * (ROW_STRIDE - P), value.to(out.dtype.element_ty), mask=at < TOTAL)
+    row = row + (offset >= (row + 1) * P).to(tl.int64)
+    value = tl.load(source + offset, mask=offset < TOTAL, other=0.0)
+    tl.store(
+        out + offset + row * (ROW_STRIDE - P), value.to(out.dtype.element_ty), mask=offset < TOTAL
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -68,21 +70,21 @@ def _copy_line(source, out, TOTAL, BLOCK: tl.constexpr):
 
     In a CUDA graph it is faster than the driver's own copy.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source + at, mask=at < TOTAL, other=0.0)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < TOTAL)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + offset, mask=offset < TOTAL, other=0.0)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=offset < TOTAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gather_rows(source, index, out, P, ROW_STRIDE, VISITS, BLOCK: tl.constexpr):
     """out[j, :P] = source[index[j]]; rows of `out` have ROW_STRIDE elements, a multiple of 16.
 
-    Programs of the same columns are neighbours: they find in the cache what another visit has read.
+    Programs of the same columns are neighbors: they find in the cache what another visit has read.
     """
     j = tl.program_id(0) % VISITS
-    at = (tl.program_id(0) // VISITS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source + tl.load(index + j) * P + at, mask=at < P, other=0.0)
-    tl.store(out + j.to(tl.int64) * ROW_STRIDE + at, value, mask=at < ROW_STRIDE)
+    offset = (tl.program_id(0) // VISITS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + tl.load(index + j) * P + offset, mask=offset < P, other=0.0)
+    tl.store(out + j.to(tl.int64) * ROW_STRIDE + offset, value, mask=offset < ROW_STRIDE)
 
 
 def gather_rows(source: Tensor, index: Tensor, out: Tensor) -> None:

@@ -12,11 +12,11 @@ from torch import nn
 from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import FedAvg, FedProx
 from fedensemble.core.optimizer import SGD
-from fedensemble.engines.local import captured_training
+from fedensemble.engines.local import cuda_graph_training
 from fedensemble.engines.local.run_accumulator import RunAccumulator
 
 
-class NoCapture(captured_training.GraphRecorder):
+class NoCapture(cuda_graph_training.GraphRecorder):
     """Captures nothing."""
 
     def begin(self, repeated):
@@ -69,12 +69,12 @@ class NormalizedGradient(FedAvg):
     "method", [FedAvg(), NormalizedGradient(), FedAvg(optimizer=SGD(weight_decay=0.1))]
 )
 def test_visits_that_have_finished_do_not_change(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "GraphRecorder", NoCapture)
+    monkeypatch.setattr(cuda_graph_training, "GraphRecorder", NoCapture)
     engine, inputs = block(method)
     second = inputs._replace(batch_index=inputs.batch_index[1:2], weight=inputs.weight[1:2])
     assert second.weight[0].any(-1).tolist() == [False, True, True]
     expected = engine.train_eager(method, second, ragged=True)
-    captured = captured_training.CapturedTraining(
+    captured = cuda_graph_training.CapturedTraining(
         method,
         second,
         1,
@@ -121,10 +121,10 @@ def block(method, **work):
     ],
 )
 def test_one_captured_step_equals_one_step(monkeypatch, method):
-    monkeypatch.setattr(captured_training, "GraphRecorder", NoCapture)
+    monkeypatch.setattr(cuda_graph_training, "GraphRecorder", NoCapture)
     engine, inputs = block(method, steps=1)
     expected = engine.train_eager(method, inputs, ragged=False)
-    captured = captured_training.CapturedTraining(
+    captured = cuda_graph_training.CapturedTraining(
         method,
         inputs,
         1,

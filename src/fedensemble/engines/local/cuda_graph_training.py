@@ -10,7 +10,8 @@ replays the first graph, replays the step graph once per local step, and replays
 step graph counts steps in a tensor on the GPU, from which it looks up the batch of each step.
 
 Algorithms need no changes: they call `problem.iterate` or `problem.descend` as always, and only
-these two methods differ here.
+these two methods differ here. Functions that run on the server are captured by
+`modeling/graphed_function.py`.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class CapturedProblem(LocalProblem):
         )
         key = dispatch.fold_in(inputs.model_key, index)
 
-        def gradient(at: Tensor) -> Tensor:
-            value, (loss, new) = self.minibatches.on_batch(batch_index, weight, key, at, buffers)
+        def gradient(theta: Tensor) -> Tensor:
+            value, (loss, new) = self.minibatches.on_batch(batch_index, weight, key, theta, buffers)
             if new is not buffers:
                 buffers.copy_(new if active is None else torch.where(active, new, buffers))
             self.loss_table.index_copy_(0, index, loss.unsqueeze(0))

@@ -1,4 +1,7 @@
-"""A cache of CUDA graphs: captures a function once per argument signature, then replays it.
+"""Functions as CUDA graphs: captured once per argument signature, then replayed.
+
+Algorithms use it for work on the server (FedBE, PFNM), through `ServerContext`. The clients' local
+training is captured in `engines/local/cuda_graph_training.py`.
 
 Launching a small kernel from Python costs more time than the kernel itself. A CUDA graph records
 all kernel launches of one call and replays them with a single launch. A graph reads and writes
@@ -22,7 +25,7 @@ Capture = Callable[[Function, tuple[Any, ...]], Function]
 
 # Signatures in the cache; each captured one holds a copy of its arguments on the GPU.
 _CACHE_SIZE = 8
-# Calls before capture, as torch recommends: libraries such as cuBLAS initialise themselves in their
+# Calls before capture, as torch recommends: libraries such as cuBLAS initialize themselves in their
 # first call, which must not happen during capture.
 _WARM_UP_CALLS = 3
 

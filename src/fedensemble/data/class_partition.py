@@ -1,17 +1,11 @@
-"""Partitions by class label: exactly C classes per client, and label-Dirichlet."""
+"""The partition `classes`: every client has exactly C classes."""
 
 import numpy as np
 
-from ..arguments import require_integer, require_positive
+from ..arguments import require_integer
 from ..errors import InputError
 from .dataset import Dataset, Rows, make_rng
-from .partition import (
-    check_client_count,
-    dirichlet_shares,
-    partitions,
-    split_points,
-    top_up_clients,
-)
+from .partition import check_client_count, partitions, rows_by_class
 
 # Number of swaps that are tried per class of a client. The assignment is well mixed before that.
 SWEEPS_PER_CLASS = 20
@@ -29,16 +23,16 @@ def classes(source: Dataset, clients: int | None, seed: int, classes_per_client:
         classes_per_client: number of classes of each client, C.
     """
     owner = "Partition 'classes'"
-    wanted = require_integer(owner, "classes_per_client", classes_per_client, minimum=1)
+    per_client = require_integer(owner, "classes_per_client", classes_per_client, minimum=1)
     count = check_client_count("classes", source, clients)
     by_class = rows_by_class(source.labels())
-    quota = class_quotas(np.array([len(rows) for rows in by_class]), count, wanted)
+    quota = class_quotas(np.array([len(rows) for rows in by_class]), count, per_client)
     rng = make_rng(seed, "partition/classes")
-    classes_of = deal_classes(quota, count, wanted, rng)
+    classes_of = deal_classes(quota, count, per_client, rng)
     classes_of = mix_classes(classes_of, len(by_class), rng)
     parts: list[list[Rows]] = [[] for _ in range(count)]
     # the clients of class 0, then those of class 1, ...
-    order = np.argsort(classes_of.ravel(), kind="stable") // wanted
+    order = np.argsort(classes_of.ravel(), kind="stable") // per_client
     for rows, owners in zip(by_class, np.split(order, np.cumsum(quota)[:-1]), strict=True):
         # Both permutations are needed. The first makes a piece a random sample of the class. The
         # second chooses at random which clients get one example more.
@@ -48,36 +42,7 @@ def classes(source: Dataset, clients: int | None, seed: int, classes_per_client:
     return [np.concatenate(part) for part in parts]
 
 
-@partitions.register("dirichlet")
-def dirichlet(
-    source: Dataset, clients: int | None, seed: int, alpha: float = 0.5, min_examples: int = 1
-) -> list[Rows]:
-    """Label-Dirichlet (Hsu, Qi and Brown, 2019): client shares of each class ~ Dirichlet(alpha).
-
-    Args:
-        alpha: concentration; with a smaller value a client has fewer classes.
-        min_examples: clients with fewer examples get some from the largest clients.
-    """
-    labels = source.labels()
-    count = check_client_count("dirichlet", source, clients, min_examples)
-    alpha = require_positive("Partition 'dirichlet'", "alpha", alpha)
-    rng = make_rng(seed, "partition/dirichlet")
-    owner = np.empty(len(labels), np.int64)
-    for rows in rows_by_class(labels):
-        places = split_points(dirichlet_shares(rng, alpha, count), len(rows))
-        sizes = np.diff(places, prepend=0, append=len(rows))
-        owner[rng.permutation(rows)] = np.repeat(np.arange(count), sizes)
-    ends = np.cumsum(np.bincount(owner, minlength=count))
-    return top_up_clients(np.split(np.argsort(owner, kind="stable"), ends[:-1]), min_examples, rng)
-
-
-def rows_by_class(labels: Rows) -> list[Rows]:
-    """Returns the rows of each class that occurs, in the order of the labels."""
-    _, sizes = np.unique(labels, return_counts=True)
-    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
-
-
-def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
+def class_quotas(sizes: Rows, clients: int, per_client: int) -> Rows:
     """Returns the number of clients of each class, proportional to `sizes`, N C in total.
 
     Each number is at least 1 and at most min(clients, size of the class).
@@ -85,15 +50,15 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
     Args:
         sizes: number of examples per class.
         clients: number of clients, N.
-        wanted: number of classes per client, C.
+        per_client: number of classes per client, C.
 
-    >>> class_quotas(np.array([100, 100, 50]), clients=5, wanted=1)
+    >>> class_quotas(np.array([100, 100, 50]), clients=5, per_client=1)
     array([2, 2, 1])
     """
     most = np.minimum(sizes, clients)
-    total = clients * wanted
-    got = f"got clients={clients}, classes_per_client={wanted}"
-    if wanted > len(sizes):
+    total = clients * per_client
+    got = f"got clients={clients}, classes_per_client={per_client}"
+    if per_client > len(sizes):
         raise InputError(
             f"Partition 'classes' needs classes_per_client <= the {len(sizes)} classes in the "
             f"data; {got}. Lower classes_per_client."
@@ -125,17 +90,17 @@ def class_quotas(sizes: Rows, clients: int, wanted: int) -> Rows:
     return quota
 
 
-def deal_classes(quota: Rows, clients: int, wanted: int, rng: np.random.Generator) -> Rows:
+def deal_classes(quota: Rows, clients: int, per_client: int, rng: np.random.Generator) -> Rows:
     """Returns the classes of each client, [N, C], such that class c has `quota[c]` clients.
 
     Each client in turn takes the C classes with the largest remaining quotas, with random ties.
     This always succeeds (Gale and Ryser) if no quota is above the number of clients.
     """
     remaining = quota.astype(np.float64)
-    classes_of = np.empty((clients, wanted), np.int64)
+    classes_of = np.empty((clients, per_client), np.int64)
     for client in range(clients):
         # The quotas are integers, so noise below 1 only breaks ties.
-        classes_of[client] = np.argsort(remaining + rng.random(len(remaining)))[-wanted:]
+        classes_of[client] = np.argsort(remaining + rng.random(len(remaining)))[-per_client:]
         remaining[classes_of[client]] -= 1
     return classes_of[rng.permutation(clients)]
 
@@ -148,14 +113,14 @@ def mix_classes(classes_of: Rows, classes: int, rng: np.random.Generator) -> Row
     the number of clients of a class do not change, and all graphs with these degrees become equally
     likely.
     """
-    clients, wanted = classes_of.shape
+    clients, per_client = classes_of.shape
     classes_of, has = classes_of.copy(), np.zeros((clients, classes), bool)
     np.put_along_axis(has, classes_of, True, axis=1)
-    for _ in range(SWEEPS_PER_CLASS * wanted if clients > 1 else 0):
+    for _ in range(SWEEPS_PER_CLASS * per_client if clients > 1 else 0):
         # All swaps of a sweep are independent, so they are made at once. `pairs[::-1]` is the
         # other client of each pair.
         pairs = rng.permutation(clients)[: clients // 2 * 2].reshape(2, -1)
-        slots = rng.integers(wanted, size=pairs.shape)
+        slots = rng.integers(per_client, size=pairs.shape)
         offered = classes_of[pairs, slots]
         allowed = ~has[pairs[::-1], offered].any(axis=0)
         pairs, slots, offered = pairs[:, allowed], slots[:, allowed], offered[:, allowed]

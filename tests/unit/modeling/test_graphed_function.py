@@ -6,7 +6,7 @@ A fake capture on the CPU stands for CUDA's, so the tests need no GPU.
 import pytest
 import torch
 
-from fedensemble.modeling.cuda_graphs import GraphedFunction
+from fedensemble.modeling.graphed_function import GraphedFunction
 
 
 class FakeCapture:
