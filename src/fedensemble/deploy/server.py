@@ -103,7 +103,8 @@ class Fleet:
             buffer_rules=BufferRules.from_model(self.model),
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
-        theta, buffers = self.model.init_params(config.seed, self.schedule.modes)
+        initial = self.model.init_params(config.seed, self.schedule.modes)
+        theta, buffers = self.algorithm.start(*initial)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers:
@@ -165,18 +166,19 @@ class Fleet:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The K modes in their current state."""
+        """The modes that predict in their current state: all K, unless the algorithm deploys one."""
         config = self.spec.config
+        modes, buffers = self.algorithm.deployed(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
-            self.state.modes["theta"],
-            self.state.buffers,
+            modes["theta"],
+            buffers,
             standardise=self.spec.schema.standardise,
             combine=config.ensemble.combine,
             input_shape=self.spec.shape,
             seed=config.seed,
             tokens=self.spec.schema.tokens,
-            predictors=self.algorithm.predictors(self.state.modes),
+            predictors=self.algorithm.predictors(modes),
             class_names=self.spec.class_names,
             feature_names=self.spec.schema.columns,
         )
