@@ -200,11 +200,11 @@ class FedBE(ServerDistillation, PosteriorSampling):
             batch_size=self.server_batch,
             learning_rate=self._cyclical_rate,
         )
-        cycle_end_sum, step = torch.zeros_like(theta), 0
-        for step, theta in enumerate(students, 1):  # noqa: B007 (used after the loop)
+        cycle_end_sum, step, student = torch.zeros_like(theta), 0, theta
+        for step, student in enumerate(students, 1):
             if step % self.cycle == 0:
-                cycle_end_sum = cycle_end_sum + theta
-        return cycle_end_sum / (step // self.cycle) if step >= self.cycle else theta
+                cycle_end_sum = cycle_end_sum + student
+        return cycle_end_sum / (step // self.cycle) if step >= self.cycle else student
 
     def _cyclical_rate(self, step: int) -> float:
         """The server's learning rate in a step, counted from 0."""

@@ -67,10 +67,10 @@ class FedCross(FedAvg):
         if self.deploy not in ("mean", "ensemble"):
             raise InputError(f"FedCross needs deploy 'mean' or 'ensemble'; got {self.deploy!r}.")
 
-    def start(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+    def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         if not self.same_start:
             return theta, buffers
-        return tuple(value[:1].repeat(len(value), 1) for value in (theta, buffers))  # type: ignore[return-value]
+        return theta[:1].repeat(len(theta), 1), buffers[:1].repeat(len(buffers), 1)
 
     def couple(self, modes: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tensor]:
         theta = modes["theta"]
@@ -94,7 +94,7 @@ class FedCross(FedAvg):
         # same start, then stay equal bit for bit, and so do all rows with alpha = 1.
         return value + (1 - self.alpha) * (value[partner] - value)
 
-    def deployed(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
+    def deployed_modes(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
         if self.deploy == "ensemble":
             return modes, buffers
         mean = {name: value.mean(0, keepdim=True) for name, value in modes.items()}
@@ -112,7 +112,7 @@ def cosine_similarity(theta: Tensor) -> Tensor:
             [0.6000, 0.8000, 1.0000]], dtype=torch.float64)
     """
     gram = torch.zeros(len(theta), len(theta), dtype=torch.float64, device=theta.device)
-    for part in theta.split(_CHUNK, 1):
+    for part in torch.split(theta, _CHUNK, 1):
         gram += part.double() @ part.double().T
     norm = gram.diagonal().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
     return gram / (norm * norm.unsqueeze(1))

@@ -151,7 +151,7 @@ class FedSDD(ServerDistillation, FedAvg):
                 state[name] = torch.where(trained, shifted, modes[name])
         return state
 
-    def deployed(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
+    def deployed_modes(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
         if self.deploy == "ensemble":
             return modes, buffers
         return {name: value[:1] for name, value in modes.items()}, buffers[:1]
@@ -165,4 +165,4 @@ def _by_age(current: Tensor, past: Tensor | None, ages: int = 1) -> Tensor:
     """
     if past is None:
         return current.repeat(ages, 1)
-    return torch.cat([current, *past.split(current.shape[1], 1)])
+    return torch.cat([current, *torch.split(past, current.shape[1], 1)])

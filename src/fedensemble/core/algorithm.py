@@ -126,7 +126,7 @@ class Algorithm(ABC):
         """Initial client state for a mode with parameters `theta`; empty for most algorithms."""
         return {}
 
-    def start(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+    def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and running statistics [K, R] of the modes before the first round.
 
         Args:
@@ -134,7 +134,7 @@ class Algorithm(ABC):
         """
         return theta, buffers
 
-    def deployed(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
+    def deployed_modes(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
         """Server state and running statistics of the modes that predict; by default all K.
 
         An algorithm whose result is a single model returns one row, [1, P] and [1, R].

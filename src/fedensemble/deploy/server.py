@@ -104,7 +104,7 @@ class Fleet:
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
         initial = self.model.init_params(config.seed, self.schedule.modes)
-        theta, buffers = self.algorithm.start(*initial)
+        theta, buffers = self.algorithm.start_modes(*initial)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers:
@@ -166,9 +166,9 @@ class Fleet:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The modes that predict in their current state: all K, unless the algorithm deploys one."""
+        """The current modes that predict: all K, unless the algorithm deploys a single model."""
         config = self.spec.config
-        modes, buffers = self.algorithm.deployed(self.state.modes, self.state.buffers)
+        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
             modes["theta"],

@@ -142,7 +142,9 @@ class Federation:
             warnings.warn(note, EngineWarning, stacklevel=2)
 
         # The modes and the server.
-        theta, buffers = self.algorithm.start(*self.model.init_params(seed, self.schedule.modes))
+        theta, buffers = self.algorithm.start_modes(
+            *self.model.init_params(seed, self.schedule.modes)
+        )
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
@@ -289,8 +291,8 @@ class Federation:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The modes that predict in their current state: all K, unless the algorithm deploys one."""
-        modes, buffers = self.algorithm.deployed(self.state.modes, self.state.buffers)
+        """The current modes that predict: all K, unless the algorithm deploys a single model."""
+        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
             modes["theta"],
