@@ -7,7 +7,16 @@ from pathlib import Path
 
 import torch
 
-from fedensemble.algorithms import Dore, FedAvg, FedDyn, FedPD, FedSplit, Scaffold
+from fedensemble.algorithms import (
+    Dore,
+    FedAvg,
+    FedCross,
+    FedDyn,
+    FedPD,
+    FedSDD,
+    FedSplit,
+    Scaffold,
+)
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed.engine import DistributedEngine
@@ -101,6 +110,16 @@ def robust(engine):
             ("mean", "ipm"),
             ("multi-krum", "label-flip"),
         )
+    }
+
+
+def coupled():
+    """With two strata, one of three modes at least is idle."""
+    return {
+        f"{algorithm}": lambda algorithm=algorithm: small_federation(
+            algorithm, "vector", modes=3, strata=2
+        )
+        for algorithm in (FedCross(alpha=0.8, partner="lowest"), FedSDD(server_lr=0.2))
     }
 
 
@@ -261,6 +280,7 @@ def main(folder):
             **methods("loop"),
             **methods("vector"),
             **robust("vector"),
+            **coupled(),
             **models(),
         }.items():
             agree_with_one_process(make, ranks)

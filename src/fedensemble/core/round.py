@@ -160,6 +160,8 @@ def couple_modes(
     modes, buffers = algorithm.couple(state.modes, state.buffers, cohort)
     # Coupling may compare modes, or train one. Different rounding on another process of a job could
     # then lead to another model, so all of them continue with the modes of rank 0.
+    modes = {name: modes[name].expand_as(old).contiguous() for name, old in state.modes.items()}
+    buffers = buffers.expand_as(state.buffers).contiguous()
     new = broadcast_modes(replace(state, modes=modes, buffers=buffers), engine)
     tensors = [*new.modes.values(), new.buffers]
     broken = torch.stack([~value.isfinite().all(1) for value in tensors]).any(0)

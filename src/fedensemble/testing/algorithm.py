@@ -42,6 +42,10 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
     check_arithmetic(method)
     passed = ["arithmetic"]
     for name in [engine] if engine is not None else simulation_engines():
+        if method.couples:
+            for modes, strata in _ENSEMBLES:
+                check_coupling(method, name, modes, strata, _ROUNDS)
+            passed.append(f"coupling, engine '{name}'")
         check_bytes(method, name)
         runs = {
             modes: train(small_federation(method, name, modes, strata), _ROUNDS)
@@ -54,10 +58,6 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
         passed += [f"{what}, engine '{name}'" for what in _CONTRACTS]
-        if method.couples:
-            for modes, strata in _ENSEMBLES:
-                check_coupling(method, name, modes, strata, _ROUNDS)
-            passed.append(f"coupling, engine '{name}'")
     return passed
 
 

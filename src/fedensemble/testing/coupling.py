@@ -7,11 +7,14 @@ and `couple` itself is checked to be a function of its arguments.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..core.algorithm import Algorithm
 from ..core.round import finish_round
 from ..core.types import RoundReport
 from ..federation.federation import Federation
-from .assertions import require_equal, snapshot
+from ..flat_params import Tree
+from .assertions import require, require_equal, snapshot
 from .toy_problems import small_federation
 
 _BUFFERS = "running statistics"
@@ -45,6 +48,8 @@ def check_coupling(algorithm: Algorithm, engine: str, modes: int, strata: int, r
             federation.algorithm.couple(alone.modes, alone.buffers, cohort) for _ in range(2)
         )
         require_equal(snapshot(*inputs), before, f"{name}.couple wrote into what it was given")
+        forms, expected = _forms(first, buffers), _forms(alone.modes, alone.buffers)
+        require(forms == expected, f"{name}.couple must keep the form {expected}; it gave {forms}.")
         require_equal(second, first, f"{name}.couple gave another result for the same arguments")
         federation.run_round(result)
         require_equal(
@@ -54,7 +59,8 @@ def check_coupling(algorithm: Algorithm, engine: str, modes: int, strata: int, r
         )
         # The state before the round, which the caller may hold, is not written to either.
         require_equal(snapshot(*inputs), before, f"{name}: a round wrote into the state before it")
-        forms = {n: (tuple(t.shape), t.dtype) for n, t in first.items()}
-        expected = {n: (tuple(t.shape), t.dtype) for n, t in alone.modes.items()}
-        if forms != expected or buffers.shape != alone.buffers.shape:
-            raise AssertionError(f"{name}.couple must keep the form {expected}; it gave {forms}.")
+
+
+def _forms(modes: Tree, buffers: Tensor) -> dict[str, tuple[tuple[int, ...], str]]:
+    tensors = {**modes, _BUFFERS: buffers}
+    return {name: (tuple(value.shape), str(value.dtype)) for name, value in tensors.items()}
