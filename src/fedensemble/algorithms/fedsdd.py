@@ -109,7 +109,8 @@ class FedSDD(ServerDistillation, FedAvg):
         """All K R models, the main model first, which of them teach, and their statistics."""
         theta, slots = modes["theta"], self.history - 1
         seen, newest = modes[_SEEN], torch.arange(slots, device=theta.device)
-        # The newest stored model of a mode without clients is its current one and counts once.
+        # The newest stored model of a mode without clients is its current one and counts once. (The
+        # main model may have been distilled since; then the newer one counts.)
         stored = (newest < seen) & (trained | (newest > 0))
         teaches = torch.cat([trained | (seen > 0), stored], 1).T.flatten()
         past, past_buffers = modes.get(_PAST), modes.get(_PAST_BUFFERS)

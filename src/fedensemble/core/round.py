@@ -63,12 +63,13 @@ def run_round(
     if corrected is not None:
         done = finish_round(state, request, corrected, schedule, outcome, aggregator)
     new, report = done
-    # A server step on gathered uploads may depend on a device's free memory, and so differ between
-    # the processes of a job. All of them continue with the modes of rank 0.
-    if algorithm.gathers:
-        new = broadcast_modes(new, engine)
+    # Modes may interact. This is after the review, so that a mode that broke does not spread.
     if algorithm.couples and report.trained:
         new = couple_modes(new, algorithm, (corrected or result).cohort, engine)
+    # A server step on gathered uploads may depend on a device's free memory, and so differ between
+    # the processes of a job. All of them continue with the modes of rank 0.
+    elif algorithm.gathers:
+        new = broadcast_modes(new, engine)
     # Client state is written last: a round that raises changes neither server nor client state.
     engine.commit()
     return new, report
@@ -156,12 +157,15 @@ def update_modes(
 def couple_modes(
     state: EnsembleState, algorithm: Algorithm, cohort: Cohort, engine: Engine
 ) -> EnsembleState:
-    """The state after the modes have interacted, or an error if a mode is no longer finite."""
+    """The state after the modes have interacted; raises DivergedError if one is not finite.
+
+    An engine of real clients does not let it raise, and gets the state without interaction.
+    """
     modes, buffers = algorithm.couple(state.modes, state.buffers, cohort)
-    # Coupling may compare modes, or train one. Different rounding on another process of a job could
-    # then lead to another model, so all of them continue with the modes of rank 0.
     modes = {name: modes[name].expand_as(old).contiguous() for name, old in state.modes.items()}
     buffers = buffers.expand_as(state.buffers).contiguous()
+    # Coupling may compare modes, or train one. Different rounding on another process of a job could
+    # then lead to another model, so all of them continue with the modes of rank 0.
     new = broadcast_modes(replace(state, modes=modes, buffers=buffers), engine)
     tensors = [*new.modes.values(), new.buffers]
     broken = torch.stack([~value.isfinite().all(1) for value in tensors]).any(0)

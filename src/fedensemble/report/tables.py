@@ -102,7 +102,9 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     # The size of the models is shown only if some run predicts with more or fewer models than it has
     # modes. Otherwise the number of modes already says how large an ensemble is.
     several = any(
-        s.get("prediction_models", s["modes"]) != s["modes"] for result in results for s in result.summaries
+        s.get("prediction_models", s["modes"]) != s["modes"]
+        for result in results
+        for s in result.summaries
     )
     curves = [records for result in results for records in result.curves]
     tests = fewest_tests(curves, metric)
