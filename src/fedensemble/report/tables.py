@@ -99,7 +99,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     first = next(result for result in results if not result.failed)
     available = first.summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in available and name != metric]
-    # The size of the models is shown only if some run predicts with more or fewer models than modes.
+    # The size of the models is shown only if a run predicts with more or fewer models than modes.
     # Otherwise the number of modes already says how large an ensemble is.
     several = any(
         s.get("prediction_models", s["modes"]) != s["modes"]
