@@ -140,7 +140,51 @@ class PaysForModes(FedAvg):
         return 8 * len(sent["theta"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Couples(FedAvg):
+    """Moves all modes towards their mean."""
+
+    def couple(self, modes, buffers, cohort):
+        theta = modes["theta"]
+        return {"theta": 0.9 * theta + 0.1 * theta.mean(0)}, buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplesInPlace(FedAvg):
+    def couple(self, modes, buffers, cohort):
+        return {"theta": modes["theta"].lerp_(modes["theta"].mean(0), 0.1)}, buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplesAlsoInTheServersUpdate(Couples):
+    """Mixes modes where each mode should be computed from its own clients."""
+
+    def server_update(self, mode, uploads, cohort):
+        theta = uploads["theta"]
+        # K = 4 in the runs, never in the check of arithmetic
+        return {"theta": theta + 0.1 * mode["theta"].flip(0) if len(theta) == 4 else theta}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplesByCalls(FedAvg):
+    calls: list = field(default_factory=list)
+
+    def couple(self, modes, buffers, cohort):
+        self.calls.append(1)
+        return {"theta": modes["theta"] + 1e-3 * len(self.calls)}, buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CouplesToOneMode(FedAvg):
+    def couple(self, modes, buffers, cohort):
+        return {"theta": modes["theta"].mean(0, keepdim=True)}, buffers[:1]
+
+
 ALGORITHMS = [
+    (CouplesInPlace, "wrote into"),
+    (CouplesAlsoInTheServersUpdate, "leaks into other modes"),
+    (CouplesByCalls, "another result for the same arguments"),
+    (CouplesToOneMode, "must keep the form"),
     (PaysForModes, "depend on the number of modes"),
     (CostsFractions, "upload_bytes must give an int"),
     (ReducesOverTheBatch, "the same result alone"),
@@ -165,6 +209,11 @@ ALGORITHMS = [
 def test_algorithm(broken, says):
     with pytest.raises(AssertionError, match=says):
         check_algorithm(broken, "vector")
+
+
+def test_algorithm_that_couples_modes():
+    assert Couples.couples and not FedAvg.couples
+    assert "coupling, engine 'loop'" in check_algorithm(Couples, "loop")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from fedensemble import Adam, FedAvg, FedProx
+from fedensemble.algorithms import FedCross, FedSDD
 from fedensemble.core.algorithm import algorithms
 from fedensemble.core.engine import engines
 from fedensemble.core.schedule import schedules
@@ -25,8 +26,10 @@ def test_algorithm(name, engine):
     [
         FedAvg(lr=0.3, weighting="uniform", lr_decay=0.5, lr_decay_every=2),
         FedProx(lr=0.05, mu=1.0, optimizer=Adam()),
+        FedCross(alpha=0.7, partner="lowest", same_start=False, weighting="uniform"),
+        FedSDD(history=4, server_lr=0.3, deploy="ensemble", optimizer=Adam()),
     ],
-    ids=["uniform weights and decay", "Adam"],
+    ids=["uniform weights and decay", "Adam", "FedCross", "FedSDD"],
 )
 def test_algorithm_with_settings(algorithm):
     check_algorithm(algorithm, "vector")

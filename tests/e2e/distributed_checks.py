@@ -7,7 +7,17 @@ from pathlib import Path
 
 import torch
 
-from fedensemble.algorithms import Dore, FedAvg, FedAvgM, FedDyn, FedPD, FedSplit, Scaffold
+from fedensemble.algorithms import (
+    Dore,
+    FedAvg,
+    FedAvgM,
+    FedCross,
+    FedDyn,
+    FedPD,
+    FedSDD,
+    FedSplit,
+    Scaffold,
+)
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed.engine import DistributedEngine
@@ -114,6 +124,16 @@ def robust(engine):
             ("mean", "ipm"),
             ("multi-krum", "label-flip"),
         )
+    }
+
+
+def coupled():
+    """With two strata, one of three modes at least is idle."""
+    return {
+        f"{algorithm}": lambda algorithm=algorithm: small_federation(
+            algorithm, "vector", modes=3, strata=2
+        )
+        for algorithm in (FedCross(alpha=0.8, partner="lowest"), FedSDD(server_lr=0.2))
     }
 
 
@@ -276,6 +296,7 @@ def main(folder):
             **robust("vector"),
             **sharing("loop"),
             **sharing("vector"),
+            **coupled(),
             **models(),
         }.items():
             agree_with_one_process(make, ranks)

@@ -28,6 +28,8 @@ def settings(*values: str) -> list[str]:
     ("values", "said"),
     [
         (["algorithm.name=fedbe"], "data.server_share"),
+        (["algorithm.name=fedsdd"], "data.server_share"),
+        (["algorithm.name=fedcross", "algorithm.alpha=1.5"], "FedCross needs alpha from 0 to 1"),
         (["algorithm.name=fedbe", "data.server_share=2"], "server_share"),
         (["algorithm.name=fedbe", "data.server_file=none.npz"], "none.npz"),
         (
@@ -54,9 +56,10 @@ def test_a_model_that_cannot_be_matched(folder):
     assert "BatchNorm2d" in errors
 
 
-@pytest.mark.parametrize("name", ["fedbe", "fedbe-nokd", "pfnm", "fedma"])
+@pytest.mark.parametrize("name", ["fedbe", "fedbe-nokd", "pfnm", "fedma", "fedcross", "fedsdd"])
 def test_a_run_predicts_as_it_was_tested(folder, name):
-    extra = ["data.server_share=0.1", "algorithm.server_epochs=1"] if name == "fedbe" else []
+    distils = name in ("fedbe", "fedsdd")
+    extra = ["data.server_share=0.1", "algorithm.server_epochs=1"] if distils else []
     arguments = ["small.toml", *settings(f"algorithm.name={name}", *extra), "--out", "out"]
     code, _, errors = run("run", *arguments, cwd=folder)
     assert code == 0, errors

@@ -414,9 +414,12 @@ def test_against_numpy(name, weighting):
 
 
 def test_every_method_has_an_oracle():
-    """Those that fit a distribution or match units have theirs in test_ensemble_oracles."""
+    """Those that fit a distribution or match units have theirs in test_ensemble_oracles, those whose
+    modes interact in test_coupled_modes.
+    """
     known = {name.split(",")[0] for name in ORACLES}
-    assert known | {"fedbe", "fedbe-nokd", "pfnm", "fedma"} == set(fe.algorithms)
+    elsewhere = {"fedbe", "fedbe-nokd", "pfnm", "fedma", "fedcross", "fedsdd"}
+    assert known | elsewhere == set(fe.algorithms)
 
 
 def test_dore_downloads_what_a_client_missed():

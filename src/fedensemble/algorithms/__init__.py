@@ -6,11 +6,13 @@ from .fedac import FedAc
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
 from .fedbe import FedBE, FedBENoKD
+from .fedcross import FedCross
 from .feddyn import FedDyn
 from .fedma import FedMA
 from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedpd import FedPD
 from .fedprox import FedProx
+from .fedsdd import FedSDD
 from .fedsplit import FedSplit
 from .pfnm import PFNM
 from .qsgd import QSGD
@@ -28,10 +30,12 @@ __all__ = [
     "FedAvgM",
     "FedBE",
     "FedBENoKD",
+    "FedCross",
     "FedDyn",
     "FedMA",
     "FedPD",
     "FedProx",
+    "FedSDD",
     "FedSplit",
     "FedYogi",
     "Scaffold",

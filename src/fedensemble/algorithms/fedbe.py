@@ -12,21 +12,19 @@ ICLR 2021.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import prng
 from ..core.algorithm import algorithms
-from ..core.optimizer import SGD
 from ..core.types import Cohort, GatheredUploads
 from ..errors import InputError
 from ..flat_params import Tree
 from ..modeling.server_context import Objective, ServerContext
+from .distillation import ServerDistillation, soft_cross_entropy, train_students
 from .fedavg import FedAvg
 from .posterior import sample_dirichlet, sample_gaussian
 
@@ -83,7 +81,7 @@ class PosteriorSampling(FedAvg):
 
 @algorithms.register("fedbe")
 @dataclass(frozen=True, kw_only=True)
-class FedBE(PosteriorSampling):
+class FedBE(ServerDistillation, PosteriorSampling):
     """FedAvg whose server distils a Bayesian ensemble of the clients' models into their average.
 
     The server needs unlabelled inputs. Models are evaluated on them as in prediction: running
@@ -109,8 +107,7 @@ class FedBE(PosteriorSampling):
             Choose "mean" to use learning rates of that code. Ignored for regression.
     """
 
-    distils: ClassVar[bool] = True
-    context: ClassVar[ServerContext | None] = None  # set by `bind`
+    instead: ClassVar[str] = "fedbe-nokd"
 
     server_epochs: int = 20
     server_batch: int = 128
@@ -137,22 +134,6 @@ class FedBE(PosteriorSampling):
                 f"got {self.server_lr_low} and {self.server_lr}."
             )
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return () if self.context is None else self.context.notes
-
-    def bind(self, context: ServerContext) -> Self:
-        if context.unlabelled is None:
-            raise InputError(
-                "FedBE distils on unlabelled inputs of the server, and there are none. Pass "
-                "x_server to FederatedData; in a config, hold back some training examples with "
-                "data.server_share = 0.1 or give a file with data.server_file = 'inputs.npz'. Or "
-                "use 'fedbe-nokd'."
-            )
-        bound = copy(self)
-        object.__setattr__(bound, "context", context)
-        return bound
-
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """The distilled students; modes that no client trained are skipped and do not change."""
         trained, cohort = _restrict_to_trained(cohort)
@@ -165,14 +146,10 @@ class FedBE(PosteriorSampling):
     def _train_students(self, mean: Tensor, cohort: Cohort) -> Tensor:
         """The students [K, P] of all modes of the cohort, from the clients' means [K, P]."""
         samples, members = self.sample(mean, cohort)
-        context = self.context
-        if context is None or context.unlabelled is None:
-            raise InputError(
-                "FedBE has no server data, because `bind` was not called; a Federation calls it."
-            )
+        context, x = self.server_inputs()
         buffers = members.shares(len(samples)).to(samples.dtype) @ members.buffers
         teacher = self.teacher(context, samples, mean, buffers, members)
-        return self.distil(context, mean, buffers, context.unlabelled, teacher, cohort.key(2))
+        return self.distil(context, mean, buffers, x, teacher, cohort.key(2))
 
     def teacher(
         self,
@@ -209,28 +186,30 @@ class FedBE(PosteriorSampling):
         """The students [K, P] after training from `theta` on inputs x [n, ...] and the teacher."""
         objective: Objective = F.mse_loss
         if context.model.task == "classification":
-            objective = _cross_entropy if self.class_reduction == "sum" else _mean_cross_entropy
-        optimizer = SGD(momentum=0.9)
-        optimizer_state, cycle_end_sum, step = (
-            optimizer.init_state(theta),
-            torch.zeros_like(theta),
-            0,
+            by_sum = self.class_reduction == "sum"
+            objective = soft_cross_entropy() if by_sum else _mean_cross_entropy
+        students = train_students(
+            context,
+            objective,
+            theta,
+            buffers,
+            x,
+            teacher,
+            key,
+            epochs=self.server_epochs,
+            batch_size=self.server_batch,
+            learning_rate=self._cyclical_rate,
         )
-        mode_index = torch.arange(len(theta), device=theta.device).unsqueeze(1)
-        epochs = torch.arange(self.server_epochs, device=key.device).unsqueeze(1)
-        # Each mode visits the inputs in its own random order.
-        for order in prng.permutation(prng.fold_in(key, epochs), teacher.shape[1]):  # [K, n]
-            row_batches = torch.split(order, self.server_batch, 1)
-            target_batches = torch.split(teacher[mode_index, order], self.server_batch, 1)
-            for rows, target in zip(row_batches, target_batches, strict=True):
-                gradient = context.gradient(objective, theta, buffers, x[rows], target)
-                fraction = step % self.cycle / max(self.cycle - 1, 1)
-                lr = (1 - fraction) * self.server_lr + fraction * self.server_lr_low
-                theta, optimizer_state = optimizer.step(theta, gradient, optimizer_state, lr)
-                step += 1
-                if step % self.cycle == 0:
-                    cycle_end_sum = cycle_end_sum + theta
-        return cycle_end_sum / (step // self.cycle) if step >= self.cycle else theta
+        cycle_end_sum, step, student = torch.zeros_like(theta), 0, theta
+        for step, student in enumerate(students, 1):
+            if step % self.cycle == 0:
+                cycle_end_sum = cycle_end_sum + student
+        return cycle_end_sum / (step // self.cycle) if step >= self.cycle else student
+
+    def _cyclical_rate(self, step: int) -> float:
+        """The server's learning rate in a step, counted from 0."""
+        fraction = step % self.cycle / max(self.cycle - 1, 1)
+        return (1 - fraction) * self.server_lr + fraction * self.server_lr_low
 
 
 @algorithms.register("fedbe-nokd")
@@ -272,11 +251,6 @@ def _restrict_to_trained(cohort: Cohort) -> tuple[Tensor, Cohort]:
         name: getattr(cohort, name)[trained] for name in ("count", "weight", "share", "shared_draw")
     }
     return trained, replace(cohort, members=members, **rows)
-
-
-def _cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy between the probabilities of the teacher and of the student."""
-    return -(teacher * outputs.log_softmax(-1)).sum(-1).mean()
 
 
 def _mean_cross_entropy(outputs: Tensor, teacher: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ class Algorithm(ABC):
     plain_sgd: ClassVar[bool] = False  # its equations hold only for local SGD without momentum
     distils: ClassVar[bool] = False  # its server learns from unlabelled inputs, `data.x_server`
     gathers: ClassVar[bool] = False  # its server needs each upload, `cohort.members`, not the mean
+    # its server lets modes interact; set for every class that overrides `couple`
+    couples: ClassVar[bool] = False
     # its uploads are rounded or sparse, so that their coordinate-wise median is zero
     quantised: ClassVar[bool] = False
 
@@ -62,6 +64,8 @@ class Algorithm(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adopt_earlier_names(cls, _RENAMED)
+        if "couple" in cls.__dict__:
+            cls.couples = True
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -122,6 +126,21 @@ class Algorithm(ABC):
         """Initial client state for a mode with parameters `theta`; empty for most algorithms."""
         return {}
 
+    def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters [K, P] and running statistics [K, R] of the modes before the first round.
+
+        Args:
+            theta, buffers: of K models that were initialised independently; the default.
+        """
+        return theta, buffers
+
+    def deployed_modes(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:
+        """Server state and running statistics of the modes that predict; by default all K.
+
+        An algorithm whose result is a single model returns one row, [1, P] and [1, R].
+        """
+        return modes, buffers
+
     def predictors(self, mode: Tree) -> Tensor:
         """The models whose predictions a mode averages, [K, S, P]; for most S = 1, its own."""
         return mode["theta"].unsqueeze(-2)
@@ -175,3 +194,18 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """The new server state, from the weighted mean of the uploads of a mode's clients."""
+
+    def couple(self, modes: Tree, buffers: Tensor, cohort: Cohort) -> tuple[Tree, Tensor]:
+        """The modes after they have interacted: the last part of the server's step.
+
+        `server_update` computes each mode from its own clients. This method gets the result for all
+        modes of one run and may mix its rows, which nothing else may. It is not called in a round
+        in which no client replied.
+
+        Args:
+            modes: server state after `server_update`, [K, P]. Modes that no client trained in this
+                round are unchanged, and it is up to this method what happens to them.
+            buffers: running statistics, [K, R]; frozen parameters are part of them.
+            cohort: the clients behind each mode; `cohort.count` is 0 for a mode without clients.
+        """
+        return modes, buffers

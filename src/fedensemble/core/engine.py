@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import DivergedError
 from ..flat_params import Tree
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
@@ -72,6 +73,13 @@ class Engine(ABC):
             before, after: the states before and after the server's step.
         """
         return None
+
+    def reject_coupling(self, error: DivergedError) -> None:
+        """Called if coupling the modes gave nan or infinity; raises the error.
+
+        An engine of real clients logs it instead: the modes of the round then stay uncoupled.
+        """
+        raise error
 
     def commit(self) -> None:  # noqa: B027 (not every engine holds client state)
         """Stores the client state of the last `run_visits`; called after the server's step."""

@@ -16,11 +16,11 @@ from torch import Tensor
 from ..errors import DivergedError, setting
 from ..flat_params import Tree
 from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
-from .algorithm import Algorithm
+from .algorithm import Algorithm, algorithms
 from .engine import Engine
 from .schedule import Schedule
 from .shared import Shared
-from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
+from .types import Cohort, EnsembleState, Outcome, Plan, RoundReport, RoundResult
 
 
 class Request(NamedTuple):
@@ -66,11 +66,13 @@ def run_round(
     if corrected is not None:
         done = finish_round(state, request, corrected, schedule, outcome, aggregator, shared)
     new, report = done
+    # Modes may interact. This is after the review, so that a mode that broke does not spread.
+    if algorithm.couples and report.trained:
+        new = couple_modes(new, algorithm, (corrected or result).cohort, engine)
     # A server step on gathered uploads may depend on a device's free memory, and so differ between
     # the processes of a job. All of them continue with the modes of rank 0.
-    if algorithm.gathers:
-        modes = engine.broadcast_state({**new.modes, STATISTICS: new.buffers})
-        new = replace(new, buffers=modes.pop(STATISTICS), modes=modes)
+    elif algorithm.gathers:
+        new = broadcast_modes(new, engine)
     # Client state is written last: a round that raises changes neither server nor client state.
     engine.commit()
     return new, report
@@ -144,10 +146,11 @@ def finish_round(
 def update_modes(
     state: EnsembleState, algorithm: Algorithm, result: RoundResult, some_idle: bool
 ) -> tuple[Tree, Tensor]:
-    """Server state [K, P] and running statistics [K, R] of all modes after the server's step.
+    """Server state [K, P] and running statistics [K, R] of all modes, each from its own clients.
 
     Args:
-        some_idle: whether some mode had no client. Such a mode keeps its state unchanged.
+        some_idle: whether some mode had no client. Such a mode keeps its state unchanged; only
+            `Algorithm.couple`, which follows, may change it.
     """
     updated = algorithm.server_update(state.modes, result.uploads, result.cohort)
     modes = {name: updated[name].expand_as(old).contiguous() for name, old in state.modes.items()}
@@ -156,6 +159,40 @@ def update_modes(
     has_clients = result.cohort.count > 0
     modes = {name: torch.where(has_clients, modes[name], old) for name, old in state.modes.items()}
     return modes, torch.where(has_clients, result.buffers, state.buffers)
+
+
+def couple_modes(
+    state: EnsembleState, algorithm: Algorithm, cohort: Cohort, engine: Engine
+) -> EnsembleState:
+    """The state after the modes have interacted; raises DivergedError if one is not finite.
+
+    An engine of real clients does not let it raise, and gets the state without interaction.
+    """
+    modes, buffers = algorithm.couple(state.modes, state.buffers, cohort)
+    modes = {name: modes[name].expand_as(old).contiguous() for name, old in state.modes.items()}
+    buffers = buffers.expand_as(state.buffers).contiguous()
+    # Coupling may compare modes, or train one. Different rounding on another process of a job could
+    # then lead to another model, so all of them continue with the modes of rank 0.
+    new = broadcast_modes(replace(state, modes=modes, buffers=buffers), engine)
+    tensors = [*new.modes.values(), new.buffers]
+    broken = torch.stack([~value.isfinite().all(1) for value in tensors]).any(0)
+    if not bool(broken.any()):
+        return new
+    name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
+    mode = int(torch.nonzero(broken)[0])
+    engine.reject_coupling(
+        DivergedError(
+            f"The server's step of '{name}' gave nan or infinity in mode {mode} at round "
+            f"{new.round}. Lower the learning rates in the table 'algorithm'."
+        )
+    )
+    return state
+
+
+def broadcast_modes(state: EnsembleState, engine: Engine) -> EnsembleState:
+    """The state with the modes and running statistics of rank 0."""
+    modes = engine.broadcast_state({**state.modes, STATISTICS: state.buffers})
+    return replace(state, buffers=modes.pop(STATISTICS), modes=modes)
 
 
 def check_losses_finite(losses: Tensor, result: RoundResult, plan: Plan, round: int) -> None:

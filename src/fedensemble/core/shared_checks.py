@@ -86,6 +86,8 @@ def _reason_against(algorithm: Algorithm, theta: Tensor) -> str | None:
     # The class decides: an aggregator sets `gathers` on a copy of any algorithm.
     if type(algorithm).gathers:
         return "its server combines the clients' whole models of each mode"
+    if algorithm.couples:
+        return "its server changes whole modes after the update"
     if algorithm.init_client_state(theta):
         return (
             "its clients keep a state for each mode, of which the server tracks the mean, and "

@@ -104,7 +104,8 @@ class Fleet:
             buffer_rules=BufferRules.from_model(self.model),
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
-        theta, buffers = self.model.init_params(config.seed, self.schedule.modes)
+        initial = self.model.init_params(config.seed, self.schedule.modes)
+        theta, buffers = self.algorithm.start_modes(*initial)
         self.shared = resolve_shared(
             check_patterns(table.shared), self.model, self.algorithm, base_schedule, theta[0]
         )
@@ -172,18 +173,19 @@ class Fleet:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The K modes in their current state."""
+        """The current modes that predict: all K, unless the algorithm deploys a single model."""
         config = self.spec.config
+        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
-            self.state.modes["theta"],
-            self.state.buffers,
+            modes["theta"],
+            buffers,
             standardise=self.spec.schema.standardise,
             combine=config.ensemble.combine,
             input_shape=self.spec.shape,
             seed=config.seed,
             tokens=self.spec.schema.tokens,
-            predictors=self.algorithm.predictors(self.state.modes),
+            predictors=self.algorithm.predictors(modes),
             class_names=self.spec.class_names,
             feature_names=self.spec.schema.columns,
             shared=None if self.shared is None else self.shared.parameters,

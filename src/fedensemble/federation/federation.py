@@ -147,7 +147,9 @@ class Federation:
             warnings.warn(note, EngineWarning, stacklevel=2)
 
         # The modes and the server.
-        theta, buffers = self.model.init_params(seed, self.schedule.modes)
+        theta, buffers = self.algorithm.start_modes(
+            *self.model.init_params(seed, self.schedule.modes)
+        )
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
@@ -300,16 +302,17 @@ class Federation:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The K modes in their current state, ready to predict."""
+        """The current modes that predict: all K, unless the algorithm deploys a single model."""
+        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
-            self.state.modes["theta"],
-            self.state.buffers,
+            modes["theta"],
+            buffers,
             standardise=self.data.standardise,
             combine=self.combine,
             input_shape=self.data.x.shape[1:],
             seed=self.seed,
-            predictors=self.algorithm.predictors(self.state.modes),
+            predictors=self.algorithm.predictors(modes),
             tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
             class_names=self.data.class_names,
             feature_names=self.data.feature_names,

@@ -1,6 +1,6 @@
 """Resources of server-side algorithms: the model as a function of many parameter vectors, and data.
 
-FedBE evaluates an ensemble and distils it on the server's unlabelled inputs; PFNM and FedMA inspect
+FedBE and FedSDD distil an ensemble on the server's unlabelled inputs; PFNM and FedMA inspect
 the model's structure.
 """
 
@@ -87,7 +87,9 @@ class ServerContext:
         with _deterministic_cudnn():
             return self.graphed_gradient(objective, theta, buffers, x, target)
 
-    def mixture_of_predictions(self, weights: Tensor, theta: Tensor, buffers: Tensor) -> Tensor:
+    def mixture_of_predictions(
+        self, weights: Tensor, theta: Tensor, buffers: Tensor, *, logits: bool = False
+    ) -> Tensor:
         """K mixtures of M models' predictions for the server's own inputs, [K, n, ..., C].
 
         Predictions are probabilities in classification and outputs in regression. The models and
@@ -96,6 +98,7 @@ class ServerContext:
         Args:
             weights: of the models in each mixture, [K, M].
             theta, buffers: of the models, [M, P] and [M, R].
+            logits: mix logits instead of probabilities.
         """
         if self.unlabelled is None:
             raise InputError("The server has no inputs of its own; pass x_server to FederatedData.")
@@ -106,7 +109,7 @@ class ServerContext:
             size = ceil(total / ceil(total / max(1, self.chunk_size // len(theta))))
             x = self.unlabelled[done : done + size]
             try:
-                mixtures.append(self._mix_predictions(weights, theta, buffers, x))
+                mixtures.append(self._mix_predictions(weights, theta, buffers, x, logits))
                 done += len(x)
                 continue
             except torch.OutOfMemoryError:
@@ -123,7 +126,7 @@ class ServerContext:
         return torch.cat(mixtures, 1)
 
     def _mix_predictions(
-        self, weights: Tensor, theta: Tensor, buffers: Tensor, x: Tensor
+        self, weights: Tensor, theta: Tensor, buffers: Tensor, x: Tensor, logits: bool
     ) -> Tensor:
         """The mixtures for some inputs, with `chunk_size` models per forward pass."""
         partial_sums = []
@@ -136,7 +139,7 @@ class ServerContext:
         )
         for chunk_weights, chunk_theta, chunk_buffers in chunks:
             predictions = self.outputs(chunk_theta, chunk_buffers, x)
-            if self.model.task == "classification":
+            if self.model.task == "classification" and not logits:
                 predictions = predictions.softmax(-1)
             partial_sums.append(torch.einsum("km,m...->k...", chunk_weights, predictions))
         return sum(partial_sums[1:], partial_sums[0])

@@ -99,10 +99,12 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     first = next(result for result in results if not result.failed)
     available = first.summaries[0].get("test", {})
     shown = [metric] + [name for name in COMPARED if name in available and name != metric]
-    # The size of the models is shown only if some mode predicts with several models. Otherwise the
-    # number of modes already says how large an ensemble is.
+    # The size of the models is shown only if a run predicts with more or fewer models than modes.
+    # Otherwise the number of modes already says how large an ensemble is.
     several = any(
-        s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries
+        s.get("prediction_models", s["modes"]) != s["modes"]
+        for result in results
+        for s in result.summaries
     )
     curves = [records for result in results for records in result.curves]
     tests = fewest_tests(curves, metric)

@@ -12,12 +12,13 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
 from ..core.round import Request, finish_round
-from ..core.types import Plan
+from ..core.types import Plan, RoundReport
 from ..engines.local.local_engine import LocalEngine
 from ..federation.federation import Federation
 from ..flat_params import Tree, select_rows
 from .arithmetic import check_arithmetic
 from .assertions import remembered, require, require_close, require_equal, snapshot
+from .coupling import check_coupling, uncoupled_round
 from .reference import without_ensemble
 from .toy_problems import small_federation, train
 
@@ -41,6 +42,10 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
     check_arithmetic(method)
     passed = ["arithmetic"]
     for name in [engine] if engine is not None else simulation_engines():
+        if method.couples:
+            for modes, strata in _ENSEMBLES:
+                check_coupling(method, name, modes, strata, _ROUNDS)
+            passed.append(f"coupling, engine '{name}'")
         check_bytes(method, name)
         runs = {
             modes: train(small_federation(method, name, modes, strata), _ROUNDS)
@@ -113,7 +118,10 @@ def check_base_method(algorithm: Algorithm, engine: str, run: Federation) -> Non
 
 
 def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None:
-    """Checks that the start of a mode affects no other mode, its server state or client state."""
+    """Checks that the start of a mode affects no other mode, its server state or client state.
+
+    If the algorithm couples modes, this is checked in rounds without coupling.
+    """
     modes, strata = _ENSEMBLES[-1]
     other = small_federation(algorithm, engine, modes, strata)
     # Change the start of the last mode, train again, and compare all the other modes.
@@ -121,7 +129,12 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
     theta = other.state.modes["theta"].clone()
     theta[changed] = -theta[changed] + 0.1
     other.state = replace(other.state, modes=other.algorithm.init_mode(theta))
-    train(other, _ROUNDS)
+    if algorithm.couples:
+        run = small_federation(algorithm, engine, modes, strata)
+    for _ in range(_ROUNDS):
+        _train_round(other)
+        if algorithm.couples:
+            _train_round(run)
     what = f"{_name(algorithm)}, engine '{engine}': mode {changed} leaks into other modes"
     require_equal(
         _without_mode(other.state.modes, changed), _without_mode(run.state.modes, changed), what
@@ -134,7 +147,10 @@ def check_separation(algorithm: Algorithm, engine: str, run: Federation) -> None
 
 
 def check_idle(algorithm: Algorithm, engine: str) -> None:
-    """Checks that a mode without visits does not change and that old states are not written to."""
+    """Checks that a mode without visits does not change and that old states are not written to.
+
+    If the algorithm couples modes, this is checked in rounds without coupling.
+    """
     modes, strata = _ENSEMBLES[-1]
     federation = small_federation(algorithm, engine, modes, strata)
     for _ in range(_ROUNDS):
@@ -143,7 +159,7 @@ def check_idle(algorithm: Algorithm, engine: str) -> None:
             snapshot(federation.state.modes),
             remembered(federation.engine),
         )
-        report = next(federation.rounds(1))
+        report = _train_round(federation)
         require_equal(
             snapshot(old.modes),
             before,
@@ -194,6 +210,13 @@ def check_bytes(algorithm: Algorithm, engine: str) -> None:
         f"{_name(algorithm)}, engine '{engine}': bytes of visits (up, down) depend on the number "
         f"of modes: with one {one}, with several {several}.",
     )
+
+
+def _train_round(federation: Federation) -> RoundReport:
+    """One more round of the federation, without the coupling of modes."""
+    if federation.algorithm.couples:
+        return uncoupled_round(federation)
+    return next(federation.rounds(1))
 
 
 def _without_mode(tree: Tree, mode: int) -> Tree:

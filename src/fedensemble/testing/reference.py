@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -92,37 +94,34 @@ def without_ensemble(
         means = {name: value / total for name, value in sums.items()}
         lr = algorithm.learning_rate(round)
         cohort = Cohort(count, weights, share, len(data), shared_draw, round=round, lr=lr)
-        if not algorithm.gathers:
+        if not (algorithm.gathers or algorithm.couples):
             mode = algorithm.server_update(mode, means, cohort)
             continue
-        # Algorithms that gather uploads get them stacked, and a leading dimension of one mode.
-        client, mode_index = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
-        stacked = {name: torch.stack([tree[name] for tree in all_uploads]) for name in means}
-        members = GatheredUploads(
-            client,
-            mode_index,
-            shares[client].double(),
-            stacked,
-            torch.empty(len(clients), 0).double(),
-        )
-        mode_cohort = Cohort(
-            count[None],
-            weights[None],
-            share[None],
-            len(data),
-            shared_draw[None],
-            members,
-            round=round,
-            lr=lr,
+        # Algorithms that gather uploads or couple modes get a leading dimension of one mode.
+        members = _gathered(clients, all_uploads, shares) if algorithm.gathers else None
+        mode_cohort = replace(
+            cohort,
+            count=count[None],
+            weight=weights[None],
+            share=share[None],
+            shared_draw=shared_draw[None],
+            members=members,
         )
         state, mean_uploads = (
             {name: value[None] for name, value in tree.items()} for tree in (mode, means)
         )
-        mode = {
-            name: value[0]
-            for name, value in algorithm.server_update(state, mean_uploads, mode_cohort).items()
-        }
+        updated = algorithm.server_update(state, mean_uploads, mode_cohort)
+        coupled, _ = algorithm.couple(updated, federation.state.buffers[:1], mode_cohort)
+        mode = {name: value[0] for name, value in coupled.items()}
     named = {
         f"{n} of client {c}, mode 0": row for c, tree in memory.items() for n, row in tree.items()
     }
     return mode, named
+
+
+def _gathered(clients: list[int], uploads: list[Tree], shares: Tensor) -> GatheredUploads:
+    """The uploads of the clients of one mode, stacked."""
+    client, mode = torch.tensor(clients), torch.zeros(len(clients), dtype=torch.int64)
+    stacked = {name: torch.stack([tree[name] for tree in uploads]) for name in uploads[0]}
+    no_buffers = torch.empty(len(clients), 0).double()
+    return GatheredUploads(client, mode, shares[client].double(), stacked, no_buffers)

@@ -84,6 +84,16 @@ def test_seeds_hyperparameters_modes_and_partitions_differ(tmp_path, monkeypatch
     assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [4, 4, 4, 3]
 
 
+def test_modes_of_different_runs_are_not_mixed(tmp_path, monkeypatch):
+    method = {"name": "fedcross", "lr": 0.1}
+    configs = [
+        config(algorithm={**method, "alpha": 0.7}, seed=0),
+        config(algorithm={**method, "alpha": 0.9, "deploy": "ensemble"}, seed=1, ensemble__modes=4),
+        config(algorithm={**method, "alpha": 0.7, "deploy": "ensemble"}, seed=1, ensemble__modes=4),
+    ]
+    assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [2] * 4
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fedadam", "diana"])
 def test_algorithms_with_client_state_server_state_and_randomness(tmp_path, monkeypatch, name):
     configs = [config(algorithm={"name": name, "lr": 0.05}, seed=seed) for seed in (0, 1)]

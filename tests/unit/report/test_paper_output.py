@@ -203,6 +203,8 @@ def test_cited_are_the_algorithms_that_are_used(written, tmp_path):
                     "fedbe",
                     "pfnm",
                     "fedma",
+                    "fedcross",
+                    "fedsdd",
                 ]
             )
         )

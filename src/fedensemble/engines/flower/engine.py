@@ -16,6 +16,7 @@ from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
 from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult
 from ...core.visit_keys import shared_uniform
+from ...errors import DivergedError
 from ...flat_params import Tree, payload_bytes, select_rows
 from .clipping import limit_lengths
 from .collector import Collector
@@ -156,6 +157,10 @@ class FlowerEngine(Engine):
             visit: reply for visit, reply in replies.items() if visit.mode not in self.log.broken
         }
         return self._build_result()
+
+    def reject_coupling(self, error: DivergedError) -> None:
+        """Logs the error: the values of clients must not be able to end the training of all."""
+        logger.warning("%s The modes of this round stay uncoupled.", error)
 
     def commit(self) -> None:
         pending = self._pending

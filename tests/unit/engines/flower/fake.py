@@ -139,7 +139,8 @@ class FakeFleet:
         self.grid = FakeGrid(self.nodes, self.time)
         self.roster = Roster(self.grid, clock=self.time, log=self.log_lines.append)
         self.algorithm, self.schedule = self.federation.algorithm, self.federation.schedule
-        theta, buffers = model.init_params(self.federation.seed, self.schedule.modes)
+        initial = model.init_params(self.federation.seed, self.schedule.modes)
+        theta, buffers = self.algorithm.start_modes(*initial)
         planned = self.schedule.init(len(data), self.federation.seed)
         self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, planned)
         self.engine: FlowerEngine | None = None

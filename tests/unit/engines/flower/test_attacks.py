@@ -13,12 +13,13 @@ from flwr.app import Error, Message
 from torch import nn
 
 import fedensemble as fe
+from fedensemble.algorithms import FedCross
 from fedensemble.engines.flower.deadline import MAX_STRAYS, RoundTimeout
 from fedensemble.engines.flower.messages import BUFFERS, MODEL, RESULT, UPLOAD, pack, unpack
 from fedensemble.engines.flower.mode_checks import FiniteModeCheck
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.engines.flower.running_statistics import BufferRules
-from fedensemble.testing.toy_problems import classification, small_federation
+from fedensemble.testing.toy_problems import classification, small_federation, small_model
 
 from .fake import FakeFleet
 from .test_refusals import BAD, NAME, change
@@ -289,6 +290,46 @@ def test_a_mode_that_breaks_keeps_its_last_good_state(modes, monkeypatch):
         assert int(fleet.engine.counted[:, 1].max()) == burst
     [(report, log)] = fleet.rounds(1)
     assert not log.broken and report.loss is not None
+
+
+def test_a_mode_that_breaks_does_not_break_those_it_is_mixed_with(monkeypatch):
+    """The broken mode is found before modes are mixed, so that only its own replies do not count."""
+    federation = fe.Federation(
+        small_model,
+        classification(),
+        FedCross(alpha=0.5),
+        schedule=fe.Balanced(modes=3, strata=3, clients_per_round=6),
+        engine="loop",
+        dtype=torch.float64,
+    )
+    fleet = FakeFleet(federation)
+    fleet.rounds(1)
+    plain = fe.FedAvg.server_update
+
+    def update(self, mode, uploads, cohort):
+        made = plain(self, mode, uploads, cohort)["theta"]
+        return {"theta": torch.cat([torch.full_like(made[:1], torch.inf), made[1:]])}
+
+    before = fleet.state.modes["theta"].clone()
+    with monkeypatch.context() as patch:
+        patch.setattr(fe.FedAvg, "server_update", update)
+        [(report, log)] = fleet.rounds(1)
+    assert log.broken == [0] and report.trained == (1, 2)
+    theta = fleet.state.modes["theta"]
+    assert bool(theta.isfinite().all()) and not bool((theta == before).all(1).any())
+
+
+def test_mixing_that_fails_is_left_out_of_the_round(monkeypatch, caplog):
+    fleet = FakeFleet(
+        fe.Federation(small_model, classification(), FedCross(), modes=2, engine="loop")
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(FedCross, "_mix", lambda self, value, partner: value / 0)
+        [(report, log)] = fleet.rounds(1)
+    assert report.trained and not log.broken and bool(fleet.state.modes["theta"].isfinite().all())
+    assert "'fedcross' gave nan or infinity in mode 0 at round 1" in caplog.text
+    assert "stay uncoupled" in caplog.text
+    assert fleet.rounds(1)[0][0].loss is not None
 
 
 def test_finite_weights_with_predictions_that_are_not_are_found():

@@ -397,7 +397,11 @@ def test_a_fleet_from_a_schema_trains_as_a_simulation_of_its_files_and_is_tested
 
     assert write_report(run).rows[0][0] == "accuracy %"
     page = run_page(run)
-    assert "fleet, 3 clients" in page and "run it again" not in page and "? clients" not in page
+    assert (
+        "fleet,\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}clients" in page
+        and "run it again" not in page
+        and "? clients" not in page
+    )
     for text in ("site-0", "site-2", "3 clients enrolled with 90 examples", "on 40 examples"):
         assert text in page, text
     report = (run / "report.md").read_text()
