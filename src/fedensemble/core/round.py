@@ -17,6 +17,7 @@ from ..errors import DivergedError, setting
 from ..flat_params import Tree
 from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm
+from .average import NO_AVERAGE, Average, update_average
 from .engine import Engine
 from .schedule import Schedule
 from .types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
@@ -39,6 +40,7 @@ def run_round(
     schedule: Schedule,
     engine: Engine,
     aggregator: Aggregator = MEAN,
+    average: Average = NO_AVERAGE,
     outcome: Outcome | None = None,
     request: Request | None = None,
     train_clients: Callable[[Request], RoundResult] | None = None,
@@ -68,6 +70,8 @@ def run_round(
     if algorithm.gathers:
         modes = engine.broadcast_state({**new.modes, STATISTICS: new.buffers})
         new = replace(new, buffers=modes.pop(STATISTICS), modes=modes)
+    lr = algorithm.learning_rate(state.round)
+    new = replace(new, average=update_average(average, new, report.trained, lr))
     # Client state is written last: a round that raises changes neither server nor client state.
     engine.commit()
     return new, report
@@ -113,7 +117,8 @@ def finish_round(
         result = aggregate(aggregator, request.algorithm, request.sent, request.buffers, result)
     trained = sorted(set(plan.mode.tolist()))
     modes, buffers = update_modes(state, request.algorithm, result, len(trained) < schedule.modes)
-    new = EnsembleState(
+    new = replace(
+        state,
         round=state.round + 1,
         modes=modes,
         buffers=buffers,

@@ -43,6 +43,13 @@ TITLES = {
 UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
 PREDICTED = "prediction models, MB"
 BATCH = "runs per batch"
+# keys of a summary, and the titles of their columns
+EVALUATIONS = {
+    "test": "standard evaluation",
+    "test_last": "last modes, without average",
+    "test_dropout": "dropout active",
+}
+LAST_MODES = "last modes"  # beside a metric: without the average over rounds
 LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
 SHARED_TIME = "the time of runs trained in one batch is each run's share"
 NO_INTERVAL = "The spread of the modes is not a prediction interval."
@@ -104,6 +111,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     several = any(
         s.get("prediction_models", 0) > s["modes"] for result in results for s in result.summaries
     )
+    averaged = any("test_last" in s for result in results for s in result.summaries)
     curves = [records for result in results for records in result.curves]
     tests = fewest_tests(curves, metric)
     together = any(s.get("trained_together", 1) > 1 for r in results for s in r.summaries)
@@ -111,6 +119,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     header = (
         "method",
         main,
+        *[f"{main}, {LAST_MODES}"] * averaged,
         *[f"{main}, {last_tests(tests)}"] * (tests > 1),
         *others,
         UPLOADED,
@@ -129,6 +138,9 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         if tests > 1:
             means = [mean_of_last(records, metric, tests) for records in result.curves]
             cells.insert(1, _over_seeds(metric, means))
+        if averaged:
+            last = result.values(metric, "test_last")
+            cells.insert(1, _over_seeds(metric, last) if last else NONE)
         uploaded, _ = summarise([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = summarise([summary["seconds"] for summary in result.summaries])
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
@@ -193,8 +205,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
         summary: of the run.
         records: of its rounds; with several tests, a column has the means of the last ones.
     """
-    evaluations = {"test": "standard evaluation", "test_dropout": "dropout active"}
-    present = [key for key in evaluations if key in summary]
+    present = [key for key in EVALUATIONS if key in summary]
     names = list(summary[present[0]]) if present else []
     tests = fewest_tests([records], names[0]) if names else 0
     averaged = tests > 1
@@ -221,7 +232,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
     modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
     title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
     title += " (diverged)" if "diverged" in summary else ""
-    header = ("metric", *(evaluations.get(key, key) for key in columns))
+    header = ("metric", *(EVALUATIONS.get(key, key) for key in columns))
     header += (last_tests(tests),) * averaged
     return TextTable(title, header, tuple(rows))
 

@@ -36,6 +36,8 @@ RATES = (
     "lr",
     "lr_decay",
     "lr_decay_every",
+    "lr_cycle",
+    "lr_cycle_end",
     "weighting",
     "server_lr_decay",
     "server_lr_decay_every",
