@@ -289,8 +289,8 @@ def list_command(
         str | None,
         typer.Argument(
             help="What to list: aggregators, algorithms, attacks, averages, datasets, engines, "
-            "models, optimizers, participations, partitions, schedules or runs; by default, these topics "
-            "with the names of their entries."
+            "models, optimizers, participations, partitions, schedules or runs; by default, these "
+            "topics with the names of their entries."
         ),
     ] = None,
     name: Annotated[
