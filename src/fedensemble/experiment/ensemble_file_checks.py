@@ -96,6 +96,8 @@ def check_modes(
         tensor = tensors[full_name]
         _check_tensor(problem, full_name, tensor, tuple(shapes[name]), functional_model.dtype)
         modes_tensors[mode][name] = tensor
+    if f"0/{PREDICTOR_BUFFERS}" in tensors and f"0/{PREDICTORS}" not in tensors:
+        raise StoreError(f"{problem}: it has '{PREDICTOR_BUFFERS}' without '{PREDICTORS}'.")
     # [S, P] and [S, R], with the same S in all modes.
     first = tensors.get(f"0/{PREDICTORS}", torch.empty(0))
     samples = max(first.shape[0], 1) if first.dim() == 2 else 1
@@ -106,8 +108,6 @@ def check_modes(
         _check_of_all_modes(
             problem, name, tensors, modes, (samples, layout.total), functional_model.dtype
         )
-    if f"0/{PREDICTOR_BUFFERS}" in tensors and f"0/{PREDICTORS}" not in tensors:
-        raise StoreError(f"{problem}: it has '{PREDICTOR_BUFFERS}' without '{PREDICTORS}'.")
     return modes_tensors
 
 
