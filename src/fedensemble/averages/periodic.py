@@ -37,6 +37,15 @@ class Periodic(Average):
                 f"{owner} needs every >= 1 and start >= 0; got {self.every} and {self.start}."
             )
 
+    def note(self, rounds: int) -> str:
+        first = (self.start // self.every + 1) * self.every
+        if first <= rounds:
+            return ""
+        return (
+            f"{type(self).__name__} collects its first model after round {first}, and there are "
+            f"{rounds} rounds: until then the current modes predict."
+        )
+
     def init(self, theta: Tensor, buffers: Tensor) -> Tree:
         one_per_mode = theta.new_zeros(len(theta), 1)
         return {

@@ -77,6 +77,10 @@ class Average(ABC):
             theta, buffers: of the current modes, [K, P] and [K, R].
         """
 
+    def note(self, rounds: int) -> str:
+        """A note for the user if the average has no effect in a run of `rounds` rounds."""
+        return ""
+
     def predictors(self, state: Tree, theta: Tensor, buffers: Tensor, seed: int) -> Predictors:
         """The models that predict; by default one for each mode, `center`.
 

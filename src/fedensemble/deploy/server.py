@@ -119,6 +119,7 @@ class Fleet:
         if self.algorithm.weighting == "examples":
             names = [member.name for member in roster.members]
             notes += weight_notes(names, self.engine.sizes, self.engine.weights)
+        notes += [note] if (note := self.average.note(config.rounds)) else []
         for note in notes:
             _warn(note)
         self.state = EnsembleState(

@@ -173,7 +173,8 @@ class Federation:
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
         self.trained_together = 1  # runs in the largest batch so far, this one included
-        _ = self.ensemble  # raises now, not after training, if `combine` is wrong
+        # Raises now, not after training, if `combine` is wrong.
+        self._make_ensemble(NO_AVERAGE)
         preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
 
     def __repr__(self) -> str:
@@ -412,7 +413,7 @@ class Federation:
         """
         settings, tensors, round = serialization.read(folder, data, changes)
         federation = cls(model, data, **settings)
-        # Another average starts with the next round.
+        # An average of another kind starts with the next round.
         if "average" in changes:
             tensors = serialization.replace_average(tensors, federation.state.average)
         # An engine with another name or other options makes its own numerical choices.

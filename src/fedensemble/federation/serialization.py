@@ -191,7 +191,17 @@ def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> 
 
 
 def replace_average(tensors: Tree, fresh: Tree) -> Tree:
-    """The tensors of a checkpoint with the initial state of another average."""
+    """The tensors of a checkpoint with the initial state of another average.
+
+    An average with the same state, such as one with another decay, continues with it.
+    """
+    stored = {
+        name.removeprefix("average/"): (value.shape, value.dtype)
+        for name, value in tensors.items()
+        if name.startswith("average/")
+    }
+    if stored == {name: (value.shape, value.dtype) for name, value in fresh.items()}:
+        return tensors
     kept = {name: value for name, value in tensors.items() if not name.startswith("average/")}
     return {**kept, **{f"average/{name}": value for name, value in fresh.items()}}
 
@@ -202,8 +212,8 @@ def _check_average(fresh: Tree, stored: Tree) -> None:
         raise StoreError(
             "The checkpoint does not fit: it was written with another average, with the state "
             f"{sorted(stored) or 'none'}; the state of this one is {sorted(fresh) or 'none'}. Use "
-            "the average that it was written with; only Federation.load(..., average=...) may "
-            "change it, and then starts the new one."
+            "the average that it was written with; Federation.load(..., average=...) "
+            "replaces it by a new one."
         )
     _check_tensors("averages", fresh, stored)
 

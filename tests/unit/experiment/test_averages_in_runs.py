@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedensemble import StoreError, load_ensemble
+from fedensemble import SWA, StoreError, load_ensemble
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.build import build_data, build_federation, resolve_device
 from fedensemble.config.schema import resolve
@@ -156,6 +156,9 @@ def test_load_may_start_another_average(tmp_path):
         assert torch.equal(each.state.modes["theta"], same.state.modes["theta"])
     assert other.state.average["trained_rounds"].max() == 1
     assert torch.equal(other.ensemble.theta, other.state.modes["theta"])
+    # of the same kind, with other options: continues
+    later = kind.load(tmp_path, model=lambda: model(0), data=data, average=SWA(start=0, every=3))
+    assert later.average == SWA(start=0, every=3) and later.state.average["collected"].min() > 0
     assert none.state.average == {} and same.state.average["collected"].max() == 3
 
 
@@ -185,6 +188,17 @@ def test_damaged_files_of_modes_are_refused(change, message, tmp_path):
     (tmp_path / "run" / "checksums.json").unlink(missing_ok=True)
     with pytest.raises(StoreError, match=message):
         load_ensemble(tmp_path / "run")
+
+
+def test_an_average_that_starts_too_late_is_noted(tmp_path):
+    said = []
+    small = {"model": {"name": "mlp", "hidden": [4]}}
+    callbacks = RunCallbacks(say=said.append)
+    run(config({"name": "swa", "start": 3, "every": 2}, **small), tmp_path / "four", callbacks)
+    assert not any("SWA" in note for note in said)
+    summary = run(config({"name": "swa"}, **small), tmp_path / "late", callbacks)
+    assert any("SWA collects its first model after round 51, and there are 4" in n for n in said)
+    assert summary["test"] == summary["test_last"]
 
 
 def test_records_are_json(tmp_path):
