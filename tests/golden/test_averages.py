@@ -262,6 +262,21 @@ def test_modes_with_fewer_snapshots_repeat_theirs():
     torch.testing.assert_close(found.buffers, buffers.unsqueeze(1) - steps.unsqueeze(-1), **CLOSE)
 
 
+def test_parameters_that_hardly_move_have_finite_samples():
+    """In float32, where the difference of two second moments would be negative."""
+    average, trained = SWAG(start=0, rank=2, samples=2), torch.ones(1, dtype=torch.bool)
+    theta, buffers = numbers(1, 5000).float(), torch.empty(1, 0)
+    state = average.init(theta, buffers)
+    squares = torch.zeros_like(theta)
+    for round in range(30):
+        ulp = torch.randint(-1, 2, theta.shape, generator=torch.Generator().manual_seed(round))
+        moved = theta * (1 + ulp * 2.0**-23)
+        squares += (moved**2 - squares) / (round + 1)
+        state = average.update(state, moved, buffers, trained, round, 0.1)
+        assert bool(average.predictors(state, moved, buffers, 0).theta.isfinite().all())
+    assert float((squares - state["mean"] ** 2).min()) < 0 <= float(state["variance"].min())
+
+
 def test_cyclic_rates_and_snapshots_at_their_ends():
     algorithm = FedAvg(lr=0.5, lr_decay=0.5, lr_decay_every=4, lr_cycle=4, lr_cycle_end=0.1)
     rates = [algorithm.learning_rate(round) for round in range(8)]

@@ -70,7 +70,8 @@ class SWAG(PeriodicMean):
     def add_models(self, state: Tree, theta: Tensor, buffers: Tensor, count: Tensor) -> Tree:
         means = super().add_models(state, theta, buffers, count)
         before, after = theta - state["mean"], theta - means["mean"]
-        # Welford's update. The difference of two second moments would cancel in float32.
+        # Welford's update, which is never negative. The difference of two second moments would
+        # cancel in float32, and the root of a negative variance is nan.
         variance = state["variance"] + (before * after - state["variance"]) / count
         deviations = torch.cat([state["deviations"], after.unsqueeze(1)], 1)[:, 1:]
         return {**means, "variance": variance, "deviations": deviations}

@@ -157,6 +157,8 @@ def update_average(
         trained: modes that had clients in the round.
         lr: the clients' learning rate in the round.
     """
+    if isinstance(average, NoAverage):
+        return state.average
     theta = state.modes["theta"]
     has_clients = torch.zeros(len(theta), dtype=torch.bool, device=theta.device)
     has_clients[list(trained)] = True

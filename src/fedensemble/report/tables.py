@@ -216,6 +216,22 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
             mean = mean_of_last(records, name, tests)
             cells.append(show(name, mean) if math.isfinite(mean) else NONE)
         rows.append((TITLES.get(name, name), *cells))
+    columns = present or ["value"]
+    for name, text in _run_facts(summary):
+        # The size is that of the models that predict, and not of the modes without the average.
+        predicting = name in ("prediction models", PREDICTED)
+        cells = [NONE if predicting and key == "test_last" else text for key in columns]
+        rows.append((name, *cells, *[NONE] * averaged))
+    modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
+    title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
+    title += " (diverged)" if "diverged" in summary else ""
+    header = ("metric", *(EVALUATIONS.get(key, key) for key in columns))
+    header += (last_tests(tests),) * averaged
+    return TextTable(title, header, tuple(rows))
+
+
+def _run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of what a run sent, took and needs to predict."""
     facts = [
         (UPLOADED, in_megabytes(summary["bytes_up"])),
         (DOWNLOADED, in_megabytes(summary["bytes_down"])),
@@ -227,14 +243,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
         facts.append(("simulated time, h", hours(summary["clock"])))
     if summary.get("unanswered"):
         facts.append(("rounds without a reply", str(summary["unanswered"])))
-    columns = present or ["value"]
-    rows += [(name, *[text] * len(columns), *[NONE] * averaged) for name, text in facts]
-    modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
-    title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
-    title += " (diverged)" if "diverged" in summary else ""
-    header = ("metric", *(EVALUATIONS.get(key, key) for key in columns))
-    header += (last_tests(tests),) * averaged
-    return TextTable(title, header, tuple(rows))
+    return facts
 
 
 def time_table(records: Records) -> TextTable | None:

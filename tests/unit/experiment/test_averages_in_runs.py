@@ -84,6 +84,8 @@ def test_tables_and_pages_show_both_tests(tmp_path):
     assert table.header[:3] == ("metric", "standard evaluation", "last modes, without average")
     shown = dict(zip(table.header, table.rows[0], strict=True))
     assert shown["last modes, without average"] == f"{100 * own['test_last']['accuracy']:.2f}"
+    models = next(row for row in table.rows if row[0] == "prediction models")
+    assert models[1:3] == (str(own["prediction_models"]), "–")
     assert results(read_run(stores[0].path)).tables[0].header == table.header
     assert numbers_of(own)["last_accuracy"] == own["test_last"]["accuracy"]
     rows = [
