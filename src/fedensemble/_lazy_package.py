@@ -8,7 +8,7 @@ from typing import Any
 
 # Public names that subpackages have, too: `fe.schedules` is the registry, and
 # `from fedensemble.schedules import Stratified` still imports from the subpackage.
-SHARED_NAMES = ("algorithms", "schedules")
+SHARED_NAMES = ("algorithms", "averages", "schedules")
 
 
 class LazyPackage(ModuleType):

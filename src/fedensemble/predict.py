@@ -138,6 +138,8 @@ class Ensemble:
         seed: of dropout, if it is active in predictions.
         predictors: the models whose predictions a mode averages, [K, S, P]; None for the modes'
             own parameters.
+        predictor_buffers: running statistics of the predictors, [K, S, R], or [K, 1, R] if those of
+            a mode share them; None for those of the modes.
         tokens: whether inputs are integers that stay integers; None if this is not known, and
             inputs are passed to the model as they are.
         class_names: name of each class, or None.
@@ -158,6 +160,7 @@ class Ensemble:
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
         predictors: Tensor | None = None,
+        predictor_buffers: Tensor | None = None,
         tokens: bool | None = None,
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
@@ -166,6 +169,10 @@ class Ensemble:
         self.shared = shared
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
+        # [K, S, R], or [K, 1, R] if the predictors of a mode have the same
+        self.predictor_buffers = (
+            buffers.unsqueeze(1) if predictor_buffers is None else predictor_buffers
+        )
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.class_names = None if class_names is None else tuple(class_names)
@@ -200,7 +207,8 @@ class Ensemble:
         Shared parameters count once.
         """
         size = sum(
-            tensor.numel() * tensor.element_size() for tensor in (self.predictors, self.buffers)
+            tensor.numel() * tensor.element_size()
+            for tensor in (self.predictors, self.predictor_buffers)
         )
         if self.shared is None:
             return size
@@ -209,17 +217,29 @@ class Ensemble:
         sent_once = int((self.shared & (models == models[:1]).all(0)).sum())
         return size - sent_once * (len(models) - 1) * models.element_size()
 
-    def module(self, mode: int) -> nn.Module:
+    def module(self, mode: int, predictor: int | None = None) -> nn.Module:
         """A mode as a plain nn.Module, in eval mode on the CPU.
 
         The module takes normalized inputs, that is after `standardise`. Raises IndexError if there
         is no such mode.
+
+        Args:
+            predictor: which of the S models that predict for the mode; None for the one that
+                represents it, which for S = 1 is the same.
         """
         model = self.model.build(0)
-        weights = self.model.theta_layout.unflatten(self.theta[mode])
-        buffers = self.model.buffer_layout.unflatten(self.buffers[mode])
+        theta, statistics = self.theta[mode], self.buffers[mode]
+        if predictor is not None:
+            theta = self.predictors[mode, predictor]
+            statistics = self._buffers_of_predictors()[mode, predictor]
+        weights = self.model.theta_layout.unflatten(theta)
+        buffers = self.model.buffer_layout.unflatten(statistics)
         model.load_state_dict({**model.state_dict(), **weights, **buffers})
         return model.eval()
+
+    def _buffers_of_predictors(self) -> Tensor:
+        """Running statistics of all predictors, [K, S, R]."""
+        return self.predictor_buffers.expand(-1, self.predictors.shape[1], -1)
 
     def predict(
         self,
@@ -335,15 +355,13 @@ class Ensemble:
         x = x.to(functional_model.device)
         x = self.standardise(x, functional_model.dtype) if self.standardise is not None else x
         x = x.to(functional_model.dtype) if x.is_floating_point() else x
-        outputs = []
+        outputs, all_buffers = [], self._buffers_of_predictors()
         for mode in range(len(self)):
             key = prng.key(self.seed, "evaluation", mode, batch) if dropout else None
-            for theta in self.predictors[mode]:
+            for theta, buffers in zip(self.predictors[mode], all_buffers[mode], strict=True):
                 inputs = x.clone()  # a model may write into its inputs
                 outputs.append(
-                    functional_model.outputs(
-                        theta, self.buffers[mode], inputs, key, batch_statistics
-                    )
+                    functional_model.outputs(theta, buffers, inputs, key, batch_statistics)
                 )
         stacked = torch.stack(outputs)
         return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])

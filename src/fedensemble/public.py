@@ -20,9 +20,11 @@ from .algorithms import (
     FedYogi,
     Scaffold,
 )
+from .averages import EMA, SWA, SWAG, Snapshots
 from .core.aggregator import Aggregator, aggregators
 from .core.algorithm import Algorithm, algorithms
 from .core.attack import Attack, attacks
+from .core.average import Average, averages
 from .core.engine import Engine
 from .core.optimizer import SGD, Adam, Optimizer
 from .core.participation import Participation, participations
@@ -51,21 +53,25 @@ _T = TypeVar("_T", bound=type)
 
 
 def register(name: str) -> Callable[[_T], _T]:
-    """Decorator that registers an Algorithm, Schedule or Participation: `@fe.register("mine")`."""
+    """Decorator that registers a part of the method: `@fe.register("mine")`.
+
+    It takes subclasses of Algorithm, Schedule, Participation and Average.
+    """
 
     def add(cls: _T) -> _T:
         kinds: list[tuple[type, Registry[Any]]] = [
             (Algorithm, algorithms),
             (Schedule, schedules),
             (Participation, participations),
+            (Average, averages),
         ]
         for base, registry in kinds:
             if isinstance(cls, type) and issubclass(cls, base):
                 registry.register(name)(cls)
                 return cls
         raise InputError(
-            f"register('{name}') takes a subclass of Algorithm, Schedule or Participation; "
-            f"got {cls!r}. Models, datasets and engines have their own registries."
+            f"register('{name}') takes a subclass of Algorithm, Schedule, Participation or "
+            f"Average; got {cls!r}. Models, datasets and engines have their own registries."
         )
 
     return add
@@ -88,13 +94,17 @@ def load_ensemble(folder: str | Path, device: str = "cpu") -> Ensemble:
 
 
 __all__ = [
+    "EMA",
     "QSGD",
     "SGD",
+    "SWA",
+    "SWAG",
     "Adam",
     "Aggregator",
     "AggregatorWarning",
     "Algorithm",
     "Attack",
+    "Average",
     "Balanced",
     "CenteredClipping",
     "Cohort",
@@ -136,12 +146,14 @@ __all__ = [
     "RoundReport",
     "Scaffold",
     "Schedule",
+    "Snapshots",
     "StoreError",
     "Stratified",
     "TrimmedMean",
     "aggregators",
     "algorithms",
     "attacks",
+    "averages",
     "evaluate",
     "evaluate_classes",
     "load_ensemble",

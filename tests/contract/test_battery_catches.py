@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedensemble import Algorithm, FedAvg, Plan, Schedule, Stratified, prng
+from fedensemble import EMA, SWA, Algorithm, FedAvg, Plan, Schedule, Snapshots, Stratified, prng
 from fedensemble.core.engine import engines
 from fedensemble.core.sampling import sample_without_replacement
 from fedensemble.engines.local.client_state import ClientMemory
 from fedensemble.engines.local.loop import LoopEngine
-from fedensemble.testing import check_algorithm, check_engine, check_schedule
+from fedensemble.testing import check_algorithm, check_average, check_engine, check_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,3 +486,77 @@ def test_engine(broken, says, monkeypatch):
     monkeypatch.setitem(engines._items, "broken", broken)
     with pytest.raises(AssertionError, match=says):
         check_engine("broken")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsIdleModes(EMA):
+    def update(self, state, theta, buffers, trained, round, lr):
+        return super().update(state, theta, buffers, torch.ones_like(trained), round, lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsTheStart(EMA):
+    def init(self, theta, buffers):
+        state = super().init(theta, buffers)
+        return {**state, "ema": torch.zeros_like(theta)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritesToItsState(EMA):
+    def update(self, state, theta, buffers, trained, round, lr):
+        state["ema"].mul_(0.9).add_(0.1 * theta * trained.unsqueeze(1))
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesModes(SWA):
+    def add_models(self, state, theta, buffers, count):
+        return super().add_models(state, theta - 0.1 * theta.mean(0), buffers, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritesToTheModes(SWA):
+    def update(self, state, theta, buffers, trained, round, lr):
+        theta *= 0.999
+        return super().update(state, theta, buffers, trained, round, lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemembersOutsideItsState(Snapshots):
+    rounds: list = field(default_factory=list)
+
+    def update(self, state, theta, buffers, trained, round, lr):
+        self.rounds.append(round)
+        return super().update(state, theta * len(self.rounds), buffers, trained, round, lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsFreshSamples(EMA):
+    def predictors(self, state, theta, buffers, seed):
+        found = super().predictors(state, theta, buffers, seed)
+        return found._replace(theta=found.theta + torch.rand_like(found.theta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowsItsState(Snapshots):
+    def update(self, state, theta, buffers, trained, round, lr):
+        return {**state, "all": torch.cat([state.get("all", theta[:, :0]), theta], 1)}
+
+
+@pytest.mark.parametrize(
+    ("average", "says"),
+    [
+        (CountsIdleModes(), "A mode without clients changes its average"),
+        (KeepsTheStart(), "A mode that was never trained is not its own average"),
+        (WritesToItsState(), "wrote to an argument|Two equal calls of update differ"),
+        (MixesModes(start=0), "depends on other modes"),
+        (WritesToTheModes(start=0), "wrote to an argument|Two equal calls of update differ"),
+        (RemembersOutsideItsState(), "Two equal calls of update differ"),
+        (DrawsFreshSamples(), "Two equal calls of predictors differ"),
+        (GrowsItsState(), "changes names, shapes or dtypes"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_broken_averages_are_caught(average, says):
+    with pytest.raises(AssertionError, match=says):
+        check_average(average)

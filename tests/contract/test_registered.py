@@ -4,12 +4,13 @@ import warnings
 
 import pytest
 
-from fedensemble import Adam, FedAvg, FedProx
+from fedensemble import EMA, SWA, SWAG, Adam, FedAvg, FedProx, Snapshots
 from fedensemble.algorithms import FedCross, FedSDD
 from fedensemble.core.algorithm import algorithms
+from fedensemble.core.average import averages
 from fedensemble.core.engine import engines
 from fedensemble.core.schedule import schedules
-from fedensemble.testing import check_algorithm, check_engine, check_schedule
+from fedensemble.testing import check_algorithm, check_average, check_engine, check_schedule
 from fedensemble.testing.algorithm import simulation_engines
 from fedensemble.testing.cases import CASES
 from fedensemble.testing.engine import check_case
@@ -38,6 +39,20 @@ def test_algorithm_with_settings(algorithm):
 @pytest.mark.parametrize("name", list(schedules))
 def test_schedule(name):
     check_schedule(schedules[name])
+
+
+@pytest.mark.parametrize("name", list(averages))
+def test_average(name):
+    check_average(averages[name]())
+
+
+@pytest.mark.parametrize(
+    "average",
+    [EMA(decay=0.0), SWA(start=3, every=3), Snapshots(every=2), SWAG(start=0, rank=2, every=2)],
+    ids=repr,
+)
+def test_average_with_settings(average):
+    check_average(average)
 
 
 @pytest.mark.parametrize("name", simulation_engines())

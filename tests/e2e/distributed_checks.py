@@ -18,6 +18,7 @@ from fedensemble.algorithms import (
     FedSplit,
     Scaffold,
 )
+from fedensemble.averages import SWAG
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import Algorithm
 from fedensemble.engines.distributed.engine import DistributedEngine
@@ -73,6 +74,7 @@ def agree_with_one_process(make, ranks, rounds=ROUNDS):
         )
         require((mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down), "bytes")
     require_close(many.state.modes, alone.state.modes, "modes")
+    require_close(many.state.average, alone.state.average, "averages")
     require_close(
         {"buffers": many.state.buffers}, {"buffers": alone.state.buffers}, "running statistics"
     )
@@ -83,7 +85,7 @@ def agree_with_one_process(make, ranks, rounds=ROUNDS):
 def methods(engine):
     return {
         f"{algorithm} on {engine}": lambda algorithm=algorithm: small_federation(
-            algorithm, engine, modes=2, strata=2
+            algorithm, engine, modes=2, strata=2, average=SWAG(start=0, rank=2)
         )
         for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
     }

@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import tomllib
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 
 import fedensemble as fe
+from fedensemble.config.schema import resolve
+from fedensemble.core.average import averages
 from fedensemble.core.engine import engines
 from fedensemble.core.schedule import schedules
 from fedensemble.engines.stacked.handlers import HANDLERS
-from fedensemble.testing import check_engine
+from fedensemble.testing import check_average, check_engine
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -106,3 +109,18 @@ def test_the_plan_of_such_a_schedule_is_not_prefetched():
             federation.prefetch_round()
         called.append(prefetch.called)
     assert called == [True, False]
+
+
+def test_the_page_on_averages():
+    page = "how-to-average.md"
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
+    output: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=output.append)
+    assert result.attempted >= 8 and not result.failed, "".join(output)
+    rule = next(text for text in blocks(page, "python") if "class LastTwo" in text)
+    with patch.dict(averages._items):
+        exec(rule, names := {"__name__": "last_two"})
+        check_average(names["LastTwo"]())
+        assert averages["last-two"] is names["LastTwo"]
+    for text in blocks(page, "toml"):
+        resolve({**tomllib.loads(text), "data": {"source": "digits", "clients": 10}})

@@ -42,6 +42,7 @@ ALLOWED = {
     "schedules": {"schedules"} | CORE,
     "participation": {"participation"} | CORE,
     "robust": {"robust"} | CORE,
+    "averages": {"averages"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint_file", "participation"} | METHOD,
     "predict": METHOD,
@@ -69,6 +70,7 @@ LIGHT = {
     "schedules": {"torch"},
     "participation": {"torch"},
     "robust": {"torch"},
+    "averages": {"torch"},
     "engines": {"torch", "triton"},  # triton in kernels/triton only
     "engines/flower": {"torch", "numpy", "flwr"},
     "prng": {"torch"},

@@ -90,7 +90,7 @@ def test_a_part_of_another_kind_is_refused():
         fe.algorithms.register("wrong")(fe.Stratified)
     with pytest.raises(InputError, match="subclass of Schedule; got"):
         fe.schedules.register("wrong")(fe.FedAvg)
-    with pytest.raises(InputError, match="Algorithm, Schedule or Participation"):
+    with pytest.raises(InputError, match="Algorithm, Schedule, Participation or Average"):
         fe.register("wrong")(dict)
     assert "wrong" not in fe.algorithms and "wrong" not in fe.schedules
 
@@ -117,6 +117,7 @@ def test_a_registry_is_complete_however_its_module_is_imported():
         "core.participation": ("participations", "devices"),
         "core.aggregator": ("aggregators", "krum"),
         "core.attack": ("attacks", "alie"),
+        "core.average": ("averages", "swag"),
     }
     imports = "\n".join(
         f"from fedensemble.{module} import {registry}" for module, (registry, _) in expected.items()

@@ -15,6 +15,7 @@ from ..config.plugins import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS
 from ..core.aggregator import aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import attacks
+from ..core.average import averages
 from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import participations
@@ -64,6 +65,7 @@ KINDS = {
     "participations": Kind(participations, "options go into [participation]"),
     "aggregators": Kind(aggregators, "options go into [aggregator]"),
     "attacks": Kind(attacks, "options go into [attack]; simulation only"),
+    "averages": Kind(averages, "options go into [average]; they change predictions only"),
     "engines": Kind(engines, "options go into [engine.options]", ENGINE_ARGUMENTS),
 }
 

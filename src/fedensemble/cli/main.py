@@ -288,9 +288,9 @@ def list_command(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="What to list: aggregators, algorithms, attacks, datasets, engines, models, "
-            "optimizers, participations, partitions, schedules or runs; by default, these topics "
-            "with the names of their entries."
+            help="What to list: aggregators, algorithms, attacks, averages, datasets, engines, "
+            "models, optimizers, participations, partitions, schedules or runs; by default, these "
+            "topics with the names of their entries."
         ),
     ] = None,
     name: Annotated[

@@ -26,6 +26,7 @@ from .plugins import (
     build_aggregator,
     build_algorithm,
     build_attack,
+    build_average,
     build_participation,
 )
 from .schema import Config
@@ -123,6 +124,7 @@ def build_federation(config: Config, data: FederatedData) -> Federation:
             participation=build_participation(config.participation),
             aggregator=build_aggregator(config.aggregator),
             attack=build_attack(config.attack),
+            average=build_average(config.average),
             engine=config.engine.name,
             engine_options=config.engine.options,
             device=config.engine.device,

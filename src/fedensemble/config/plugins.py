@@ -11,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 from ..core.aggregator import MEAN, Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, attacks
+from ..core.average import NO_AVERAGE, Average, averages
 from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import Everybody, Participation, participations
@@ -115,8 +116,19 @@ OPTIMIZER = _table_with_name(("algorithm", "optimizer"), optimizers, "sgd")
 PARTICIPATION = _table_with_name(("participation",), participations, "devices")
 AGGREGATOR = _table_with_name(("aggregator",), aggregators, "median")
 ATTACK = _table_with_name(("attack",), attacks, "sign-flip")
+AVERAGE = _table_with_name(("average",), averages, "ema")
 ENGINE = PluginTable(("engine", "options"), (_ENGINE_NAME,), ("engine",), {})
-PLUGIN_TABLES = (DATA, MODEL, ALGORITHM, OPTIMIZER, PARTICIPATION, AGGREGATOR, ATTACK, ENGINE)
+PLUGIN_TABLES = (
+    DATA,
+    MODEL,
+    ALGORITHM,
+    OPTIMIZER,
+    PARTICIPATION,
+    AGGREGATOR,
+    ATTACK,
+    AVERAGE,
+    ENGINE,
+)
 
 
 def drop_stale_options(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,9 +169,12 @@ def _is_stale(
     return section.accepts(before, key, value) and not section.accepts(after, key, value)
 
 
+_BY_NAME_ALONE = ("optimizer", "average")  # tables that may be written as a name
+
+
 def as_table(key: str, value: Any) -> Any:
     """Returns the value; `optimizer = "adam"` becomes the table {"name": "adam"}."""
-    return {"name": value} if key == "optimizer" and isinstance(value, str) else value
+    return {"name": value} if key in _BY_NAME_ALONE and isinstance(value, str) else value
 
 
 def _table(values: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
@@ -204,6 +219,11 @@ def build_aggregator(table: Mapping[str, Any] | None) -> Aggregator:
 def build_attack(table: Mapping[str, Any] | None) -> Attack | None:
     """Returns the simulated attack of `[attack]`; without the table, None."""
     return None if table is None else attacks[table["name"]](**_options(table))
+
+
+def build_average(table: Mapping[str, Any] | None) -> Average:
+    """Returns the average of `[average]`; without the table, the current modes predict."""
+    return NO_AVERAGE if table is None else averages[table["name"]](**_options(table))
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:

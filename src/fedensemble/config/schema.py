@@ -19,10 +19,12 @@ from .hints import suggest_keys
 from .limits import check_values
 from .messages import LONGEST_NAME, NAME, sentence
 from .plugin_tables import Table
+from .plugins import as_table
 from .validate_plugins import (
     check_aggregator,
     check_algorithm,
     check_attack,
+    check_average,
     check_compatible,
     check_data,
     check_engine,
@@ -117,6 +119,7 @@ class Config(Table):
     participation: dict[str, Any] | None = None  # None: all clients reply
     aggregator: dict[str, Any] | None = None  # None: the weighted mean
     attack: dict[str, Any] | None = None  # None: all clients are honest
+    average: dict[str, Any] | None = None  # None: the current modes predict
     training: TrainingTable = TrainingTable()
     evaluation: EvaluationTable = EvaluationTable()
     report: ReportTable = ReportTable()
@@ -183,11 +186,15 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
         ("participation", check_participation),
         ("aggregator", check_aggregator),
         ("attack", check_attack),
+        ("average", check_average),
     ):
-        table = filled.get(name, Config.model_fields[name].get_default(call_default_factory=True))
+        default = Config.model_fields[name].get_default(call_default_factory=True)
+        table = as_table(name, filled.get(name, default))
         if isinstance(table, Mapping):
             filled[name] = check_table(dict(table), problems)
-    check_compatible(filled.get("algorithm"), filled.get("aggregator"), problems)
+    check_compatible(
+        filled.get("algorithm"), filled.get("aggregator"), filled.get("average"), problems
+    )
     check_engine(filled.get("engine"), problems)
     _check_schedule(filled, problems)
     tracker_names = filled.get("track")

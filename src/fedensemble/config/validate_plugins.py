@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ..arguments import check_names
 from ..core.aggregator import check_aggregator as check_rule
+from ..core.average import check_average as check_predictors
 from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.schedule import Schedule
 from ..core.shared_checks import check_sharing
@@ -28,6 +29,7 @@ from .plugins import (
     AGGREGATOR,
     ALGORITHM,
     ATTACK,
+    AVERAGE,
     DATA,
     ENGINE,
     MODEL,
@@ -38,6 +40,7 @@ from .plugins import (
     build_aggregator,
     build_algorithm,
     build_attack,
+    build_average,
     build_optimizer,
     build_participation,
 )
@@ -107,11 +110,20 @@ def check_aggregator(settings: dict[str, Any], problems: list[str]) -> dict[str,
     return _check_table(AGGREGATOR, build_aggregator, settings, problems)
 
 
-def check_compatible(algorithm: Any, aggregator: Any, problems: list[str]) -> None:
-    """Checks that the algorithm supports the aggregator; skipped if there are problems already."""
-    if isinstance(algorithm, Mapping) and isinstance(aggregator, Mapping) and not problems:
-        rule, method = build_aggregator(aggregator), build_algorithm(algorithm)
+def check_compatible(algorithm: Any, aggregator: Any, average: Any, problems: list[str]) -> None:
+    """Checks that the algorithm supports the aggregator and the average.
+
+    This is skipped if there are problems already.
+    """
+    if problems or not isinstance(algorithm, Mapping):
+        return
+    method = build_algorithm(algorithm)
+    if isinstance(aggregator, Mapping):
+        rule = build_aggregator(aggregator)
         try_build("aggregator", lambda: check_rule(rule, method, torch.zeros(1)), problems)
+    if isinstance(average, Mapping):
+        mean = build_average(average)
+        try_build("average", lambda: check_predictors(mean, method), problems)
 
 
 def check_shared(algorithm: Any, schedule: Schedule, problems: list[str]) -> None:
@@ -127,6 +139,11 @@ def check_shared(algorithm: Any, schedule: Schedule, problems: list[str]) -> Non
 def check_attack(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Returns the table `[attack]` with its defaults."""
     return _check_table(ATTACK, build_attack, settings, problems)
+
+
+def check_average(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Returns the table `[average]` with its defaults."""
+    return _check_table(AVERAGE, build_average, settings, problems)
 
 
 def _check_table(

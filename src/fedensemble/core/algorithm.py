@@ -20,6 +20,7 @@ from .types import Cohort
 
 algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm, "algorithms")
 
+DEFAULT_CYCLE_END = 0.01  # Garipov et al. 2018: from 5e-2 to 5e-4
 _RENAMED = {"rate": "learning_rate", "init_memory": "init_client_state"}
 
 
@@ -37,6 +38,9 @@ class Algorithm(ABC):
         lr_decay: factor on the learning rate every `lr_decay_every` rounds; 1 keeps it constant.
             The paper uses 0.99 every 10 rounds.
         lr_decay_every: rounds between two decay steps.
+        lr_cycle: rounds per cycle of the learning rate, at least 2; 0 or None for no cycles. Within
+            a cycle the rate falls linearly, from `lr` to `lr_cycle_end` times `lr`.
+        lr_cycle_end: factor on the learning rate in the last round of a cycle; None is 0.01.
         weighting: aggregation weights of a mode's clients: their number of "examples" (the paper's
             appendix) or "uniform" (the paper's remark).
         optimizer: the local optimizer: an Optimizer such as `Adam()`, a registered name, or a dict
@@ -58,6 +62,10 @@ class Algorithm(ABC):
     lr: float = 0.1
     lr_decay: float = 1.0
     lr_decay_every: int = 10
+    # None and not 0: a setting that is None is not part of a run's hash, so that runs of earlier
+    # versions keep their folders.
+    lr_cycle: int | None = None
+    lr_cycle_end: float | None = None
     weighting: Literal["examples", "uniform"] = "examples"
     optimizer: Optimizer = SGD()  # noqa: RUF009 (frozen)
 
@@ -77,6 +85,13 @@ class Algorithm(ABC):
                 f"{owner} needs 0 < lr_decay <= 1 and lr_decay_every >= 1; "
                 f"got {self.lr_decay} and {self.lr_decay_every}."
             )
+        if (self.lr_cycle or 0) < 0 or self.lr_cycle == 1:
+            raise InputError(f"{owner} needs lr_cycle >= 2, or 0; got {self.lr_cycle}.")
+        if self.lr_cycle_end is not None and not (self.lr_cycle and 0 < self.lr_cycle_end <= 1):
+            raise InputError(
+                f"{owner} needs 0 < lr_cycle_end <= 1, and lr_cycle with it; "
+                f"got {self.lr_cycle_end} and lr_cycle={self.lr_cycle}."
+            )
         if self.weighting not in ("examples", "uniform"):
             raise InputError(
                 f"{owner} needs weighting 'examples' or 'uniform'; got {self.weighting!r}."
@@ -93,7 +108,12 @@ class Algorithm(ABC):
 
     def learning_rate(self, round: int) -> float:
         """The learning rate of a round (counted from 0)."""
-        return self.lr * self.lr_decay ** (round // self.lr_decay_every)
+        lr = self.lr * self.lr_decay ** (round // self.lr_decay_every)
+        if not self.lr_cycle:
+            return lr
+        end = DEFAULT_CYCLE_END if self.lr_cycle_end is None else self.lr_cycle_end
+        position = round % self.lr_cycle / (self.lr_cycle - 1)
+        return lr * ((1 - position) + position * end)
 
     @property
     def assumes_full_participation(self) -> bool:

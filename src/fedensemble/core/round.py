@@ -17,6 +17,7 @@ from ..errors import DivergedError, setting
 from ..flat_params import Tree
 from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm, algorithms
+from .average import NO_AVERAGE, Average, update_average
 from .engine import Engine
 from .schedule import Schedule
 from .shared import Shared
@@ -40,6 +41,7 @@ def run_round(
     schedule: Schedule,
     engine: Engine,
     aggregator: Aggregator = MEAN,
+    average: Average = NO_AVERAGE,
     outcome: Outcome | None = None,
     request: Request | None = None,
     train_clients: Callable[[Request], RoundResult] | None = None,
@@ -73,6 +75,11 @@ def run_round(
     # the processes of a job. All of them continue with the modes of rank 0.
     elif algorithm.gathers:
         new = broadcast_modes(new, engine)
+    # Modes without clients change, too, if they share parameters or interact with trained ones.
+    everyone = report.trained and (shared is not None or algorithm.couples)
+    changed = tuple(range(schedule.modes)) if everyone else report.trained
+    lr = algorithm.learning_rate(state.round)
+    new = replace(new, average=update_average(average, new, changed, lr))
     # Client state is written last: a round that raises changes neither server nor client state.
     engine.commit()
     return new, report
@@ -122,7 +129,8 @@ def finish_round(
     modes, buffers = update_modes(state, algorithm, per_mode, len(trained) < schedule.modes)
     if shared is not None:
         modes, buffers = shared.update(state, modes, buffers, algorithm, sent, result, aggregator)
-    new = EnsembleState(
+    new = replace(
+        state,
         round=state.round + 1,
         modes=modes,
         buffers=buffers,

@@ -112,6 +112,7 @@ class EnsembleState:
     buffers: Tensor  # [K, R] running statistics of each mode
     schedule: Tree = field(default_factory=dict)
     participation: Tree = field(default_factory=dict)  # such as the simulated clock
+    average: Tree = field(default_factory=dict)  # [K, ...] averages of each mode over rounds
 
     def tensors(self, memory: Tree) -> Tree:
         """All tensors that training changes, by name: this state and the client state `memory`."""
@@ -120,6 +121,7 @@ class EnsembleState:
             "schedule": self.schedule,
             "memory": memory,
             "participation": self.participation,
+            "average": self.average,
         }
         named = {
             f"{group}/{name}": tensor
@@ -137,9 +139,17 @@ class EnsembleState:
         def group(prefix: str) -> Tree:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-        modes = {name: tensor.to(device) for name, tensor in group("modes/").items()}
+        modes, average = (
+            {name: tensor.to(device) for name, tensor in group(prefix).items()}
+            for prefix in ("modes/", "average/")
+        )
         state = cls(
-            round, modes, tensors["buffers"].to(device), group("schedule/"), group("participation/")
+            round,
+            modes,
+            tensors["buffers"].to(device),
+            group("schedule/"),
+            group("participation/"),
+            average,
         )
         return state, group("memory/")
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from ..config.plugins import build_aggregator, build_participation
+from ..config.plugins import build_aggregator, build_average, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
+from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
 from ..core.round import run_round
 from ..core.shared import check_patterns
 from ..core.types import EnsembleState, RoundReport
@@ -113,6 +114,8 @@ class Fleet:
             theta, buffers = self.shared.copy_first(theta, buffers)
         self.aggregator = build_aggregator(config.aggregator)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
+        self.average = build_average(config.average)
+        check_average(self.average, self.algorithm)
         if self.aggregator.gathers:
             self.algorithm = gathering(self.algorithm)
         note = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
@@ -123,9 +126,16 @@ class Fleet:
         if self.algorithm.weighting == "examples":
             names = [member.name for member in roster.members]
             notes += weight_notes(names, self.engine.sizes, self.engine.weights)
+        notes += [note] if (note := self.average.note(config.rounds)) else []
         for note in notes:
             _warn(note)
-        self.state = EnsembleState(0, self.algorithm.init_mode(theta), buffers, schedule_state)
+        self.state = EnsembleState(
+            0,
+            self.algorithm.init_mode(theta),
+            buffers,
+            schedule_state,
+            average=self.average.init(theta, buffers),
+        )
         # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
         # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
@@ -159,6 +169,7 @@ class Fleet:
             engine=self.engine,
             aggregator=self.aggregator,
             shared=self.shared,
+            average=self.average,
         )
         log, config = self.engine.log, self.spec.config
         record = {**describe(report), "fleet": log.to_record()}
@@ -173,19 +184,24 @@ class Fleet:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The current modes that predict: all K, unless the algorithm deploys a single model."""
+        """The K modes, or their averages over rounds if the config has an average."""
+        return self._make_ensemble(self.average)
+
+    @property
+    def last_ensemble(self) -> Ensemble | None:
+        """The K modes in their current state, without the average; None if there is no average."""
+        return None if isinstance(self.average, NoAverage) else self._make_ensemble(NO_AVERAGE)
+
+    def _make_ensemble(self, average: Average) -> Ensemble:
         config = self.spec.config
-        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
         return Ensemble(
             self.model,
-            modes["theta"],
-            buffers,
+            **prediction_models(self.state, self.algorithm, average, config.seed)._asdict(),
             standardise=self.spec.schema.standardise,
             combine=config.ensemble.combine,
             input_shape=self.spec.shape,
             seed=config.seed,
             tokens=self.spec.schema.tokens,
-            predictors=self.algorithm.predictors(modes),
             class_names=self.spec.class_names,
             feature_names=self.spec.schema.columns,
             shared=None if self.shared is None else self.shared.parameters,

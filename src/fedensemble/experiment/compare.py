@@ -89,9 +89,9 @@ class RowResult:
     curves: tuple[list[dict[str, Any]], ...] = field(default=())
     failed: Mapping[int, str] = field(default_factory=dict)
 
-    def values(self, metric: str) -> list[float]:
-        """Returns a metric after the last round, one value per seed; empty without a test set."""
-        return [s["test"][metric] for s in self.summaries if metric in s.get("test", {})]
+    def values(self, metric: str, way: str = "test") -> list[float]:
+        """Returns a metric after the last round, one value per seed; empty without such a test."""
+        return [s[way][metric] for s in self.summaries if metric in s.get(way, {})]
 
 
 def read_comparison(

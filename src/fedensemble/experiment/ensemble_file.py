@@ -22,7 +22,7 @@ from ..federation.resolve import select_device
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble
 from ..text import as_path
-from .ensemble_file_checks import PREDICTORS, check_facts, check_modes
+from .ensemble_file_checks import PREDICTOR_BUFFERS, PREDICTORS, check_facts, check_modes
 from .read_json import read_table
 from .run_folder import RunFolder
 
@@ -31,7 +31,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
 
     If a mode predicts with the average of S models, "<mode>/predictors" holds their parameters,
-    [S, P].
+    [S, P], and "<mode>/predictor_buffers" their running statistics, [S, R], if they differ.
 
     Args:
         path: of the file.
@@ -39,12 +39,20 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         facts: more metadata; `read_ensemble` needs "model", its input shape and number of outputs.
     """
     tensors: dict[str, Tensor] = {}
+    samples = ensemble.predictors.shape[1]
+    # An empty vector need not be written, and equal ones are those of the mode.
+    own_buffers = ensemble.buffers.shape[1] > 0 and not torch.equal(
+        ensemble.predictor_buffers, ensemble.buffers.unsqueeze(1)
+    )
     for mode in range(len(ensemble)):
         named = ensemble.model.theta_layout.unflatten(ensemble.theta[mode])
         named |= ensemble.model.buffer_layout.unflatten(ensemble.buffers[mode])
         tensors |= {f"{mode}/{name}": tensor for name, tensor in named.items()}
-        if ensemble.predictors.shape[1] > 1:
+        if samples > 1:
             tensors[f"{mode}/{PREDICTORS}"] = ensemble.predictors[mode]
+        if samples > 1 and own_buffers:
+            statistics = ensemble.predictor_buffers[mode].expand(samples, -1)
+            tensors[f"{mode}/{PREDICTOR_BUFFERS}"] = statistics.contiguous()
     normalize = ensemble.standardise
     metadata = {
         **facts,
@@ -107,15 +115,18 @@ def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
     )
     mean_std = facts["standardise"]
     standardise = None if mean_std is None else Standardise(*map(tuple, mean_std))
-    names = [f"{mode}/{PREDICTORS}" for mode in range(facts["modes"])]
-    predictors = (
-        torch.stack([tensors[name] for name in names]).to(device) if names[0] in tensors else None
+    predictors, predictor_buffers = (
+        torch.stack([tensors[f"{mode}/{name}"] for mode in range(facts["modes"])]).to(device)
+        if f"0/{name}" in tensors
+        else None
+        for name in (PREDICTORS, PREDICTOR_BUFFERS)
     )
     return Ensemble(
         functional_model,
         theta,
         buffers,
         predictors=predictors,
+        predictor_buffers=predictor_buffers,
         standardise=standardise,
         combine=config.ensemble.combine,
         input_shape=facts["model"]["shape"],

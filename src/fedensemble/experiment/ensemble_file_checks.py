@@ -19,6 +19,7 @@ from ..errors import StoreError
 from ..modeling.functional_model import FunctionalModel
 
 PREDICTORS = "predictors"
+PREDICTOR_BUFFERS = "predictor_buffers"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,9 @@ def check_modes(
         )
     )
     expected = {f"{mode}/{name}": (mode, name) for mode in range(modes) for name in shapes}
-    predictor_names = [f"{mode}/{PREDICTORS}" for mode in range(modes)]
+    predictor_names = {
+        f"{mode}/{name}" for mode in range(modes) for name in (PREDICTORS, PREDICTOR_BUFFERS)
+    }
     problem = f"{path} does not fit model '{model}'"
     for name in tensors:
         if name not in expected and name not in predictor_names:
@@ -93,16 +96,35 @@ def check_modes(
         tensor = tensors[full_name]
         _check_tensor(problem, full_name, tensor, tuple(shapes[name]), functional_model.dtype)
         modes_tensors[mode][name] = tensor
-    present = [name for name in predictor_names if name in tensors]
-    if present and len(present) != modes:
-        raise StoreError(f"{problem}: only {len(present)} of {modes} modes have '{PREDICTORS}'.")
-    for name in present:
-        # [S, P], with the same S in all modes.
-        first = tensors[present[0]]
-        count = first.shape[0] if first.dim() == 2 else 0
-        shape = (max(count, 1), functional_model.theta_layout.total)
-        _check_tensor(problem, name, tensors[name], shape, functional_model.dtype)
+    if f"0/{PREDICTOR_BUFFERS}" in tensors and f"0/{PREDICTORS}" not in tensors:
+        raise StoreError(f"{problem}: it has '{PREDICTOR_BUFFERS}' without '{PREDICTORS}'.")
+    # [S, P] and [S, R], with the same S in all modes.
+    first = tensors.get(f"0/{PREDICTORS}", torch.empty(0))
+    samples = max(first.shape[0], 1) if first.dim() == 2 else 1
+    for name, layout in (
+        (PREDICTORS, functional_model.theta_layout),
+        (PREDICTOR_BUFFERS, functional_model.buffer_layout),
+    ):
+        _check_of_all_modes(
+            problem, name, tensors, modes, (samples, layout.total), functional_model.dtype
+        )
     return modes_tensors
+
+
+def _check_of_all_modes(
+    problem: str,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    modes: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Raises if only some modes have the tensor "<mode>/<name>", or one of them does not fit."""
+    present = [f"{mode}/{name}" for mode in range(modes) if f"{mode}/{name}" in tensors]
+    if present and len(present) != modes:
+        raise StoreError(f"{problem}: only {len(present)} of {modes} modes have '{name}'.")
+    for full_name in present:
+        _check_tensor(problem, full_name, tensors[full_name], shape, dtype)
 
 
 def _check_tensor(

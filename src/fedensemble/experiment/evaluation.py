@@ -19,7 +19,7 @@ from .run_folder import RunFolder
 # normalizes with the statistics of the test batch.
 AUTHORS_BATCH = 16
 # Keys of the metrics that `evaluate_run` returns, in the record of a round with a test.
-TEST_KEYS = ("test", "modes", "test_dropout")
+TEST_KEYS = ("test", "modes", "test_last", "test_dropout")
 # Predictions with up to this number of elements stay on the device while metrics are computed.
 _MAX_ELEMENTS_ON_DEVICE = 100_000_000
 
@@ -31,7 +31,12 @@ class Trained(Protocol):
 
     @property
     def ensemble(self) -> Ensemble:
-        """The modes in their current state."""
+        """The models that predict."""
+        ...
+
+    @property
+    def last_ensemble(self) -> Ensemble | None:
+        """The modes in their current state; None if they are `ensemble`."""
         ...
 
 
@@ -59,8 +64,9 @@ def evaluate_run(
 ) -> tuple[dict[str, Any], Prediction | None]:
     """Returns metrics on the test set and the prediction; ({}, None) without a test set.
 
-    The metrics are "test" (ensemble), "modes" (each mode) and, if the config asks for it,
-    "test_dropout" (ensemble with dropout enabled). The prediction is the one without dropout.
+    The metrics are "test" (ensemble), "modes" (each mode), with an average "test_last" (the current
+    modes without it) and, if the config asks for it, "test_dropout" (ensemble with dropout
+    enabled). The prediction is that of "test".
     """
     if data.x_test is None or data.y_test is None:
         return {}, None
@@ -70,13 +76,16 @@ def evaluate_run(
         federation.model.device,
         "use fewer test examples, or a GPU or host with more memory",
     ):
-        prediction = _predict(config, federation, x, y, data.classes)
+        ensemble, last = federation.ensemble, federation.last_ensemble
+        prediction = _predict(config, ensemble, x, y, data.classes)
         metrics: dict[str, Any] = {
             "test": evaluate(prediction, y),
             "modes": evaluate_modes(prediction, y),
         }
+        if last is not None:
+            metrics["test_last"] = evaluate(_predict(config, last, x, y, data.classes), y)
         if config.evaluation.dropout:
-            with_dropout = _predict(config, federation, x, y, data.classes, dropout=True)
+            with_dropout = _predict(config, ensemble, x, y, data.classes, dropout=True)
             metrics["test_dropout"] = evaluate(with_dropout, y)
         return metrics, prediction
 
@@ -99,7 +108,7 @@ def write_prediction_summary(
     """
     if data.x_test is not None and data.y_test is not None:
         prediction = prediction or _predict(
-            config, federation, data.x_test, data.y_test, data.classes
+            config, federation.ensemble, data.x_test, data.y_test, data.classes
         )
         on_cpu = replace(prediction, mean=prediction.mean.cpu(), members=prediction.members.cpu())
         summary = describe_predictions(on_cpu, data.y_test, config.report.publish_targets)
@@ -108,18 +117,18 @@ def write_prediction_summary(
 
 def _predict(
     config: Config,
-    federation: Trained,
+    ensemble: Ensemble,
     x: Tensor,
     y: Tensor,
     classes: int | None,
     dropout: bool = False,
 ) -> Prediction:
     """Returns the prediction for the test set; small ones stay on the device."""
-    ensemble, batch_size = federation.ensemble, config.evaluation.batch_size
+    batch_size = config.evaluation.batch_size
     # The paper's code evaluates in train mode: dropout is on, and BatchNorm normalizes with the
     # statistics of the test batch, so the batch size changes the result. Without BatchNorm only
     # dropout differs, and the batch size does not matter.
-    in_train_mode = dropout and federation.model.has_batch_statistics and len(x) > 1
+    in_train_mode = dropout and ensemble.model.has_batch_statistics and len(x) > 1
     if in_train_mode:
         batch_size = max(2, min(batch_size, AUTHORS_BATCH))
     elements = ensemble.prediction_models * y.numel() * (classes or 1)

@@ -79,7 +79,8 @@ class ReproductionTable(ComparisonTable):
         default_factory=list, description="metrics to show; by default, only `metric`"
     )
     ways: list[str] = Field(
-        default_factory=lambda: ["test"], description="evaluations to show: test, test_dropout"
+        default_factory=lambda: ["test"],
+        description="evaluations to show: test, test_last, test_dropout",
     )
     gap: list[str] = Field(
         default_factory=list, description="two columns whose difference is shown"

@@ -128,7 +128,7 @@ def summarize(
         federation: after the last round.
         metrics: the record of the last round, or the result of `evaluate_run` after it.
     """
-    records = store.metrics()
+    records, ensemble = store.metrics(), federation.ensemble
     missing = federation.round - len(records)  # records that were lost in a damaged metrics.jsonl
     return {
         "name": config.name,
@@ -139,11 +139,11 @@ def summarize(
         "task": federation.model.task,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "prediction_models": federation.ensemble.prediction_models,
-        "prediction_bytes": federation.ensemble.prediction_bytes,
+        "prediction_models": ensemble.prediction_models,
+        "prediction_bytes": ensemble.prediction_bytes,
         "seconds": round(federation.seconds, 3),
         "trained_together": federation.trained_together,
-        "combine": federation.ensemble.combine,
+        "combine": ensemble.combine,
         "blocks": list(federation.engine.blocks),
         **({"rounds_without_metrics": missing} if missing else {}),
         **simulated(records),

@@ -138,6 +138,7 @@ def run_steps(
             callbacks.on_message(f"Continuing {folder} after round {federation.round}.")
         store.drop_test(config, TEST_KEYS)
         notes = run_notes(federation)
+        notes += [note] if (note := federation.average.note(config.rounds)) else []
         for note in notes:
             callbacks.on_message(note)
         engine = federation.engine

@@ -17,6 +17,7 @@ from ..checkpoint_file import write_checkpoint
 from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
+from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
 from ..core.batches import LastBatch
 from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
@@ -43,8 +44,8 @@ class Federation:
         model: a callable that returns a new nn.Module.
         data: the clients' examples.
         algorithm: registered name, an Algorithm such as `FedAvg(lr=0.1)`, or a dict with the name
-            and options, {"name": "fedavg", "lr": 0.1}. The arguments participation, aggregator and
-            attack take such a dict, too.
+            and options, {"name": "fedavg", "lr": 0.1}. The arguments participation, aggregator,
+            attack and average take such a dict, too.
         modes: K, the number of models in the ensemble.
         strata: Q, the number of strata. None gives each client of a round a stratum of its own, and
             takes 1 stratum for one mode.
@@ -59,6 +60,8 @@ class Federation:
             as `Median()`.
         attack: a simulated attack: registered name, or an Attack such as `SignFlip(share=0.1)`;
             None if all clients are honest.
+        average: which models predict: registered name, or an Average such as `EMA(decay=0.9)`. It
+            changes predictions only, not training; by default, the current modes predict.
         epochs, steps, batch_size, last_batch: local work per round, see `LocalWork`. With
             `last_batch=None`, models with BatchNorm use "wrap", because padding must not enter
             batch statistics; other models use "keep".
@@ -95,6 +98,7 @@ class Federation:
         participation: resolve.Spec | Participation = "everybody",
         aggregator: resolve.Spec | Aggregator = "mean",
         attack: resolve.Spec | Attack | None = None,
+        average: resolve.Spec | Average = "none",
         epochs: int = 1,
         steps: int | None = None,
         batch_size: int = 32,
@@ -120,6 +124,7 @@ class Federation:
         self.participation = resolve.resolve_participation(participation)
         self.aggregator = resolve.resolve_aggregator(aggregator)
         self.attack = resolve.resolve_attack(attack)
+        self.average = resolve.resolve_average(average)
         # bool [N]
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)
         participation_state = self.participation.init(len(data), seed)
@@ -151,6 +156,8 @@ class Federation:
             *self.model.init_params(seed, self.schedule.modes)
         )
         check_aggregator(self.aggregator, self.algorithm, theta[0])
+        check_average(self.average, self.algorithm)
+        memory_limits.check_average_memory(self.average, theta, buffers)
         if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
             self.algorithm = gathering(self.algorithm)
         if self.aggregator_note:
@@ -164,7 +171,12 @@ class Federation:
         buffer_bytes = buffers[0].numel() * buffers.element_size()
         self.costs = Costs(self.algorithm, theta[0], buffer_bytes, data.size, self.work, seed)
         self.state = EnsembleState(
-            0, self.algorithm.init_mode(theta), buffers, schedule_state, participation_state
+            0,
+            self.algorithm.init_mode(theta),
+            buffers,
+            schedule_state,
+            participation_state,
+            self.average.init(theta, buffers),
         )
         # The outcome of the next round, with the state that it was computed from.
         self._outcome: tuple[EnsembleState, Outcome] | None = None
@@ -173,7 +185,8 @@ class Federation:
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
         self.trained_together = 1  # runs in the largest batch so far, this one included
-        _ = self.ensemble  # raises now, not after training, if `combine` is wrong
+        # Raises now, not after training, if `combine` is wrong.
+        self._make_ensemble(NO_AVERAGE)
         preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
 
     def __repr__(self) -> str:
@@ -226,6 +239,7 @@ class Federation:
             schedule=self.schedule,
             engine=self.engine,
             aggregator=self.aggregator,
+            average=self.average,
             outcome=self.outcome(),
             request=self.next_request(),
             train_clients=train_clients,
@@ -302,17 +316,23 @@ class Federation:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The current modes that predict: all K, unless the algorithm deploys a single model."""
-        modes, buffers = self.algorithm.deployed_modes(self.state.modes, self.state.buffers)
+        """The K modes, or their averages over rounds if there is an `average`, ready to predict."""
+        return self._make_ensemble(self.average)
+
+    @property
+    def last_ensemble(self) -> Ensemble | None:
+        """The K modes in their current state, without the average; None if there is no average."""
+        return None if isinstance(self.average, NoAverage) else self._make_ensemble(NO_AVERAGE)
+
+    def _make_ensemble(self, average: Average) -> Ensemble:
+        models = prediction_models(self.state, self.algorithm, average, self.seed)
         return Ensemble(
             self.model,
-            modes["theta"],
-            buffers,
+            **models._asdict(),
             standardise=self.data.standardise,
             combine=self.combine,
             input_shape=self.data.x.shape[1:],
             seed=self.seed,
-            predictors=self.algorithm.predictors(modes),
             tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
             class_names=self.data.class_names,
             feature_names=self.data.feature_names,
@@ -407,6 +427,9 @@ class Federation:
         """
         settings, tensors, round = serialization.read(folder, data, changes)
         federation = cls(model, data, **settings)
+        # An average of another kind starts with the next round.
+        if "average" in changes:
+            tensors = serialization.replace_average(tensors, federation.state.average)
         # An engine with another name or other options makes its own numerical choices.
         if {"engine", "engine_options"} & set(changes):
             tensors = {
@@ -422,6 +445,7 @@ class Federation:
             self.participation,
             self.aggregator,
             self.attack,
+            self.average,
             self.work,
             self.model,
             self._engine,

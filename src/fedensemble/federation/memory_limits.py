@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..core.average import Average
 from ..data import checks
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line, setting
@@ -78,6 +80,27 @@ def _raise_if_too_large(weights: int, modes: int, device: torch.device, dtype: t
             f"{modes:,} mode{'s' * (modes > 1)} of {weights:,} weights take {format_gib(needed)} "
             f"with a copy of them, and {format_gib(free)} are free on {device}: "
             f"lower {setting('ensemble.modes')}, or use a smaller model."
+        )
+
+
+def check_average_memory(average: Average, theta: Tensor, buffers: Tensor) -> None:
+    """Raises if the state of an average does not fit into free memory; allocates none of it.
+
+    Args:
+        theta, buffers: of the modes, [K, P] and [K, R].
+    """
+    device = theta.device
+    if device.type not in ("cpu", "cuda"):
+        return
+    state = average.init(theta.to("meta"), buffers.to("meta"))
+    # Twice the state: an update holds the old and the new one.
+    needed = 2 * sum(value.numel() * value.element_size() for value in state.values())
+    free = free_bytes(device if device.type == "cuda" else None)
+    if needed > free:
+        raise InputError(
+            f"The average {average} of {len(theta):,} modes takes {format_gib(needed)} with a copy "
+            f"of its state, and {format_gib(free)} are free on {device}: lower "
+            f"{setting('ensemble.modes')}, or let the average keep fewer models."
         )
 
 

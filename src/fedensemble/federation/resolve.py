@@ -13,6 +13,7 @@ from ..arguments import check_names
 from ..core.aggregator import Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, attacks
+from ..core.average import Average, averages
 from ..core.batches import LastBatch, LocalWork
 from ..core.engine import ENGINE_ARGUMENTS, Engine, engines
 from ..core.participation import Participation, participations
@@ -96,6 +97,17 @@ def resolve_attack(attack: Spec | Attack | None) -> Attack | None:
         raise InputError(
             "attack must be one such as SignFlip(share=0.1), or a registered name; "
             f"got {_describe_argument(attack)}."
+        )
+    return resolved
+
+
+def resolve_average(average: Spec | Average) -> Average:
+    """The average; a name gives its default options."""
+    resolved = averages.build(average)
+    if not isinstance(resolved, Average):
+        raise InputError(
+            "average must be one such as EMA(decay=0.9), or a registered name; "
+            f"got {_describe_argument(average)}."
         )
     return resolved
 

@@ -14,6 +14,7 @@ from ..checkpoint_file import read_checkpoint
 from ..core.aggregator import Aggregator
 from ..core.algorithm import Algorithm
 from ..core.attack import Attack
+from ..core.average import Average
 from ..core.batches import LocalWork
 from ..core.participation import Participation
 from ..core.schedule import Schedule
@@ -27,7 +28,7 @@ from .spec import from_spec, to_spec
 
 FILE = "federation.safetensors"
 NO_ATTACK = "none"  # not None, which marks a component that a file cannot hold
-_BY_NAME = ("algorithm", "schedule", "participation", "aggregator", "attack")
+_BY_NAME = ("algorithm", "schedule", "participation", "aggregator", "attack", "average")
 _SETTINGS = (
     *_BY_NAME,
     "epochs",
@@ -44,7 +45,7 @@ _SETTINGS = (
     "seed",
 )
 # Files of earlier versions lack these settings.
-_LATER = {"participation", "aggregator", "attack", "shared"}
+_ADDED_LATER = {"participation", "aggregator", "attack", "average", "shared"}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
 
@@ -55,6 +56,7 @@ def settings_of(
     participation: Participation,
     aggregator: Aggregator,
     attack: Attack | None,
+    average: Average,
     work: LocalWork,
     model: FunctionalModel,
     engine: tuple[str, dict[str, Any]],
@@ -74,6 +76,7 @@ def settings_of(
         "participation": to_spec(participation),
         "aggregator": to_spec(aggregator),
         "attack": NO_ATTACK if attack is None else to_spec(attack),
+        "average": to_spec(average),
         "epochs": work.epochs,
         "steps": work.steps,
         "batch_size": work.batch_size,
@@ -117,6 +120,7 @@ def read(
     settings.setdefault("aggregator", {"name": "mean"})
     settings.setdefault("attack", NO_ATTACK)
     settings.setdefault("shared", [])
+    settings.setdefault("average", {"name": "none"})
     for name in (*_BY_NAME, "loss"):
         if settings[name] is None and name not in changes:
             raise InputError(
@@ -148,7 +152,7 @@ def _read_settings(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} is damaged or no saved federation: its metadata has other entries."
         )
     unknown = sorted(set(settings) - set(_SETTINGS))
-    missing = sorted(set(_SETTINGS) - _LATER - set(settings))
+    missing = sorted(set(_SETTINGS) - _ADDED_LATER - set(settings))
     if unknown or missing:
         problem = f"unknown settings {unknown}" if unknown else f"no settings {missing}"
         raise StoreError(f"{path} is damaged, or of another version: it has {problem}.")
@@ -182,11 +186,40 @@ def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> 
     """
     _check_tensors("modes", fresh.modes, stored.modes)
     _check_tensors("statistics", {"buffers": fresh.buffers}, {"buffers": stored.buffers})
+    _check_average(fresh.average, stored.average)
     schedule = _check_plugin_state("schedule", fresh.schedule, stored.schedule)
     if not observes:
         _check_schedule_tables(fresh.schedule, schedule)
     participation = _check_plugin_state("participation", fresh.participation, stored.participation)
     return replace(stored, schedule=schedule, participation=participation)
+
+
+def replace_average(tensors: Tree, fresh: Tree) -> Tree:
+    """The tensors of a checkpoint with the initial state of another average.
+
+    An average with the same state, such as one with another decay, continues with it.
+    """
+    stored = {
+        name.removeprefix("average/"): (value.shape, value.dtype)
+        for name, value in tensors.items()
+        if name.startswith("average/")
+    }
+    if stored == {name: (value.shape, value.dtype) for name, value in fresh.items()}:
+        return tensors
+    kept = {name: value for name, value in tensors.items() if not name.startswith("average/")}
+    return {**kept, **{f"average/{name}": value for name, value in fresh.items()}}
+
+
+def _check_average(fresh: Tree, stored: Tree) -> None:
+    """Raises unless the stored state is that of this federation's average."""
+    if set(fresh) != set(stored):
+        raise StoreError(
+            "The checkpoint does not fit: it was written with another average, with the state "
+            f"{sorted(stored) or 'none'}; the state of this one is {sorted(fresh) or 'none'}. Use "
+            "the average that it was written with; Federation.load(..., average=...) "
+            "replaces it by a new one."
+        )
+    _check_tensors("averages", fresh, stored)
 
 
 def check_client_state(memory: Tree, algorithm: Algorithm, theta: Tensor, clients: int) -> Tree:

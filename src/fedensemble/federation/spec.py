@@ -9,6 +9,7 @@ from typing import Any
 from ..core.aggregator import aggregators
 from ..core.algorithm import algorithms
 from ..core.attack import attacks
+from ..core.average import averages
 from ..core.optimizer import optimizers
 from ..core.participation import participations
 from ..core.schedule import schedules
@@ -22,6 +23,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     optimizers,
     aggregators,
     attacks,
+    averages,
 )
 
 

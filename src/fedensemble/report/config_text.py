@@ -19,6 +19,8 @@ def facts(config: Config) -> Mapping[str, str]:
         if algorithm["lr_decay"] < 1
         else ""
     )
+    cycle = algorithm.get("lr_cycle")
+    decay += f", cycles of {cycle} rounds" if cycle else ""
     per_round = config.ensemble.clients_per_round
     return {
         "data": str(data["source"]),

@@ -12,7 +12,8 @@ from ..experiment.run_folder import RunFolder
 from .tables import TextTable
 
 TOTALS = ("rounds", "bytes_up", "bytes_down", "prediction_bytes", "seconds", "clock")
-EVALUATIONS = {"test": "", "test_dropout": "dropout_"}  # keys of a summary, prefixes of columns
+# keys of a summary, prefixes of columns
+EVALUATIONS = {"test": "", "test_last": "last_", "test_dropout": "dropout_"}
 
 
 def runs_table(

@@ -43,6 +43,13 @@ TITLES = {
 UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
 PREDICTED = "prediction models, MB"
 BATCH = "runs per batch"
+# keys of a summary, and the titles of their columns
+EVALUATIONS = {
+    "test": "standard evaluation",
+    "test_last": "last modes, without average",
+    "test_dropout": "dropout active",
+}
+LAST_MODES = "last modes"  # beside a metric: without the average over rounds
 LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
 SHARED_TIME = "the time of runs trained in one batch is each run's share"
 NO_INTERVAL = "The spread of the modes is not a prediction interval."
@@ -106,6 +113,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         for result in results
         for s in result.summaries
     )
+    averaged = any("test_last" in s for result in results for s in result.summaries)
     curves = [records for result in results for records in result.curves]
     tests = fewest_tests(curves, metric)
     together = any(s.get("trained_together", 1) > 1 for r in results for s in r.summaries)
@@ -113,6 +121,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     header = (
         "method",
         main,
+        *[f"{main}, {LAST_MODES}"] * averaged,
         *[f"{main}, {last_tests(tests)}"] * (tests > 1),
         *others,
         UPLOADED,
@@ -131,6 +140,9 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
         if tests > 1:
             means = [mean_of_last(records, metric, tests) for records in result.curves]
             cells.insert(1, _over_seeds(metric, means))
+        if averaged:
+            last = result.values(metric, "test_last")
+            cells.insert(1, _over_seeds(metric, last) if last else NONE)
         uploaded, _ = mean_and_std([summary["bytes_up"] / 1e6 for summary in result.summaries])
         seconds, _ = mean_and_std([summary["seconds"] for summary in result.summaries])
         times = [[records[-1]["clock"] for records in result.curves]] if clock else []
@@ -195,8 +207,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
         summary: of the run.
         records: of its rounds; with several tests, a column has the means of the last ones.
     """
-    evaluations = {"test": "standard evaluation", "test_dropout": "dropout active"}
-    present = [key for key in evaluations if key in summary]
+    present = [key for key in EVALUATIONS if key in summary]
     names = list(summary[present[0]]) if present else []
     tests = fewest_tests([records], names[0]) if names else 0
     averaged = tests > 1
@@ -207,6 +218,22 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
             mean = mean_of_last(records, name, tests)
             cells.append(show(name, mean) if math.isfinite(mean) else NONE)
         rows.append((TITLES.get(name, name), *cells))
+    columns = present or ["value"]
+    for name, text in _run_facts(summary):
+        # The size is that of the models that predict, and not of the modes without the average.
+        predicting = name in ("prediction models", PREDICTED)
+        cells = [NONE if predicting and key == "test_last" else text for key in columns]
+        rows.append((name, *cells, *[NONE] * averaged))
+    modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
+    title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
+    title += " (diverged)" if "diverged" in summary else ""
+    header = ("metric", *(EVALUATIONS.get(key, key) for key in columns))
+    header += (last_tests(tests),) * averaged
+    return TextTable(title, header, tuple(rows))
+
+
+def _run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of what a run sent, took and needs to predict."""
     facts = [
         (UPLOADED, in_megabytes(summary["bytes_up"])),
         (DOWNLOADED, in_megabytes(summary["bytes_down"])),
@@ -218,14 +245,7 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
         facts.append(("simulated time, h", hours(summary["clock"])))
     if summary.get("unanswered"):
         facts.append(("rounds without a reply", str(summary["unanswered"])))
-    columns = present or ["value"]
-    rows += [(name, *[text] * len(columns), *[NONE] * averaged) for name, text in facts]
-    modes = f"{summary['modes']} mode{'s' * (summary['modes'] > 1)}"
-    title = f"{summary['name']}: {modes}, {summary['rounds']} rounds"
-    title += " (diverged)" if "diverged" in summary else ""
-    header = ("metric", *(evaluations.get(key, key) for key in columns))
-    header += (last_tests(tests),) * averaged
-    return TextTable(title, header, tuple(rows))
+    return facts
 
 
 def time_table(records: Records) -> TextTable | None:

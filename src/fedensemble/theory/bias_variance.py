@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..config.build import build_model, model_facts
+from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..data import FederatedData
 from ..errors import DataError
@@ -99,11 +100,9 @@ def finite_variance(config: Config, data: FederatedData, scale: float, modes: in
     for start, size in zip(data.start.tolist(), data.size.tolist(), strict=True):
         own = phi[start : start + size]
         hessians.append(2 * own.T @ own / size)
-    total_map, map_by_rate = eye, {}
+    total_map, map_by_rate, algorithm = eye, {}, build_algorithm(config.algorithm)
     for round in range(rounds):
-        rate = config.algorithm["lr"] * config.algorithm["lr_decay"] ** (
-            round // config.algorithm["lr_decay_every"]
-        )
+        rate = algorithm.learning_rate(round)
         if rate not in map_by_rate:
             visit_maps = [np.linalg.matrix_power(eye - rate * h, steps) for h in hessians]
             map_by_rate[rate] = idle * eye + (1 - idle) * np.mean(visit_maps, axis=0)

@@ -93,7 +93,7 @@ def test_table(records):
     assert brief["fedavg"] == ""  # lr and the like are in the title
     assert brief["fedprox"] == "mu = 0.01, stragglers = 0.0"
     assert brief["feddyn"] == "alpha = 0.1"  # weighting has the usual default
-    assert "lr, lr_decay, lr_decay_every, weighting, optimizer" in table.title
+    assert "lr, lr_decay, lr_decay_every, lr_cycle, lr_cycle_end, weighting" in table.title
 
 
 def test_one_algorithm(records):

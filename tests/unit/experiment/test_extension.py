@@ -24,8 +24,9 @@ from .simulated_disk import QuickDisk, SimulatedDisk, Tree, frozen, read_tree, w
 SETTINGS: dict[str, Any] = {
     "data": {"source": "gaussians", "n": 60, "n_test": 10, "classes": 3, "clients": 6},
     "model": {"name": "mlp", "hidden": [3], "dropout": 0.2},
-    # With client state, and a learning rate that changes within the run.
+    # With client state, a learning rate that changes within the run, and averages over rounds.
     "algorithm": {"name": "scaffold", "lr_decay": 0.9, "lr_decay_every": 2},
+    "average": {"name": "snapshots", "count": 2},
     "ensemble": {"modes": 3, "strata": 3, "clients_per_round": 3},
     "evaluation": {"every": 3, "dropout": True},
     "engine": {"device": "cpu"},

@@ -39,6 +39,8 @@ NOT_PASSED_PER_VISIT = (
     "lr",
     "lr_decay",
     "lr_decay_every",
+    "lr_cycle",
+    "lr_cycle_end",
     "weighting",
     "server_lr_decay",
     "server_lr_decay_every",

@@ -18,7 +18,7 @@ from ..palette import LIGHT as COLORS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
 from .plots import STYLE, escape_label, one_legend
 
-WAYS = {"test": "standard", "test_dropout": "the paper's way"}
+WAYS = {"test": "standard", "test_last": "last modes", "test_dropout": "the paper's way"}
 PAPER, GAP, FULL = "paper", "gap", "full"
 LONG = 6  # characters of the longest label that fits below its dot without rotation
 HEADER = ("row", "column", "metric", "evaluation", "mean", "standard deviation", "seeds", "paper")

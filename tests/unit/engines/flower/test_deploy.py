@@ -185,6 +185,36 @@ def test_a_fleet_shares_parameters_as_its_config_says(tmp_path, monkeypatch):
     assert summary["prediction_bytes"] == federation.ensemble.prediction_bytes
 
 
+@pytest.mark.parametrize(
+    "average", [{"name": "snapshots", "count": 2}, {"name": "swag", "start": 1, "samples": 3}]
+)
+def test_a_fleet_averages_as_its_config_says(average, tmp_path):
+    """Also if the server is stopped after two rounds and started again."""
+    config = resolve({**VALUES, "algorithm": {"name": "fedavg"}, "average": average})
+    federation = build_federation(config, build_data(config))
+    x, y = federation.data.x_test[:40], federation.data.y_test[:40]
+    np.savez(tmp_path / "test.npz", x=x.numpy(), y=y.numpy())
+    write_app(config, tmp_path / "app")
+    spec, options = read_app_spec(tmp_path / "app" / "fleet"), settings(tmp_path)
+    options["test-file"] = str(tmp_path / "test.npz")
+    store = RunFolder(tmp_path / "run")
+    store.claim(spec.config)
+    fleet = fleet_module.Fleet(grid_of(tmp_path / "app"), spec, Settings.read(options), store)
+    fleet.train_one_round()
+    fleet.train_one_round()
+    store.release()
+    run_fleet(grid_of(tmp_path / "app"), spec, options)
+    list(federation.rounds(4))
+    expected = federation.ensemble
+    ensemble = read_ensemble(store.modes_file, config, torch.device("cpu"))
+    assert ensemble.prediction_models == expected.prediction_models > 2
+    torch.testing.assert_close(ensemble.predictors, expected.predictors, rtol=0, atol=1e-12)
+    summary = store.summary()
+    for key, predicting in (("test", expected), ("test_last", federation.last_ensemble)):
+        metrics = fe.evaluate(predicting.predict(x), y)
+        assert summary[key] == pytest.approx(metrics, abs=1e-9)
+
+
 def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
     federation = build_federation(config, build_data(config))
