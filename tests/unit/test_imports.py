@@ -23,6 +23,7 @@ GROUND = {
     "durable",
     "redact",
     "text",
+    "display",
     "renamed",
 }
 MODEL = {"modeling"} | GROUND

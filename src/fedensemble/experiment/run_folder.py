@@ -364,7 +364,7 @@ class RunFolder:
         return None
 
     def newest(self) -> tuple[Path, Tree, dict[str, Any], list[dict[str, Any]]] | None:
-        """Returns path, tensors, metadata and records of the newest checkpoint; None if there is none.
+        """Returns path, tensors, metadata and records of the newest checkpoint, or None.
 
         It changes no file. If the checkpoint is damaged, the one before is used, with a warning.
         """

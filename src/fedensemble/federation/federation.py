@@ -23,6 +23,7 @@ from ..core.round import Request, run_round, start_round
 from ..core.schedule import Schedule
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
+from ..display import federation_table
 from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
 from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
@@ -170,11 +171,16 @@ class Federation:
 
     def __repr__(self) -> str:
         """The algorithm, the modes, the clients and the round, on one line."""
-        name = algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
         return (
-            f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, "
-            f"round {self.round})"
+            f"Federation({self._algorithm_name()}, {self.schedule.modes} modes, "
+            f"{len(self.data)} clients, round {self.round})"
         )
+
+    def _repr_html_(self) -> str:
+        return federation_table(self, self._algorithm_name())
+
+    def _algorithm_name(self) -> str:
+        return algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
 
     @property
     def aggregator_note(self) -> str:
@@ -213,7 +219,7 @@ class Federation:
 
     def predict(self, x: Any, **options: Any) -> Prediction:
         """The prediction of the current modes for inputs; the options of `Ensemble.predict`."""
-        return training.predict(self, x, **options)
+        return self.ensemble.predict(x, **options)
 
     def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> dict[str, float]:
         """All metrics of the current modes by name, on the data's test set or on x and y.
@@ -333,6 +339,7 @@ class Federation:
             tokens=not self.data.x.is_floating_point() and self.data.standardise is None,
             class_names=self.data.class_names,
             feature_names=self.data.feature_names,
+            trained=self.round > 0,
         )
 
     def tensors(self) -> Tree:

@@ -1,4 +1,4 @@
-"""Training and testing from Python: `rounds`, `train`, `predict` and `evaluate` of a federation."""
+"""Training and testing from Python: `rounds`, `train` and `evaluate` of a federation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..arguments import require_integer
 from ..core.types import RoundReport
 from ..errors import InputError, UntrainedWarning
 from ..metrics import evaluate, evaluate_modes
-from ..predict import Prediction
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -87,27 +86,15 @@ def evaluate_federation(
     if (x is None) != (y is None):
         raise InputError("evaluate() needs both inputs and targets, or neither for the test set.")
     if x is not None:
-        return evaluate(predict(federation, x, **options), y)
+        return evaluate(federation.predict(x, **options), y)
     inputs, targets = _test_set(federation)
-    prediction = predict(federation, inputs, **options)
+    prediction = federation.predict(inputs, **options)
     metrics = evaluate(prediction, targets)
     if not options:  # metrics with dropout, for example, are no part of the usual curve
         federation.history.add_test(
             federation.round, {"test": metrics, "modes": evaluate_modes(prediction, targets)}
         )
     return metrics
-
-
-def predict(federation: Federation, x: Any, **options: Any) -> Prediction:
-    """The prediction of the current modes; warns if no round was trained."""
-    if federation.round == 0:
-        warnings.warn(
-            "This federation is untrained: its modes predict with their initial parameters. Call "
-            "train() first.",
-            UntrainedWarning,
-            stacklevel=4,
-        )
-    return federation.ensemble.predict(x, **options)
 
 
 def _test_set(federation: Federation) -> tuple[Any, Any]:
