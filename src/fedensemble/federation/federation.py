@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import require_integer
 from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
@@ -364,28 +363,12 @@ class Federation:
         Args:
             round: number of completed rounds at that time.
         """
-        require_integer("restore()", "round", round)
-        if "buffers" not in tensors:
-            raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
-        stored, memory = EnsembleState.of(tensors, round, self.model.device)
-        self.algorithm.check_state(stored.modes)
-        # Server state that an earlier version of the algorithm did not have starts at zero.
-        missing = {
-            name: torch.zeros_like(t)
-            for name, t in self.state.modes.items()
-            if name not in stored.modes
-        }
-        stored = replace(stored, modes={**stored.modes, **missing})
-        observes = type(self.schedule).observe is not Schedule.observe
-        state = serialization.check_state(self.state, stored, observes=observes)
+        state, memory, numerics = serialization.read_state(
+            tensors, round, self.state, self.algorithm, self.schedule, self.model.device
+        )
         memory = serialization.check_client_state(
             memory, self.algorithm, state.modes["theta"], len(self.data)
         )
-        numerics = {
-            n.removeprefix("engine/"): value
-            for n, value in tensors.items()
-            if n.startswith("engine/")
-        }
         before, self.state = self.state, state
         try:
             serialization.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)

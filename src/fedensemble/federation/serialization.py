@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import require_integer
 from ..core.aggregator import Aggregator
 from ..core.algorithm import Algorithm
 from ..core.attack import Attack
@@ -171,6 +172,42 @@ def _build_from_spec(path: Path, name: str, spec: Any) -> Any:
         raise StoreError(
             f"{path} is damaged, or of another version: its {name} cannot be made: {error}."
         ) from None
+
+
+def read_state(
+    tensors: Mapping[str, Tensor],
+    round: int,
+    fresh: EnsembleState,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    device: torch.device,
+) -> tuple[EnsembleState, Tree, Tree]:
+    """The state in a checkpoint, the client state, and the engine's numerical choices.
+
+    The server's state is checked, the client state is not.
+
+    Args:
+        tensors: as `Federation.checkpoint_tensors` returned them.
+        round: number of completed rounds at that time.
+        fresh: a state of the federation that is restored.
+    """
+    require_integer("restore()", "round", round)
+    if "buffers" not in tensors:
+        raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
+    stored, memory = EnsembleState.of(tensors, round, device)
+    algorithm.check_state(stored.modes)
+    # Server state that an earlier version of the algorithm did not have starts at zero.
+    missing = {
+        name: torch.zeros_like(t) for name, t in fresh.modes.items() if name not in stored.modes
+    }
+    stored = replace(stored, modes={**stored.modes, **missing})
+    observes = type(schedule).observe is not Schedule.observe
+    numerics = {
+        name.removeprefix("engine/"): value
+        for name, value in tensors.items()
+        if name.startswith("engine/")
+    }
+    return check_state(fresh, stored, observes=observes), memory, numerics
 
 
 def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:
