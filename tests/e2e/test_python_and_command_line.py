@@ -192,6 +192,16 @@ def test_other_data_of_the_same_recipe_are_noticed(digits, tmp_path):
     assert same(fe.Federation.load(folder, data=noisy), federation)
 
 
+def test_an_edited_config_is_noticed(digits, tmp_path):
+    federation = registered(digits)
+    federation.train(1)
+    folder = federation.save(tmp_path / "run")
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("hidden = [", "hidden = [ "))
+    with pytest.raises(fe.StoreError, match="changed or damaged after the run finished"):
+        fe.Federation.load(folder)
+
+
 def test_an_untrained_federation_is_saved_as_an_unfinished_run(digits, tmp_path):
     folder = registered(digits).save(tmp_path / "run")
     assert fe.Federation.load(folder).round == 0

@@ -39,6 +39,8 @@ def load_federation(
     store = RunFolder(as_path(folder))
     file, tensors, facts, records = _read_newest(store)
     values = store.read_config() if store.config_file.exists() else {}
+    if values and store.done:  # an edited config could change the training without any error
+        store.require_unchanged("config.toml")
     changed = {*changes} | ({"model"} if model is not None else set())
     if data is None:
         data = _build_data(store, values, facts)

@@ -379,7 +379,11 @@ class RunFolder:
                 continue
             packed = tensors.pop(_METRICS, None)
             size = metadata.get("metrics_bytes", 0)
-            lines = None if packed is None else unpack(packed, size if type(size) is int else -1)
+            if packed is None:  # earlier versions have the records in metrics.jsonl only
+                round = metadata.get("round")
+                lines: bytes | None = self._log.salvage(round if type(round) is int else 0)
+            else:
+                lines = unpack(packed, size if type(size) is int else -1)
             return path, tensors, metadata, decode_records(lines or b"")
         return None
 
