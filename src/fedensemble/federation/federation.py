@@ -364,10 +364,7 @@ class Federation:
             round: number of completed rounds at that time.
         """
         state, memory, numerics = serialization.read_state(
-            tensors, round, self.state, self.algorithm, self.schedule, self.model.device
-        )
-        memory = serialization.check_client_state(
-            memory, self.algorithm, state.modes["theta"], len(self.data)
+            tensors, round, self.state, self.algorithm, self.schedule, len(self.data)
         )
         before, self.state = self.state, state
         try:

@@ -180,21 +180,20 @@ def read_state(
     fresh: EnsembleState,
     algorithm: Algorithm,
     schedule: Schedule,
-    device: torch.device,
+    clients: int,
 ) -> tuple[EnsembleState, Tree, Tree]:
-    """The state in a checkpoint, the client state, and the engine's numerical choices.
-
-    The server's state is checked, the client state is not.
+    """The checked state and client state in a checkpoint, and the engine's numerical choices.
 
     Args:
         tensors: as `Federation.checkpoint_tensors` returned them.
         round: number of completed rounds at that time.
         fresh: a state of the federation that is restored.
+        clients: number of clients, N.
     """
     require_integer("restore()", "round", round)
     if "buffers" not in tensors:
         raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
-    stored, memory = EnsembleState.of(tensors, round, device)
+    stored, memory = EnsembleState.of(tensors, round, fresh.buffers.device)
     algorithm.check_state(stored.modes)
     # Server state that an earlier version of the algorithm did not have starts at zero.
     missing = {
@@ -207,7 +206,8 @@ def read_state(
         for name, value in tensors.items()
         if name.startswith("engine/")
     }
-    return check_state(fresh, stored, observes=observes), memory, numerics
+    state = check_state(fresh, stored, observes=observes)
+    return state, check_client_state(memory, algorithm, state.modes["theta"], clients), numerics
 
 
 def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:
