@@ -6,9 +6,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-# Public names that subpackages have, too: `fe.schedules` is the registry, and
+# Public names that subpackages have, too: `fe.schedules` is the registry, `fe.report` a function.
 # `from fedensemble.schedules import Stratified` still imports from the subpackage.
-SHARED_NAMES = ("algorithms", "averages", "schedules")
+SHARED_NAMES = ("algorithms", "averages", "report", "schedules")
 
 
 class LazyPackage(ModuleType):

@@ -49,6 +49,10 @@ class EngineWarning(UserWarning):
     """An engine has to train this model more slowly, or less precisely, than others."""
 
 
+class UntrainedWarning(UserWarning):
+    """Rounds that were asked for and never trained, or a prediction of untrained modes."""
+
+
 _names_config_keys = False  # set by `config_keys`
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,14 @@ from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
 from .data.data_frame import from_frame
 from .data.normalize import Standardise
-from .errors import DivergedError, InputError, setting
+from .display import (
+    ensemble_facts,
+    ensemble_line,
+    html_table,
+    prediction_line,
+    prediction_table,
+)
+from .errors import DivergedError, InputError, UntrainedWarning, setting
 from .modeling.functional_model import FunctionalModel
 from .modeling.losses import Task
 from .runtime.oom import raise_on_oom
@@ -57,6 +65,13 @@ class Prediction:
                 "Prediction needs one mode_index per member; "
                 f"got {tuple(self.mode_index.shape)} for {len(self.members)} members."
             )
+
+    def __repr__(self) -> str:
+        """The number of examples, classes and modes, and the mean uncertainty, on one line."""
+        return prediction_line(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_table(self)
 
     @cached_property
     def modes(self) -> Tensor:
@@ -147,6 +162,7 @@ class Ensemble:
             None does not check it.
         shared: True for the parameters that all modes have in common, bool [P]; None if there are
             none.
+        trained: whether any round was trained; if not, predictions warn.
     """
 
     def __init__(
@@ -165,6 +181,7 @@ class Ensemble:
         class_names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
         shared: Tensor | None = None,
+        trained: bool = True,
     ) -> None:
         self.shared = shared
         self.model, self.theta, self.buffers = functional_model, theta, buffers
@@ -174,6 +191,7 @@ class Ensemble:
             buffers.unsqueeze(1) if predictor_buffers is None else predictor_buffers
         )
         self.standardise, self.seed, self.tokens = standardise, seed, tokens
+        self.trained = trained
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.class_names = None if class_names is None else tuple(class_names)
         self.feature_names = None if feature_names is None else tuple(feature_names)
@@ -190,6 +208,13 @@ class Ensemble:
                 "combine is 'probabilities' or 'logits' for classification and 'outputs' for "
                 f"regression; got {self.combine!r} for {functional_model.task}."
             )
+
+    def __repr__(self) -> str:
+        """The modes, their size, the task, the shape of an input and the classes, on one line."""
+        return ensemble_line(self)
+
+    def _repr_html_(self) -> str:
+        return html_table("Ensemble", ensemble_facts(self))
 
     def __len__(self) -> int:
         """Number of modes, K."""
@@ -262,6 +287,13 @@ class Ensemble:
                 evaluates, with batches of 16.
             on_device: leave the result on the device of the modes instead of the CPU.
         """
+        if not self.trained:
+            warnings.warn(
+                "These modes are untrained: they predict with their initial parameters. Train the "
+                "federation first, for example by train(20).",
+                UntrainedWarning,
+                stacklevel=2,
+            )
         batch_size = min(require_integer("predict()", "batch_size", batch_size, minimum=1), 2**62)
         dropout, on_device = (
             require_bool("predict()", "dropout", dropout),

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from .algorithms import (
     QSGD,
     Diana,
@@ -40,6 +42,7 @@ from .errors import (
     FedEnsembleError,
     InputError,
     StoreError,
+    UntrainedWarning,
 )
 from .federation.federation import Federation
 from .metrics import evaluate, evaluate_classes
@@ -77,20 +80,36 @@ def register(name: str) -> Callable[[_T], _T]:
     return add
 
 
-def load_ensemble(folder: str | Path, device: str = "cpu") -> Ensemble:
-    """The ensemble of a finished run of the command line, ready to predict.
-
-    Its model is built from the run's config. A model of your own must be registered first, under
-    the same name as in the run.
+def load_ensemble(
+    folder: str | Path, device: str = "cpu", *, model: Callable[[], nn.Module] | None = None
+) -> Ensemble:
+    """The ensemble of a finished run or of a saved federation, ready to predict without its data.
 
     Args:
-        folder: of the run, such as "runs/digits/0123456789ab".
+        folder: of the run, such as "runs/digits/0123456789ab", or that `Federation.save` wrote.
         device: "cpu", "cuda" or "auto".
+        model: a callable that returns the nn.Module; None builds the registered model that the
+            run's config names.
     """
     # Imported here because training in Python does not need the config package.
     from .experiment.ensemble_file import load_ensemble as load
 
-    return load(folder, device)
+    return load(folder, device, model)
+
+
+def report(run: str | Path | Federation, out: str | Path | None = None) -> Path:
+    """Writes the HTML report of a run, a comparison or a federation; returns its path.
+
+    Args:
+        run: a folder that `Federation.save` or the command line wrote, or a federation with at
+            least one trained round.
+        out: the page; by default report.html in the folder, and in the current folder for a
+            federation.
+    """
+    # Imported here because the report needs matplotlib and jinja2.
+    from .report.from_python import write
+
+    return write(run, out)
 
 
 __all__ = [
@@ -150,6 +169,7 @@ __all__ = [
     "StoreError",
     "Stratified",
     "TrimmedMean",
+    "UntrainedWarning",
     "aggregators",
     "algorithms",
     "attacks",
@@ -158,5 +178,6 @@ __all__ = [
     "evaluate_classes",
     "load_ensemble",
     "register",
+    "report",
     "schedules",
 ]

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -52,6 +53,32 @@ def test_an_unfinished_run_is_resumed_to_the_same_modes(tmp_path):
     again = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in again] == [1, 2, 3, 4]
     assert again[:3] == records[:3]
+
+
+def test_a_run_loads_as_a_federation_and_is_continued_in_python(tmp_path):
+    run = copy_run(tmp_path)
+    federation = fe.Federation.load(run)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert federation.round == 4 and federation.history.records == records
+    x = federation.data.x_test[:5]
+    torch.testing.assert_close(federation.predict(x).mean, fe.load_ensemble(run).predict(x).mean)
+    federation.train(1)
+    federation.save(run)
+    assert fe.Federation.load(run).round == 5 and len(fe.load_ensemble(run)) == 2
+
+
+def test_a_saved_federation_is_saved_again_as_a_run_folder(tmp_path):
+    clients = [(torch.zeros(6, 4), torch.arange(6) % 3) for _ in range(6)]
+    data, net = fe.FederatedData.from_clients(clients), lambda: nn.Sequential(nn.Linear(4, 3))
+    folder = shutil.copytree(OLD / "federation", tmp_path / "federation")
+    with pytest.raises(fe.InputError, match=r"earlier version.*save it again"):
+        fe.load_ensemble(folder, model=net)
+    federation = fe.Federation.load(folder, model=net, data=data)
+    federation.save(folder)
+    assert not (folder / "federation.safetensors").exists()
+    expected = federation.predict(torch.ones(2, 4)).mean
+    again = fe.load_ensemble(folder, model=net).predict(torch.ones(2, 4)).mean
+    assert torch.equal(again, expected)
 
 
 def test_a_saved_federation_continues(tmp_path):

@@ -206,7 +206,7 @@ def test_saved_federations(
     trained: tuple[Config, fe.Federation, fe.FederatedData], tmp_path: Path
 ) -> None:
     _, federation, data = trained
-    file = federation.save(tmp_path)
+    (file,) = (federation.save(tmp_path) / "checkpoint").iterdir()
     content = file.read_bytes()
     tensors, facts = read_checkpoint(file)
     load = loader(tmp_path, data)

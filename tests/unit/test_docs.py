@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -41,16 +42,26 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def test_examples_of_the_python_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for line in blocks(PYTHON_PAGE, "console"):  # the run that is served
-        command = shlex.split(line.removeprefix("$ fedensemble "))
-        subprocess.run(
-            [sys.executable, "-m", "fedensemble", *command], check=True, capture_output=True
-        )
-    source = "\n".join(blocks(PYTHON_PAGE, "pycon"))
-    test = doctest.DocTestParser().get_doctest(source, {}, PYTHON_PAGE.name, str(PYTHON_PAGE), 0)
+    examples = re.findall(
+        r"^```(console|pycon)\n(.*?)^```$", text(PYTHON_PAGE), re.DOTALL | re.MULTILINE
+    )
     said: list[str] = []
-    found = doctest.DocTestRunner().run(test, out=said.append)
-    assert found.attempted > 20 and not found.failed, "".join(said)
+    names: dict[str, object] = {}
+    runner = doctest.DocTestRunner()
+    for language, source in examples:  # in the order of the page: they use each other's folders
+        if language == "console":
+            for line in source.splitlines():
+                command = shlex.split(line.removeprefix("$ fedensemble "), comments=True)
+                subprocess.run(
+                    [sys.executable, "-m", "fedensemble", *command], check=True, capture_output=True
+                )
+            continue
+        test = doctest.DocTestParser().get_doctest(
+            source, names, PYTHON_PAGE.name, str(PYTHON_PAGE), 0
+        )
+        runner.run(test, out=said.append, clear_globs=False)
+        names = test.globs
+    assert runner.tries > 30 and not runner.failures, "".join(said)
 
 
 def test_the_python_page_names_everything_public():
@@ -58,35 +69,57 @@ def test_the_python_page_names_everything_public():
     assert not sorted(set(fe.__all__) - named)
 
 
-def test_the_readme_trains(tmp_path, monkeypatch, capsys):
+def test_the_readme_trains_in_twelve_lines_and_the_command_line_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it saves
-    example = blocks(ROOT / "README.md", "python")[0]
-    x = torch.randn(20, 6, 4, generator=torch.Generator().manual_seed(0))
-    pairs = list(zip(x, (x.sum(-1) > 0).long(), strict=True))
-    (x0, y0), (x1, y1), *others = pairs
-    data = fe.FederatedData.from_clients(pairs)
-    names = {
-        "MyNet": lambda: nn.Linear(4, 2),
-        "x0": x0,
-        "y0": y0,
-        "x1": x1,
-        "y1": y1,
-        "others": others,
-    }
-    names |= {"x_test": x0, "y_test": y0, "data": data}
-    exec(example.replace("(x1, y1), ...]", "(x1, y1), *others]"), names)
-    assert names["federation"].round == 50
-    assert len(capsys.readouterr().out.splitlines()) == 50
-    line = next(line for line in example.splitlines() if "fe.evaluate" in line)
+    readme = ROOT / "README.md"
+    example, names = blocks(readme, "python")[0], {}
+    assert len([line for line in example.splitlines() if line]) == 12
+    exec(example, names)
+    assert names["federation"].round == 50 and len(names["reports"]) == 40
+    line = next(line for line in example.splitlines() if "evaluate()" in line)
     for metric in line.split("# a dict: ")[1].removesuffix(", ...").split(", "):
         assert metric in names["metrics"]
+    assert (tmp_path / "run1" / "report.html").exists()
+    np.savez("inputs.npz", x=names["data"].x_test.numpy())
+    (tmp_path / "run1" / "report.html").unlink()
+    console = next(block for block in blocks(readme, "console") if "run run1" in block)
+    for command in console.splitlines():
+        words = shlex.split(command.removeprefix("$ fedensemble "))
+        subprocess.run([sys.executable, "-m", "fedensemble", *words], check=True)
+    predicted = len((tmp_path / "predictions.csv").read_text().splitlines()) - 1
+    assert predicted == len(names["data"].x_test)
+    assert (tmp_path / "run1" / "report.html").exists()
+    # 40 rounds in Python and 20 on the command line are, to the bit, 50 and 10 in Python.
+    names["federation"].train(10)
+    loaded = fe.Federation.load("run1")
+    assert loaded.round == 60
+    assert torch.equal(loaded.ensemble.theta, names["federation"].ensemble.theta)
+
+
+@pytest.mark.parametrize("page", ["ref-python.md", "tutorial-first-run.md"])
+def test_other_pages_have_the_same_twelve_lines(page):
+    example = blocks(ROOT / "README.md", "python")[0]
+    assert example in blocks(ROOT / "docs" / page, "python")
+
+
+def test_the_readme_trains_a_model_and_data_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example = blocks(ROOT / "README.md", "python")[1]
+    x = torch.randn(20, 6, 4, generator=torch.Generator().manual_seed(0))
+    (x0, y0), (x1, y1), *others = zip(x, (x.sum(-1) > 0).long(), strict=True)
+    names = {"fe": fe, "MyNet": lambda: nn.Linear(4, 2), "others": others}
+    names |= {"x0": x0, "y0": y0, "x1": x1, "y1": y1}
+    exec(example.replace("(x1, y1), ...]", "(x1, y1), *others]"), names)
+    assert names["federation"].round == len(capsys.readouterr().out.splitlines()) == 20
+    expected = names["federation"].predict(x0)
+    assert torch.equal(names["ensemble"].predict(x0).mean, expected.mean)
 
 
 def test_the_method_of_the_readme_keeps_the_contract(monkeypatch):
     # it is there for this test alone
     monkeypatch.setattr(algorithms, "_items", {name: algorithms[name] for name in algorithms})
     names = {"fe": fe, "dataclass": dataclass, "__name__": "readme"}
-    exec(blocks(ROOT / "README.md", "python")[1], names)
+    exec(blocks(ROOT / "README.md", "python")[-1], names)
     check_algorithm(names["Leash"]())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..config.plugin_tables import field_parameters
-from ..config.plugins import GIVEN_TO_MODELS, GIVEN_TO_PARTITIONS
+from ..config.plugins import GIVEN_TO_PARTITIONS
 from ..core.aggregator import aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import attacks
@@ -21,6 +21,7 @@ from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import participations
 from ..core.schedule import Schedule, schedules
 from ..data import datasets, partitions
+from ..federation.named_models import GIVEN_TO_MODELS
 from ..models import models
 from ..registry import Registry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..config.python_parts import python_parts, without_parts
 from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import algorithms
@@ -35,7 +36,14 @@ def _algorithms(what: str) -> Iterable[str]:
     if what in NAMES:
         return _of_reproduction(find_paper_table(what))
     if path.is_dir():
-        return [resolve(RunFolder(path).read_config(), what).algorithm["name"]]
+        values = RunFolder(path).read_config()
+        parts = python_parts(values)  # of a federation saved from Python
+        if "algorithm" in parts:
+            raise InputError(
+                f"The algorithm '{values['algorithm']['name']}' of {path} is not a registered one, "
+                "so its reference is not known."
+            )
+        return [resolve(without_parts(values, *parts), what).algorithm["name"]]
     if path.suffix != ".toml" and not path.exists():
         raise InputError(
             f"{unknown('algorithm', what, algorithms)} Other arguments are TOML files, run folders "

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config.build import resolve_device
 from ..config.schema import Config, resolve
 from ..config.toml import default_file, read_toml, with_settings
+from ..errors import InputError
 
 
 def load_config(
@@ -21,10 +22,20 @@ def read_config(
     file: Path | None, settings: Sequence[str] | None, device: str | None = None
 ) -> Config:
     """Returns the config as written, independent of the machine: device "auto" stays "auto"."""
+    if file is not None and file.is_dir():
+        file = run_config_file(file)
     values = read_toml(file or default_file("digits.toml"))
     overrides = "".join(f" --set {text}" for text in settings or ())
     origin = f"{file or 'the default config'}{' with' if overrides else ''}{overrides}"
     return resolve(with_settings(values, all_settings(settings, device)), origin)
+
+
+def run_config_file(folder: Path) -> Path:
+    """Returns the config in the folder of a run; raises if the folder is none."""
+    file = folder / "config.toml"
+    if not file.exists():
+        raise InputError(f"{folder} is a folder, but no run: it has no config.toml.")
+    return file
 
 
 def all_settings(settings: Sequence[str] | None, device: str | None) -> list[str]:

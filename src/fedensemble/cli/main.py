@@ -38,7 +38,10 @@ app.add_typer(fleet_app, name="fleet")
 
 File = Annotated[
     Path | None,
-    typer.Argument(help="Config file (TOML); by default, a small config on the digits dataset."),
+    typer.Argument(
+        help="Config file (TOML), or the folder of a run, whose config is taken; by default, a "
+        "small config on the digits dataset."
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -85,7 +88,10 @@ def run_command(
     set_: Sets = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run; by default, RUNS/<name>/<config hash>."),
+        typer.Option(
+            help="Folder of the run; by default, the folder given instead of a config file, or "
+            "RUNS/<name>/<config hash>."
+        ),
     ] = None,
     device: Device = None,
     runs: RunsFolder = RUNS,
@@ -106,7 +112,9 @@ def run_command(
     """Train an ensemble.
 
     If the run was interrupted, the same command resumes it; if it is finished, nothing is trained.
-    With a larger number of rounds, a finished run is extended.
+    With a larger number of rounds, a finished run is extended:
+    `fedensemble run FOLDER --set rounds=200` continues the run in a folder, also one that
+    Federation.save wrote in Python.
     """
     from .run import run_config
 

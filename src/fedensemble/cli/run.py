@@ -33,6 +33,8 @@ def run_config(
     profile: bool,
 ) -> None:
     """Trains an ensemble and writes its report; under torchrun, only rank 0 writes files."""
+    # The folder of a run stands for its config, and training continues in it.
+    out = file if out is None and file is not None and file.is_dir() else out
     with job(rank_timeout) as ranks:
         config, _ = ranks.together(lambda: load_config(file, settings, device))
         folder = out or run_folder(config, runs)

@@ -10,18 +10,16 @@ import torch
 
 from ..data import Dataset, FederatedData, datasets, partition, partitions
 from ..data.holdout import hold_out_validation, limit_test_set
-from ..data.label_checks import advise_labels
+from ..data.recipe import with_recipe
 from ..data.server_data import hold_out_server_inputs, load_server_inputs
-from ..errors import AggregatorWarning, DataError, EngineWarning, config_keys
+from ..errors import AggregatorWarning, EngineWarning, config_keys
 from ..federation.federation import Federation
+from ..federation.named_models import build_model as build_model  # noqa: PLC0414
+from ..federation.named_models import model_facts as model_facts  # noqa: PLC0414
 from ..federation.resolve import select_device
-from ..modeling.factory import ModelSpec
-from ..modeling.losses import count_outputs
-from ..models import models
 from ..runtime.oom import raise_on_oom
 from .plugin_tables import parameters
 from .plugins import (
-    GIVEN_TO_MODELS,
     GIVEN_TO_PARTITIONS,
     build_aggregator,
     build_algorithm,
@@ -81,33 +79,13 @@ def build_data(
         source = load_server_inputs(source, table["server_file"])
     options = _select_options(table, parameters(partition_function, GIVEN_TO_PARTITIONS))
     with raise_on_oom("The data do", torch.device("cpu"), _OOM_ADVICE):
-        return partition(source, table["partition"], table["clients"], table["seed"], **options)
+        data = partition(source, table["partition"], table["clients"], table["seed"], **options)
+    return with_recipe(data, table)
 
 
 def _select_options(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a table that are among the known options and not None."""
     return {name: table[name] for name in known if name in table and table[name] is not None}
-
-
-def model_facts(data: FederatedData, loss: str) -> dict[str, Any]:
-    """Returns what a model needs to know of the data: shape of an input, number of outputs."""
-    if loss == "mse":
-        outputs = int(data.y[0].numel())
-    elif data.classes is not None:
-        outputs = count_outputs(loss, data.classes)
-    else:
-        advice = advise_labels(data.y) or 'For regression set training.loss = "mse".'
-        raise DataError(f"Loss '{loss}' needs integer labels, and the targets are floats. {advice}")
-    return {"shape": list(data.x.shape[1:]), "outputs": outputs}
-
-
-def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
-    """Returns a callable that makes a new model on each call."""
-    model_class = models[table["name"]]
-    options = {name: value for name, value in table.items() if name != "name"}
-    accepted = parameters(model_class)
-    options |= {name: facts[name] for name in GIVEN_TO_MODELS if name in accepted}
-    return ModelSpec(model_class, options)
 
 
 def build_federation(config: Config, data: FederatedData) -> Federation:
@@ -117,19 +95,23 @@ def build_federation(config: Config, data: FederatedData) -> Federation:
     with warnings.catch_warnings(), config_keys():
         warnings.simplefilter("ignore", EngineWarning)
         warnings.simplefilter("ignore", AggregatorWarning)
-        return Federation(
-            model=build_model(config.model, model_facts(data, config.training.loss)),
-            data=data,
-            algorithm=build_algorithm(config.algorithm),
-            participation=build_participation(config.participation),
-            aggregator=build_aggregator(config.aggregator),
-            attack=build_attack(config.attack),
-            average=build_average(config.average),
-            engine=config.engine.name,
-            engine_options=config.engine.options,
-            device=config.engine.device,
-            dtype=getattr(torch, config.engine.dtype),
-            seed=config.seed,
-            **config.ensemble.model_dump(),
-            **config.training.model_dump(),
-        )
+        model = build_model(config.model, model_facts(data, config.training.loss))
+        return Federation(model, data, **federation_arguments(config))
+
+
+def federation_arguments(config: Config) -> dict[str, Any]:
+    """Returns the arguments of a federation that a config describes, without model and data."""
+    return {
+        "algorithm": build_algorithm(config.algorithm),
+        "participation": build_participation(config.participation),
+        "aggregator": build_aggregator(config.aggregator),
+        "attack": build_attack(config.attack),
+        "average": build_average(config.average),
+        "engine": config.engine.name,
+        "engine_options": config.engine.options,
+        "device": config.engine.device,
+        "dtype": getattr(torch, config.engine.dtype),
+        "seed": config.seed,
+        **config.ensemble.model_dump(),
+        **config.training.model_dump(),
+    }

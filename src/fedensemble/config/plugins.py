@@ -16,12 +16,12 @@ from ..core.engine import ENGINE_ARGUMENTS, engines
 from ..core.optimizer import Optimizer, optimizers
 from ..core.participation import Everybody, Participation, participations
 from ..data import datasets, partitions
+from ..federation.named_models import GIVEN_TO_MODELS
 from ..models import models
 from ..registry import Registry
 from .plugin_tables import Parameter, Table, field_parameters, schema
 
-# Parameters that the library passes to a plug-in, so that they are not options of its table.
-GIVEN_TO_MODELS = ("shape", "outputs")  # from the data
+# Parameters that the library passes to a partition, so that they are not options of its table.
 GIVEN_TO_PARTITIONS = ("source", "clients", "seed")
 
 

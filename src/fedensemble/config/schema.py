@@ -20,6 +20,7 @@ from .limits import check_values
 from .messages import LONGEST_NAME, NAME, sentence
 from .plugin_tables import Table
 from .plugins import as_table
+from .python_parts import describe_parts, python_parts
 from .validate_plugins import (
     check_aggregator,
     check_algorithm,
@@ -127,7 +128,7 @@ class Config(Table):
 
     def values(self) -> dict[str, Any]:
         """Returns all settings that are not None, as values of TOML and JSON."""
-        return _plain(self.model_dump())  # type: ignore[no-any-return]
+        return plain(self.model_dump())  # type: ignore[no-any-return]
 
     def toml(self, empty: bool = True) -> str:
         """Returns the config as TOML text; `empty=False` leaves out an empty `engine.options`."""
@@ -157,6 +158,8 @@ def resolve(values: Mapping[str, Any], where: str = "config") -> Config:
     """
     if {"row", "base"} <= values.keys():
         raise InputError(f"{where} is a comparison file: use 'fedensemble compare' with it.")
+    if python_parts(values):
+        raise InputError(describe_parts(values, where))
     with config_keys():
         config, problems = check(values)
     if config is None:
@@ -235,10 +238,10 @@ def _check_schedule(filled: Mapping[str, Any], problems: list[str]) -> None:
         check_shared(filled.get("algorithm"), schedule, problems)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns a value of TOML and JSON: without None, tuples as lists, paths as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
+        return {str(key): plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return value if isinstance(value, (str, int, float, bool)) else str(value)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import prng
+from ..display import report_line, report_table
 from ..flat_params import Tree
 
 
@@ -187,3 +188,10 @@ class RoundReport:
     bytes_down: int  # sum over visits, or over all clients that were asked
     trained: tuple[int, ...]  # modes that had at least one client
     turnout: ParticipationStats | None = None  # replies and simulated time, if simulated
+
+    def __repr__(self) -> str:
+        """Round, loss, visits, modes and bytes, on one line, without the tensors."""
+        return report_line(self)
+
+    def _repr_html_(self) -> str:
+        return report_table(self)

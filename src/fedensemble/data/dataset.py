@@ -21,6 +21,7 @@ from .data_frame import column_names, from_frame, is_frame
 from .label_checks import advise_labels
 from .label_names import encode_labels
 from .normalize import Standardise
+from .recipe import Recipe, with_recipe
 
 Array = Tensor | NDArray[Any]
 Rows = NDArray[np.int64]
@@ -46,6 +47,7 @@ class Dataset:
         class_names: name of each class; by default the labels, if they are text or categories.
         feature_names: name of each column of the inputs; by default those of a DataFrame.
         info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
+        recipe: the settings of a config that load the same dataset; None unless `load` made it.
     """
 
     x: Array
@@ -60,6 +62,7 @@ class Dataset:
     x_server: Array | None = None
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         self._convert_names()
@@ -152,7 +155,7 @@ def load(name: str, **options: Any) -> Dataset:
     """
     function = datasets[name]
     check_names(f"dataset '{name}'", function, options)
-    return function(**options)
+    return with_recipe(function(**options), {"source": name, **options})
 
 
 def make_rng(seed: int, purpose: str) -> np.random.Generator:

@@ -30,6 +30,7 @@ from .federated_checks import (
 from .label_checks import check_numbering, count_classes, unseen_labels
 from .label_names import encode_labels
 from .normalize import Standardise
+from .recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,7 @@ class FederatedData:
         info: facts for the record of a run (source, partition, ...).
         notes: sentences for the user, such as on labels that do not occur or rows that were
             dropped.
+        recipe: the `[data]` table of a config that makes the same data, or None.
     """
 
     x: Tensor
@@ -68,6 +70,7 @@ class FederatedData:
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_field_types(self)

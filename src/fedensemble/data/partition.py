@@ -12,8 +12,9 @@ from ..arguments import check_names, require_integer
 from ..errors import InputError
 from ..registry import Registry
 from .convert import as_tensor
-from .dataset import Dataset, Rows, make_rng
+from .dataset import Dataset, Rows, datasets, make_rng
 from .federated import FederatedData
+from .recipe import partition_recipe, with_recipe
 
 # Maps the name of a partition to a function f(source, clients, seed, **options). It returns one
 # array of row numbers per client; no row occurs twice.
@@ -66,9 +67,12 @@ def partition(
             f"with {len(order)} of {len(source)} examples; the others are not used. "
             "Leave clients and min_examples out to take all.",
         )
-    return FederatedData.from_arrays(
+    data = FederatedData.from_arrays(
         as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **fields
     )
+    load = None if source.recipe is None else datasets[source.recipe["source"]]
+    recipe = partition_recipe(source.recipe, load, name, clients, seed, options)
+    return with_recipe(data, recipe)
 
 
 def check_rows(name: str, rows: list[Rows], n: int) -> None:

@@ -14,11 +14,14 @@ from torch import Tensor
 from ..checkpoint_file import read_checkpoint, write_checkpoint
 from ..config.build import build_model
 from ..config.packages import require_packages
+from ..config.python_parts import python_parts, without_parts
 from ..config.schema import Config, resolve
 from ..data.normalize import Standardise
 from ..errors import InputError, StoreError
 from ..federation.memory_limits import check_recipe
 from ..federation.resolve import select_device
+from ..federation.serialization import FILE as FEDERATION_FILE
+from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble
 from ..text import as_path
@@ -65,50 +68,82 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     write_checkpoint(path, tensors, metadata)
 
 
-def load_ensemble(folder: str | Path, device: str | torch.device = "cpu") -> Ensemble:
+def load_ensemble(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    model: ModelFactory | None = None,
+) -> Ensemble:
     """Returns the ensemble of a finished run; inputs must be scaled as in training.
 
     Args:
         folder: of the run.
         device: that the ensemble predicts on.
+        model: a callable that returns the nn.Module; None builds the model of the config.
     """
     store = RunFolder(as_path(folder))
+    values = _read_settings(store)
+    parts = python_parts(values)
+    if model is None and "model" in parts:
+        raise InputError(
+            f"The model '{values['model']['name']}' of {store.path} was given in Python and is not "
+            "a registered one. Predict in Python: fedensemble.load_ensemble(folder, model=...). "
+            "For the command line, register it before training "
+            "(docs/how-to-bring-your-own.md#predict-on-the-command-line)."
+        )
     try:
-        config = resolve(store.read_config(), str(store.config_file))
+        config = resolve(without_parts(values, *parts) if parts else values, str(store.config_file))
     except InputError:
         environment = store.path / "env.json"
         if environment.exists():  # without its package, a model is unknown
             packages = read_table(environment).get("packages", {})
             require_packages(packages, f"The run in {store.path}")
         raise
-    store.summary()  # raises if the run is not finished
+    summary = store.summary()  # raises if the run is not finished
+    if "loss" in parts and summary.get("task") == "regression":
+        training = config.training.model_copy(update={"loss": "mse"})
+        config = config.model_copy(update={"training": training})
     # An edited config could change the predictions without any error.
     store.require_unchanged("config.toml")
     torch_device = select_device(device)
     try:
-        return read_ensemble(store.modes_file, config, torch_device)
+        return read_ensemble(store.modes_file, config, torch_device, model)
     except StoreError as error:
         raise store.unreadable_modes(error) from None
 
 
-def read_ensemble(path: Path, config: Config, device: torch.device) -> Ensemble:
+def _read_settings(store: RunFolder) -> dict[str, Any]:
+    """Returns the settings of a run; names the way out for a federation of an earlier version."""
+    if not store.config_file.exists() and (store.path / FEDERATION_FILE).exists():
+        raise InputError(
+            f"{store.path} holds a federation that an earlier version saved, which needs its data "
+            "to predict: load it with fedensemble.Federation.load(folder, model=..., data=...), "
+            "and save it again."
+        )
+    return store.read_config()
+
+
+def read_ensemble(
+    path: Path, config: Config, device: torch.device, model: ModelFactory | None = None
+) -> Ensemble:
     """Reads an ensemble; raises StoreError if the file does not fit the config.
 
     Args:
         path: a file that `write_modes` wrote.
         config: that the modes were trained with.
         device: that the ensemble predicts on.
+        model: a callable that returns the nn.Module; None builds the model of the config.
     """
     tensors, metadata = read_checkpoint(path)
     facts = check_facts(path, metadata)
     dtype = getattr(torch, config.engine.dtype)
-    model = build_model(config.model, facts["model"])
+    name = str(config.model["name"]) if model is None else "of the argument"
+    model = build_model(config.model, facts["model"]) if model is None else model
     check_recipe(model, facts["modes"], device, dtype)
     # The model checks the type of targets; without data, a single dummy target stands for them.
     has_labels = config.training.loss != "mse"
     targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
     functional_model = FunctionalModel(model, config.training.loss, targets, device, dtype)
-    modes = check_modes(path, tensors, functional_model, facts["modes"], str(config.model["name"]))
+    modes = check_modes(path, tensors, functional_model, facts["modes"], name)
     theta = torch.stack([functional_model.theta_layout.flatten(mode) for mode in modes]).to(device)
     buffers = torch.stack([functional_model.buffer_layout.flatten(mode) for mode in modes]).to(
         device, functional_model.dtype

@@ -135,6 +135,17 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record) + "\n").encode()
 
 
+def decode_records(content: bytes) -> list[dict[str, Any]]:
+    """Returns the records of the leading lines that are intact."""
+    records = []
+    for line in content.split(b"\n")[:-1]:
+        record = _parse(line)
+        if record is None:
+            break
+        records.append(record)
+    return records
+
+
 def unpack(packed: Tensor, size: int) -> bytes | None:
     """Returns the content of a log from `MetricsLog.packed`; None if it is not `size` bytes long.
 

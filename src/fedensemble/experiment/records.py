@@ -14,8 +14,9 @@ from ..config.packages import find_packages
 from ..config.schema import Config
 from ..core.algorithm import algorithms
 from ..core.attack import attacks
-from ..core.types import RoundReport
+from ..core.engine import Engine
 from ..federation.federation import Federation
+from ..federation.history import describe as describe  # noqa: PLC0414
 from ..redact import redact_command
 from ..runtime.hardware import processor
 from ..version import VERSION
@@ -80,31 +81,9 @@ def environment(config: Config) -> dict[str, Any]:
     }
 
 
-def describe(report: RoundReport) -> dict[str, Any]:
-    """Returns the record of a round for metrics.jsonl.
-
-    It has no times other than simulated ones, so that equal runs write equal files.
-    """
-    record = {
-        "round": report.round,
-        "age": report.age,
-        "loss": report.loss,
-        "visits": len(report.plan.client),
-        "modes_trained": len(report.trained),
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
-    }
-    if report.turnout is not None:
-        selected, late, dropped, away, seconds, clock, _ = report.turnout
-        record |= {
-            "asked": selected,
-            "late": late,
-            "dropped": dropped,
-            "away": away,
-            "round_seconds": seconds,
-            "clock": clock,
-        }
-    return record
+def engine_facts(engine: Engine, ranks: int) -> dict[str, Any]:
+    """Returns the numerical choices of an engine, for env.json."""
+    return {"precision": engine.precision, "ranks": ranks, "blocks": list(engine.blocks)}
 
 
 def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .ensemble_file import write_modes
 from .evaluation import TEST_KEYS, evaluate_run, write_prediction_summary
 from .interrupt import Interruption, interruptible
 from .prediction_summary import compact_bytes, describe_clients
-from .records import describe, environment, run_notes, summarize
+from .records import describe, engine_facts, environment, run_notes, summarize
 from .run_folder import RunFolder, Say
 from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerprint, resume
 
@@ -141,13 +141,8 @@ def run_steps(
         notes += [note] if (note := federation.average.note(config.rounds)) else []
         for note in notes:
             callbacks.on_message(note)
-        engine = federation.engine
-        engine_facts = {
-            "precision": engine.precision,
-            "ranks": ranks.size,
-            "blocks": list(engine.blocks),
-        }
-        store.write(folder / "env.json", json_bytes({**environment(config), **engine_facts}))
+        facts_of_engine = engine_facts(federation.engine, ranks.size)
+        store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
         store.write(
             store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))
         )

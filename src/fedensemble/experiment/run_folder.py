@@ -9,8 +9,9 @@ directory entry are synced to disk before an older checkpoint is deleted.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from .. import durable
 from ..checkpoint_file import check_start, read_checkpoint, write_checkpoint
 from ..config.schema import NOT_HASHED, Config, check
 from ..errors import DivergedError, InputError, StoreError
+from ..flat_params import Tree
 from .checksums import FILE as CHECKSUMS
 from .checksums import changed_files, describe_changes, write_checksums
 from .folder_lock import LOCK, FolderLock
-from .metrics_log import MetricsLog, encode_record, unpack
+from .metrics_log import MetricsLog, decode_records, encode_record, unpack
 from .read_json import need_keys, need_numbers, read_bytes, read_json, read_table
 
 __all__ = ["MAX_CHECKPOINTS", "RunFolder", "Say", "find_runs", "read_json"]
@@ -120,6 +122,15 @@ class RunFolder:
         self._lock.release()
         self._new = False
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Locks the folder, which is created if it is missing, for a federation that is saved."""
+        self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def delete(self) -> None:
         """Deletes the folder; raises if another process uses it."""
         self._lock.acquire()
@@ -180,9 +191,11 @@ class RunFolder:
 
     def differs_from(self, config: Config) -> tuple[list[str], int]:
         """Returns the settings of this run that differ from a config, and its rounds."""
-        written = _with_defaults(self.read_config())
-        keys = _differing_keys(written, tomllib.loads(config.toml()))
-        return sorted(keys), int(written["rounds"])
+        return self.differing_keys(config.values()), int(self.read_config()["rounds"])
+
+    def differing_keys(self, values: Mapping[str, Any]) -> list[str]:
+        """Returns the settings of this run that differ from those of another, with all defaults."""
+        return sorted(_differing_keys(_with_defaults(self.read_config()), values))
 
     def _other_settings(self, keys: list[str], advice: str = "") -> StoreError:
         return StoreError(
@@ -274,6 +287,11 @@ class RunFolder:
         self.check_claim()
         self._log.append(record)
 
+    def set_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces the records of all rounds."""
+        self.check_claim()
+        self._log.restore(b"".join(map(encode_record, records)))
+
     def save(self, tensors: Mapping[str, Tensor], round: int, facts: Mapping[str, Any]) -> None:
         """Writes a checkpoint with the metrics so far, and deletes old checkpoints.
 
@@ -286,12 +304,12 @@ class RunFolder:
         """
         self.check_claim()
         self._log.sync()
-        path = self._checkpoint(round)
+        path = self.checkpoint(round)
         metadata = {**facts, "round": round, **self._log.facts()}
         write_checkpoint(path, {**tensors, _METRICS: self._log.packed()}, metadata, private=True)
         # Earlier versions created this folder with the default permissions.
         durable.make_private(path.parent)
-        durable.remove(*self._checkpoints()[MAX_CHECKPOINTS:])
+        durable.remove(*self.checkpoints()[MAX_CHECKPOINTS:])
 
     def resume(
         self, facts: Mapping[str, Any], say: Say, others: Sequence[Path] = ()
@@ -308,7 +326,7 @@ class RunFolder:
                 if this run has none.
         """
         self.check_claim()
-        checkpoints = self._checkpoints()
+        checkpoints = self.checkpoints()
         for path in checkpoints:
             try:
                 tensors, metadata = read_checkpoint(path)
@@ -343,6 +361,30 @@ class RunFolder:
             )
         self._begin()
         self._log.restore(b"")
+        return None
+
+    def newest(self) -> tuple[Path, Tree, dict[str, Any], list[dict[str, Any]]] | None:
+        """Returns path, tensors, metadata and records of the newest checkpoint, or None.
+
+        It changes no file. If the checkpoint is damaged, the one before is used, with a warning.
+        """
+        paths = self.checkpoints()
+        for path in paths:
+            try:
+                tensors, metadata = read_checkpoint(path)
+            except StoreError as error:
+                if path == paths[-1]:
+                    raise
+                warnings.warn(f"{error} Going back to the one before.", stacklevel=6)
+                continue
+            packed = tensors.pop(_METRICS, None)
+            size = metadata.get("metrics_bytes", 0)
+            if packed is None:  # earlier versions have the records in metrics.jsonl only
+                round = metadata.get("round")
+                lines: bytes | None = self._log.salvage(round if type(round) is int else 0)
+            else:
+                lines = unpack(packed, size if type(size) is int else -1)
+            return path, tensors, metadata, decode_records(lines or b"")
         return None
 
     def _adopt(self, path: Path, facts: Mapping[str, Any]) -> tuple[dict[str, Tensor], int] | None:
@@ -420,7 +462,7 @@ class RunFolder:
 
     def resume_advice(self) -> str:
         """Returns a sentence on the newest checkpoint, and how to resume from it."""
-        checkpoints = self._checkpoints()
+        checkpoints = self.checkpoints()
         if not checkpoints:
             return "There is no checkpoint yet; start the same command again."
         last = _round_of(checkpoints[0])
@@ -454,12 +496,12 @@ class RunFolder:
 
     def checkpoints_before(self, round: int) -> list[Path]:
         """Returns the paths of the checkpoints of earlier rounds, newest first."""
-        return [path for path in self._checkpoints() if _round_of(path) < round]
+        return [path for path in self.checkpoints() if _round_of(path) < round]
 
-    def _checkpoint(self, round: int) -> Path:
+    def checkpoint(self, round: int) -> Path:
         return self.path / "checkpoint" / f"round-{round:08d}.safetensors"
 
-    def _checkpoints(self) -> list[Path]:
+    def checkpoints(self) -> list[Path]:
         """Returns the paths of all checkpoints, newest first, without temporary files."""
         folder = self.path / "checkpoint"
         try:

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import require_integer
-from ..checkpoint_file import write_checkpoint
 from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
@@ -26,22 +24,24 @@ from ..core.schedule import Schedule
 from ..core.shared import check_patterns
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
+from ..display import federation_table
 from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
 from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
-from ..predict import Combine, Ensemble
+from ..predict import Combine, Ensemble, Prediction
 from ..runtime.oom import out_of_memory
-from ..text import as_path
-from . import memory_limits, preflight, resolve, serialization
+from . import memory_limits, named_models, preflight, resolve, run_files, serialization, training
+from .history import History
 
 
 class Federation:
     """Trains K modes on N clients with a federated algorithm.
 
     Args:
-        model: a callable that returns a new nn.Module.
+        model: a callable that returns a new nn.Module, or a registered model: its name, or a dict
+            with the name and options, {"name": "mlp", "hidden": [64]}.
         data: the clients' examples.
         algorithm: registered name, an Algorithm such as `FedAvg(lr=0.1)`, or a dict with the name
             and options, {"name": "fedavg", "lr": 0.1}. The arguments participation, aggregator,
@@ -86,7 +86,7 @@ class Federation:
 
     def __init__(
         self,
-        model: ModelFactory,
+        model: ModelFactory | resolve.Spec,
         data: FederatedData,
         algorithm: Algorithm | resolve.Spec = "fedavg",
         *,
@@ -132,6 +132,7 @@ class Federation:
 
         # The model: its size is checked before it is built, its outputs and loss afterwards.
         torch_device = resolve.select_device(device)
+        model = named_models.resolve_model(model, data, loss)
         memory_limits.check_recipe(model, self.schedule.modes, torch_device, dtype)
         self.model = FunctionalModel(model, loss, data.y[:1], torch_device, dtype)
         preflight.check_model(self.model, data, self.schedule.modes)
@@ -182,6 +183,9 @@ class Federation:
         self._outcome: tuple[EnsembleState, Outcome] | None = None
         # The plan of a later round, with the schedule's state and the round that it is for.
         self._prefetched: tuple[Tree, int, Plan] | None = None
+        self.history = History()
+        # Settings of the run folder that this federation was loaded from; `save` keeps them.
+        self.run_settings: dict[str, Any] = {}
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
         self.trained_together = 1  # runs in the largest batch so far, this one included
@@ -191,11 +195,16 @@ class Federation:
 
     def __repr__(self) -> str:
         """The algorithm, the modes, the clients and the round, on one line."""
-        name = algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
         return (
-            f"Federation({name}, {self.schedule.modes} modes, {len(self.data)} clients, "
-            f"round {self.round})"
+            f"Federation({self._algorithm_name()}, {self.schedule.modes} modes, "
+            f"{len(self.data)} clients, round {self.round})"
         )
+
+    def _repr_html_(self) -> str:
+        return federation_table(self, self._algorithm_name())
+
+    def _algorithm_name(self) -> str:
+        return algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
 
     @property
     def aggregator_note(self) -> str:
@@ -212,14 +221,40 @@ class Federation:
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Trains `count` more rounds lazily: each report that the caller takes runs one round."""
-        return self._rounds(require_integer("rounds()", "count", count))
+        return training.Rounds(self, count)
 
-    def _rounds(self, count: int) -> Iterator[RoundReport]:
-        for _ in range(count):
-            started = time.perf_counter()
-            report = self.run_round()
-            self.seconds += time.perf_counter() - started
-            yield report
+    def train(
+        self,
+        count: int,
+        callback: training.Callback | None = None,
+        *,
+        test_every: int | None = None,
+    ) -> list[RoundReport]:
+        """Trains `count` more rounds; returns their reports.
+
+        A progress bar is shown on a terminal and in a notebook.
+
+        Args:
+            callback: called with the report of each round; training stops if it returns True.
+            test_every: rounds between tests on the data's test set, which `history` records; the
+                last round has one, too. None tests nothing.
+        """
+        return training.train(self, count, callback, test_every)
+
+    def predict(self, x: Any, **options: Any) -> Prediction:
+        """The prediction of the current modes for inputs; the options of `Ensemble.predict`."""
+        return self.ensemble.predict(x, **options)
+
+    def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> dict[str, float]:
+        """All metrics of the current modes by name, on the data's test set or on x and y.
+
+        `history` records metrics on the test set.
+
+        Args:
+            x, y: inputs and targets; None for the test set.
+            options: of `Ensemble.predict`.
+        """
+        return training.evaluate_federation(self, x, y, **options)
 
     def run_round(self, result: RoundResult | None = None) -> RoundReport:
         """Runs one round; returns its report. `rounds` is the usual way to train.
@@ -246,6 +281,7 @@ class Federation:
             shared=self._shared,
         )
         self._outcome = None
+        self.history.add(report)
         return report
 
     def next_request(self) -> Request:
@@ -337,6 +373,7 @@ class Federation:
             class_names=self.data.class_names,
             feature_names=self.data.feature_names,
             shared=None if self._shared is None else self._shared.parameters,
+            trained=self.round > 0,
         )
 
     def tensors(self) -> Tree:
@@ -361,28 +398,9 @@ class Federation:
         Args:
             round: number of completed rounds at that time.
         """
-        require_integer("restore()", "round", round)
-        if "buffers" not in tensors:
-            raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
-        stored, memory = EnsembleState.of(tensors, round, self.model.device)
-        self.algorithm.check_state(stored.modes)
-        # Server state that an earlier version of the algorithm did not have starts at zero.
-        missing = {
-            name: torch.zeros_like(t)
-            for name, t in self.state.modes.items()
-            if name not in stored.modes
-        }
-        stored = replace(stored, modes={**stored.modes, **missing})
-        observes = type(self.schedule).observe is not Schedule.observe
-        state = serialization.check_state(self.state, stored, observes=observes)
-        memory = serialization.check_client_state(
-            memory, self.algorithm, state.modes["theta"], len(self.data)
+        state, memory, numerics = serialization.read_state(
+            tensors, round, self.state, self.algorithm, self.schedule, len(self.data)
         )
-        numerics = {
-            n.removeprefix("engine/"): value
-            for n, value in tensors.items()
-            if n.startswith("engine/")
-        }
         before, self.state = self.state, state
         try:
             serialization.check_plan(self.outcome().plan, len(self.data), self.schedule.modes)
@@ -398,47 +416,35 @@ class Federation:
             raise
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the federation without model and data to a folder; returns the file's path.
+        """Writes a run folder, without model and data; returns its path.
 
-        If the file contains client state, only the current user may read it.
+        `Federation.load` continues from it, `load_ensemble` and `fedensemble predict` predict with
+        it, and `report` and `fedensemble report` show it. A federation that was saved there before
+        is replaced. Checkpoints, which may hold client state, can be read by this user only.
         """
-        path = as_path(folder) / serialization.FILE
-        facts = {
-            "round": self.round,
-            "settings": self._settings(),
-            "data": serialization.data_size(self.data),
-        }
-        tensors = self.checkpoint_tensors()
-        if self.engine.is_writer:
-            write_checkpoint(
-                path, tensors, facts, private=any(name.startswith("memory/") for name in tensors)
-            )
-        return path
+        return run_files.save(self, folder)
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, model: ModelFactory, data: FederatedData, **changes: Any
+        cls,
+        folder: str | Path,
+        *,
+        model: ModelFactory | resolve.Spec | None = None,
+        data: FederatedData | None = None,
+        **changes: Any,
     ) -> Federation:
-        """A saved federation with its model and data; training continues as if never interrupted.
+        """A saved federation, or a run of the command line; training continues where it stopped.
 
         Args:
+            model, data: those of the training; None builds them from the settings in the folder, if
+                they have names there.
             changes: arguments that a file cannot hold, such as a loss or an algorithm that is not
                 registered, or a new engine or device.
         """
-        settings, tensors, round = serialization.read(folder, data, changes)
-        federation = cls(model, data, **settings)
-        # An average of another kind starts with the next round.
-        if "average" in changes:
-            tensors = serialization.replace_average(tensors, federation.state.average)
-        # An engine with another name or other options makes its own numerical choices.
-        if {"engine", "engine_options"} & set(changes):
-            tensors = {
-                name: value for name, value in tensors.items() if not name.startswith("engine/")
-            }
-        federation.restore(tensors, round)
-        return federation
+        return run_files.load(cls, folder, model, data, changes)
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """The arguments without model and data, as values that a file can hold."""
         return serialization.settings_of(
             self.algorithm,
             self.schedule,

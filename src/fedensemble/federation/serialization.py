@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint_file import read_checkpoint
+from ..arguments import require_integer
 from ..core.aggregator import Aggregator
 from ..core.algorithm import Algorithm
 from ..core.attack import Attack
@@ -23,7 +23,6 @@ from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..flat_params import Tree
 from ..modeling.functional_model import FunctionalModel
-from ..text import as_path
 from .spec import from_spec, to_spec
 
 FILE = "federation.safetensors"
@@ -92,27 +91,37 @@ def settings_of(
     }
 
 
-def read(
-    folder: str | Path, data: FederatedData, changes: Mapping[str, Any]
-) -> tuple[dict[str, Any], Tree, int]:
-    """Arguments, tensors and number of rounds of a saved federation.
-
-    Raises InputError if it was saved with other data.
-
-    Args:
-        changes: arguments that replace those in the file.
-    """
-    path = as_path(folder) / FILE
-    tensors, facts = read_checkpoint(path)
-    settings = _read_settings(path, facts)
+def check_changes(changes: Mapping[str, Any]) -> None:
+    """Raises InputError if one of the arguments may not change when a federation is loaded."""
     fixed = sorted(set(changes) - set(_CHANGEABLE))
     if fixed:
         raise InputError(
             f"{', '.join(fixed)} cannot change when a federation is loaded; make a new one instead."
         )
-    if facts["data"] != data_size(data):
+
+
+def read_arguments(
+    folder: Path,
+    path: Path,
+    facts: Mapping[str, Any],
+    data: FederatedData,
+    changes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The arguments of a saved federation, without model and data.
+
+    Raises InputError if it was saved with other data.
+
+    Args:
+        folder: of the federation, for messages.
+        path: of the file, for messages.
+        facts: the metadata of the file.
+        changes: arguments that replace those in the file.
+    """
+    settings = _read_settings(path, facts)
+    clients, examples = facts.get("data_size", facts["data"])
+    if [clients, examples] != data_size(data):
         raise InputError(
-            f"The federation in {folder} has {facts['data'][0]} clients with {facts['data'][1]} "
+            f"The federation in {folder} has {clients} clients with {examples} "
             f"examples; these data have {len(data)} with {len(data.x)}."
         )
     # Files of earlier versions lack these settings, which then had only one value.
@@ -131,7 +140,7 @@ def read(
         if name not in changes:
             spec = settings[name]
             settings[name] = None if spec == NO_ATTACK else _build_from_spec(path, name, spec)
-    return {**settings, **changes}, tensors, facts["round"]
+    return {**settings, **changes}
 
 
 def data_size(data: FederatedData) -> list[int]:
@@ -141,7 +150,9 @@ def data_size(data: FederatedData) -> list[int]:
 
 def _read_settings(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in a file's metadata; raises StoreError if `save` could not have written it."""
-    settings, size, round = facts.get("settings"), facts.get("data"), facts.get("round")
+    settings, round = facts.get("settings"), facts.get("round")
+    # Files of earlier versions have the size as "data", where now the fingerprint of the data is.
+    size = facts.get("data_size", facts.get("data"))
     if (
         not isinstance(settings, dict)
         or not isinstance(size, list)
@@ -171,6 +182,42 @@ def _build_from_spec(path: Path, name: str, spec: Any) -> Any:
         raise StoreError(
             f"{path} is damaged, or of another version: its {name} cannot be made: {error}."
         ) from None
+
+
+def read_state(
+    tensors: Mapping[str, Tensor],
+    round: int,
+    fresh: EnsembleState,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    clients: int,
+) -> tuple[EnsembleState, Tree, Tree]:
+    """The checked state and client state in a checkpoint, and the engine's numerical choices.
+
+    Args:
+        tensors: as `Federation.checkpoint_tensors` returned them.
+        round: number of completed rounds at that time.
+        fresh: a state of the federation that is restored.
+        clients: number of clients, N.
+    """
+    require_integer("restore()", "round", round)
+    if "buffers" not in tensors:
+        raise StoreError("The checkpoint does not fit: it has no entry 'buffers'.")
+    stored, memory = EnsembleState.of(tensors, round, fresh.buffers.device)
+    algorithm.check_state(stored.modes)
+    # Server state that an earlier version of the algorithm did not have starts at zero.
+    missing = {
+        name: torch.zeros_like(t) for name, t in fresh.modes.items() if name not in stored.modes
+    }
+    stored = replace(stored, modes={**stored.modes, **missing})
+    observes = type(schedule).observe is not Schedule.observe
+    numerics = {
+        name.removeprefix("engine/"): value
+        for name, value in tensors.items()
+        if name.startswith("engine/")
+    }
+    state = check_state(fresh, stored, observes=observes)
+    return state, check_client_state(memory, algorithm, state.modes["theta"], clients), numerics
 
 
 def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:

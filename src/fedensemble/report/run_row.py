@@ -57,6 +57,8 @@ def _data(values: Mapping[str, Any]) -> str:
     """The source of the data, the partition and the number of clients, as one phrase."""
     if values["source"] == "schema":
         return "fleet" + (f", {values['clients']} clients" if values.get("clients") else "")
+    if values["source"] not in datasets:  # of a federation saved from Python
+        return f"{values['source']}, {values.get('clients')} clients"
     source = _with_options(datasets, values["source"], values)
     partition = _with_options(partitions, values["partition"], values)
     return f"{source}, {partition}, {values.get('clients') or 'natural'} clients"

@@ -93,14 +93,18 @@ def test_what_is_published_is_no_part_of_the_run(tmp_path: Path) -> None:
     assert run(on, tmp_path / "a") == run(off, tmp_path / "a")
 
 
-def test_a_federation_with_client_state_is_saved_for_its_user_alone(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_saved_federation_is_private_and_its_modes_are_not(
+    tmp_path: Path,
+) -> None:
     before = os.umask(0o022)
     try:
-        for method, mode in ((fe.Scaffold(), 0o600), (fe.FedAvg(), 0o644)):
-            federation = small_federation(method, "loop", modes=2, strata=2)
-            list(federation.rounds(1))
-            file = federation.save(tmp_path / type(method).__name__)
-            assert stat.S_IMODE(file.stat().st_mode) == mode
+        federation = small_federation(fe.Scaffold(), "loop", modes=2, strata=2)
+        list(federation.rounds(1))
+        folder = federation.save(tmp_path / "saved")
+        for name, mode in (("checkpoint", 0o700), ("modes.safetensors", 0o644)):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == mode
+        (checkpoint,) = (folder / "checkpoint").iterdir()
+        assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
     finally:
         os.umask(before)
 

@@ -236,7 +236,7 @@ CHECKPOINTS = {
         "its algorithm cannot be made",
     ),
     "dtype": (lambda t, f: f["settings"].update(dtype="nn"), "its dtype"),
-    "no description": (lambda t, f: f.clear(), "other entries"),
+    "no description": (lambda t, f: f.clear(), "its metadata lacks 'round'"),
 }
 
 
@@ -244,7 +244,7 @@ CHECKPOINTS = {
 def test_forged_federations(case, tmp_path: Path):
     made = federation(algorithm=fe.Scaffold(), clients_per_round=3, strata=2)
     list(made.rounds(2))
-    path = made.save(tmp_path)
+    (path,) = (made.save(tmp_path) / "checkpoint").iterdir()
     arguments = {"model": lambda: nn.Linear(3, 2), "data": data()}
     assert fe.Federation.load(tmp_path, **arguments).round == 2
     change, message = CHECKPOINTS[case]
@@ -256,7 +256,7 @@ def test_forged_federations(case, tmp_path: Path):
 def test_a_checkpoint_without_entries_that_were_added_later(tmp_path: Path):
     made = federation(algorithm=fe.Scaffold(), clients_per_round=3, strata=2)
     list(made.rounds(2))
-    path = made.save(tmp_path)
+    (path,) = (made.save(tmp_path) / "checkpoint").iterdir()
     forge(path, lambda tensors, facts: (tensors.pop("memory/row.c"), tensors.pop("schedule/seed")))
     loaded = fe.Federation.load(tmp_path, model=lambda: nn.Linear(3, 2), data=data())
     rows = loaded.tensors()["memory/row.c"]

@@ -9,7 +9,7 @@ from torch import nn
 from fedensemble import InputError
 from fedensemble.config.build import build_model
 from fedensemble.config.plugin_tables import parameters, schema
-from fedensemble.config.plugins import GIVEN_TO_MODELS
+from fedensemble.federation.named_models import GIVEN_TO_MODELS
 from fedensemble.models import models
 
 IMAGES = ("resnet18", "resnet20", "mobilenet", "shufflenet", "cnn-pfl")

@@ -64,9 +64,9 @@ def test_a_loaded_federation_continues_as_if_never_interrupted(tmp_path):
 
 def test_files_without_participation_still_load(tmp_path, monkeypatch):
     federation = train(small_federation(FedAvg(), "vector", 2, 2), 2)
-    settings = federation._settings()
+    settings = federation.settings()
     settings.pop("participation")
-    monkeypatch.setattr(federation, "_settings", lambda: settings)
+    monkeypatch.setattr(federation, "settings", lambda: settings)
     federation.save(tmp_path)
     loaded = Federation.load(tmp_path, model=small_model, data=classification())
     assert isinstance(loaded.participation, Everybody) and loaded.round == 2

@@ -39,7 +39,9 @@ class RunData:
     @property
     def metric(self) -> str:
         """The main metric: accuracy or MSE."""
-        return "mse" if self.settings["training"]["loss"] == "mse" else "accuracy"
+        # A loss of one's own, of a federation saved from Python, does not tell the task.
+        regression = self.summary.get("task") == "regression"
+        return "mse" if regression or self.settings["training"]["loss"] == "mse" else "accuracy"
 
 
 def read_run(folder: Path) -> RunData:
