@@ -112,7 +112,7 @@ def test_files_that_are_no_configs(folder: Path) -> None:
         ("broken.toml", "is not valid TOML"),
         ("binary.toml", "is not a text file"),
         ("self.toml", "extends itself"),
-        (".", "Cannot read"),
+        (".", "is a folder, but no run"),
     ):
         code, _, errors = run("run", name, cwd=folder)
         assert code == 2 and message in errors, errors
