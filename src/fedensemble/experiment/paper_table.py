@@ -7,7 +7,7 @@ The files are `papers/fed_ensemble/*.toml`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -44,11 +44,15 @@ NAMES = (
 class CellsTable(RowTable):
     """A row or a column: a label and the settings it overrides.
 
-    A row may also have its own seeds, and may be restricted to some columns.
+    A row may also have its own seeds, may be restricted to some columns, and may have settings for
+    single columns, such as the learning rate of a method on its data. A column may show an
+    evaluation of its own.
     """
 
     seeds: list[NonNegativeInt] | None = None
     columns: list[str] | None = None
+    by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    way: str = Field(default="", description="evaluation to show in a table of methods")
 
 
 class ScaleTable(Table):
@@ -102,6 +106,7 @@ class Cell:
     column: str
     configs: tuple[Config, ...] = ()
     skipped: str = ""
+    way: str = "test"
 
     @property
     def label(self) -> str:
@@ -180,7 +185,7 @@ def read_reproduction(
     """Reads the file of a table or figure at a scale.
 
     A cell is the base config with overrides, in this order: the scale, `settings`, `device`, the
-    row, the column.
+    row, the column, what the row sets for the column.
 
     Args:
         path: of the file.
@@ -221,11 +226,16 @@ def _cells(
 ) -> list[Cell]:
     """Returns the cells of a table with its own rows and columns."""
     cells = []
+    labels = {column.label: column for column in table.column}
     for row in _select(table.row, size.rows, "row"):
+        for label in row.by_column:
+            if label not in labels:
+                raise InputError(f"Row '{row.label}': {unknown('column', label, labels)}")
         for column in _select(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
+            values = merge(values, changes_of(row.by_column.get(column.label, {})))
             # The most specific seeds win: of the command, the row, the column, the scale, the file.
             cell_seeds = (
                 seeds
@@ -234,7 +244,8 @@ def _cells(
                 or size.seeds
                 or table.seeds
             )
-            cells.append(_cell(row.label, column.label, values, cell_seeds))
+            cell = _cell(row.label, column.label, values, cell_seeds)
+            cells.append(replace(cell, way=column.way or "test"))
     return cells
 
 
