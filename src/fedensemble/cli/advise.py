@@ -91,8 +91,10 @@ def explain(config: Config, advice: Advice) -> list[str]:
     """Returns the advice as settings, and the reasons."""
     title = TITLES[advice.metric]
     best = next(each for each in advice.candidates if each.modes == advice.modes)
-    average = f'--set average.name={advice.average}'
-    lines = [f"Advice: --set ensemble.modes={advice.modes} --set ensemble.schedule=balanced {average}"]
+    average = f"--set average.name={advice.average}"
+    lines = [
+        f"Advice: --set ensemble.modes={advice.modes} --set ensemble.schedule=balanced {average}"
+    ]
     if advice.modes == 1:
         lines.append(
             f"No number of modes is expected to be better than FedAvg after {config.rounds} "

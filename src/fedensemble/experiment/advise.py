@@ -160,10 +160,7 @@ def make_advice(config: Config, results: Sequence[RowResult]) -> Advice:
     chosen = results[candidates.index(best)]
     average_gain = float(
         np.mean(
-            [
-                summary["test_last"][metric] - summary["test"][metric]
-                for summary in chosen.summaries
-            ]
+            [summary["test_last"][metric] - summary["test"][metric] for summary in chosen.summaries]
         )
     )
     average = AVERAGE if average_gain > 0 else "none"

@@ -56,13 +56,14 @@ class CellsTable(RowTable):
 
 
 class ScaleTable(Table):
-    """A scale: the settings it overrides in all cells, its seeds, and its rows and columns."""
+    """A scale: the settings it overrides in all cells or by column, its seeds, rows and columns."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     seeds: list[NonNegativeInt] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
     column_seeds: dict[str, list[NonNegativeInt]] = Field(default_factory=dict)
+    by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
     note: str = ""
 
 
@@ -185,7 +186,7 @@ def read_reproduction(
     """Reads the file of a table or figure at a scale.
 
     A cell is the base config with overrides, in this order: the scale, `settings`, `device`, the
-    row, the column, what the row sets for the column.
+    row, the column, what the row and then the scale set for the column.
 
     Args:
         path: of the file.
@@ -227,15 +228,17 @@ def _cells(
     """Returns the cells of a table with its own rows and columns."""
     cells = []
     labels = {column.label: column for column in table.column}
-    for row in _select(table.row, size.rows, "row"):
-        for label in row.by_column:
-            if label not in labels:
-                raise InputError(f"Row '{row.label}': {unknown('column', label, labels)}")
+    rows = _select(table.row, size.rows, "row")
+    for label in (label for each in (size, *rows) for label in each.by_column):
+        if label not in labels:
+            raise InputError(f"by_column: {unknown('column', label, labels)}")
+    for row in rows:
         for column in _select(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
-            values = merge(values, changes_of(row.by_column.get(column.label, {})))
+            for each in (row, size):
+                values = merge(values, changes_of(each.by_column.get(column.label, {})))
             # The most specific seeds win: of the command, the row, the column, the scale, the file.
             cell_seeds = (
                 seeds

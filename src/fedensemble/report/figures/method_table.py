@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from ...errors import InputError
-from ...experiment.compare import summarise
+from ...experiment.compare import mean_and_std
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ..best import HIGHER_IS_BETTER, best_places
@@ -86,7 +86,7 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
     gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not gaps:
         return math.nan, math.nan
-    mean, deviation = summarise(gaps)
+    mean, deviation = mean_and_std(gaps)
     if len(gaps) == 1:
         return mean, math.nan
     quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(gaps) - 1))
@@ -108,11 +108,11 @@ def _line(
     cells = []
     for metric in metrics:
         values = list(values_by_seed(result, metric).values())
-        spread = summarise(values)[1] if len(values) > 1 else None
-        cells.append(show(metric, summarise(values)[0], spread) if values else NONE)
+        spread = mean_and_std(values)[1] if len(values) > 1 else None
+        cells.append(show(metric, mean_and_std(values)[0], spread) if values else NONE)
     gaps = [_gap(result, baseline, metric) for metric in metrics[:2]]
-    uploaded = summarise([summary["bytes_up"] for summary in result.runs.summaries])[0]
-    seconds = summarise([summary["seconds"] for summary in result.runs.summaries])[0]
+    uploaded = mean_and_std([summary["bytes_up"] for summary in result.runs.summaries])[0]
+    seconds = mean_and_std([summary["seconds"] for summary in result.runs.summaries])[0]
     traffic = (in_megabytes(uploaded), f"{seconds / 60:.1f}", str(len(result.runs.summaries)))
     return (row, result.cell.column, *cells, *gaps, *traffic)
 
@@ -133,7 +133,7 @@ def _numbers(
 ) -> tuple[str, ...]:
     """One line of the table for programs."""
     ours = values_by_seed(result, metric)
-    mean, spread = summarise(list(ours.values())) if ours else (math.nan, math.nan)
+    mean, spread = mean_and_std(list(ours.values())) if ours else (math.nan, math.nan)
     gap = (
         (math.nan, math.nan)
         if baseline is None
@@ -181,7 +181,7 @@ def _figure(
                     if result.cell.row != row or not values:
                         continue
                     place = columns.index(result.cell.column)
-                    mean, spread = (scaled(metric, value) for value in summarise(values))
+                    mean, spread = (scaled(metric, value) for value in mean_and_std(values))
                     axis.errorbar(
                         mean, place, xerr=spread or None, fmt="o", capsize=3, color=COLORS[0]
                     )
