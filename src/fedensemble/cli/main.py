@@ -174,6 +174,33 @@ def compare_command(
     compare_rows(file, all_settings(set_, device), algorithms, modes, schedules, seeds, runs)
 
 
+@app.command("advise")
+def advise_command(
+    file: File = None,
+    set_: Sets = None,
+    pilot: Annotated[
+        int | None,
+        typer.Option(help="Rounds of the pilot; by default a tenth of the config's, at least 20."),
+    ] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(help="Numbers of modes to try, separated by commas; by default 3,5,10."),
+    ] = None,
+    seeds: Seeds = None,
+    device: Device = None,
+    runs: RunsFolder = RUNS,
+) -> None:
+    """Advise on the number of modes, the schedule and the average of a config.
+
+    Trains a short pilot of FedAvg and of several numbers of modes, tests it on a part of the
+    training data, and extrapolates the difference to the last round.
+    """
+    from .advise import advise
+    from .config import all_settings
+
+    advise(file, all_settings(set_, device), pilot, modes, seeds, runs)
+
+
 @app.command("reproduce")
 def reproduce_command(
     names: Annotated[

@@ -7,7 +7,7 @@ The files are `papers/fed_ensemble/*.toml`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -44,21 +44,26 @@ NAMES = (
 class CellsTable(RowTable):
     """A row or a column: a label and the settings it overrides.
 
-    A row may also have its own seeds, and may be restricted to some columns.
+    A row may also have its own seeds, may be restricted to some columns, and may have settings for
+    single columns, such as the learning rate of a method on its data. A column may show an
+    evaluation of its own.
     """
 
     seeds: list[NonNegativeInt] | None = None
     columns: list[str] | None = None
+    by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    way: str = Field(default="", description="evaluation to show in a table of methods")
 
 
 class ScaleTable(Table):
-    """A scale: the settings it overrides in all cells, its seeds, and its rows and columns."""
+    """A scale: the settings it overrides in all cells or by column, its seeds, rows and columns."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     seeds: list[NonNegativeInt] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
     column_seeds: dict[str, list[NonNegativeInt]] = Field(default_factory=dict)
+    by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
     note: str = ""
 
 
@@ -102,6 +107,7 @@ class Cell:
     column: str
     configs: tuple[Config, ...] = ()
     skipped: str = ""
+    way: str = "test"
 
     @property
     def label(self) -> str:
@@ -180,7 +186,7 @@ def read_reproduction(
     """Reads the file of a table or figure at a scale.
 
     A cell is the base config with overrides, in this order: the scale, `settings`, `device`, the
-    row, the column.
+    row, the column, what the row and then the scale set for the column.
 
     Args:
         path: of the file.
@@ -221,11 +227,18 @@ def _cells(
 ) -> list[Cell]:
     """Returns the cells of a table with its own rows and columns."""
     cells = []
-    for row in _select(table.row, size.rows, "row"):
+    labels = {column.label: column for column in table.column}
+    rows = _select(table.row, size.rows, "row")
+    for label in (label for each in (size, *rows) for label in each.by_column):
+        if label not in labels:
+            raise InputError(f"by_column: {unknown('column', label, labels)}")
+    for row in rows:
         for column in _select(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
+            for each in (row, size):
+                values = merge(values, changes_of(each.by_column.get(column.label, {})))
             # The most specific seeds win: of the command, the row, the column, the scale, the file.
             cell_seeds = (
                 seeds
@@ -234,7 +247,8 @@ def _cells(
                 or size.seeds
                 or table.seeds
             )
-            cells.append(_cell(row.label, column.label, values, cell_seeds))
+            cell = _cell(row.label, column.label, values, cell_seeds)
+            cells.append(replace(cell, way=column.way or "test"))
     return cells
 
 

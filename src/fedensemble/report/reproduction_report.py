@@ -23,6 +23,7 @@ from .bibliography import bibliography
 from .config_text import facts
 from .figures.learning_curves import curves
 from .figures.loss_surface import loss_surface
+from .figures.method_table import methods
 from .figures.paper_grid import PaperReport, grid, headline
 from .figures.plots import save_for_print
 from .figures.toy_regression import bias_variance, toy_fit
@@ -37,6 +38,7 @@ REPORTS: dict[str, Report] = {
     "toy-fit": toy_fit,
     "loss-surface": loss_surface,
     "curves": curves,
+    "methods": methods,
 }
 
 
