@@ -1,5 +1,6 @@
 """Federated algorithms, one file each; importing this package registers them."""
 
+from .anchored import Anchored
 from .diana import Diana
 from .dore import Dore
 from .fedac import FedAc
@@ -19,6 +20,7 @@ from .scaffold import Scaffold
 __all__ = [
     "PFNM",
     "QSGD",
+    "Anchored",
     "Diana",
     "Dore",
     "FedAc",
