@@ -205,7 +205,11 @@ class Ensemble:
         model = self.model.build(0)
         weights = self.model.theta_layout.unflatten(self.theta[mode])
         buffers = self.model.buffer_layout.unflatten(self.buffers[mode])
-        model.load_state_dict({**model.state_dict(), **weights, **buffers})
+        # Not `load_state_dict`: a non-persistent buffer is not in the state dict.
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        with torch.no_grad():
+            for name, value in {**weights, **buffers}.items():
+                tensors[name].copy_(value)
         return model.eval()
 
     def predict(

@@ -129,4 +129,8 @@ def test_wrong_options(options):
 def test_noise_of_targets_is_for_regression():
     clients = [([[0.0], [1.0]], [0, 1])] * 2
     with pytest.raises(InputError, match="classification"):
-        fe.Federation(lambda: nn.Linear(1, 2), fe.FederatedData.from_clients(clients), Anchored(target_noise=0.1))
+        fe.Federation(
+            lambda: nn.Linear(1, 2),
+            fe.FederatedData.from_clients(clients),
+            Anchored(target_noise=0.1),
+        )

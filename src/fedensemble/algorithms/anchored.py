@@ -8,11 +8,11 @@ where n counts the examples of all clients, a_k is w_k(0) if `anchor` is on and 
 e_kj ~ N(0, target_noise^2) is drawn once per mode and example. Client i minimises the part of its
 own examples with the whole penalty; the weighted mean over clients of these objectives is L_k.
 
-If the model is linear in w, the loss the squared error with noise s, prior_precision the precision
-of the prior in the units of the loss, target_noise = s, and modes start in the prior, the minimisers
-are exact and independent samples of p(w | D). Without anchors all modes have the same minimum.
-Without noise of the targets the spread is too small: the covariance is alpha S^2 instead of the
-posterior's S, for the prior precision alpha.
+The minimisers are exact and independent samples of p(w | D) if the model is linear in w, the loss
+is the squared error with noise s, prior_precision is the precision of the prior in the units of the
+loss, target_noise = s, and modes start in the prior. Without anchors all modes have the same
+minimum. Without noise of the targets the spread is too small: the covariance is alpha S^2 instead
+of the posterior's S, for the prior precision alpha.
 
 References: Matthews, Hron, Turner, Ghahramani, "Sample-then-optimize posterior sampling for
 Bayesian linear models", NeurIPS workshop on advances in approximate Bayesian inference 2017;

@@ -38,6 +38,7 @@ NAMES = (
     "figure-toy",
     "figure-loss-surface",
     "figure-curves",
+    "theory",
 )
 
 

@@ -26,11 +26,16 @@ class ScaledLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(out_features, in_features))
-        self.bias = nn.Parameter(torch.randn(out_features))
+        self.bias = nn.Parameter(torch.randn(out_features)) if bias_scale > 0 else None
         self.weight_factor, self.bias_factor = weight_scale / sqrt(in_features), bias_scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.weight_factor * x, self.weight, self.bias_factor * self.bias)
+        if self.bias is None:
+            return nn.functional.linear(self.weight_factor * x, self.weight)
+        # Activations are scaled instead of parameters: engine `vector` stacks a layer only if its
+        # parameters go into the matmul as they are.
+        inner = (self.weight_factor / self.bias_factor) * x
+        return self.bias_factor * nn.functional.linear(inner, self.weight, self.bias)
 
 
 @models.register("wide")
@@ -50,7 +55,7 @@ class Wide(nn.Module):
         depth: number of hidden layers.
         weight_scale: standard deviation of the weights times the square root of the inputs of
             their layer; sqrt(2) keeps the size of activations through ReLU layers.
-        bias_scale: standard deviation of the biases.
+        bias_scale: standard deviation of the biases; 0 leaves them out.
 
     >>> Wide([2], 1, width=8)(torch.zeros(3, 2)).shape
     torch.Size([3, 1])

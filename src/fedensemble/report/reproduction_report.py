@@ -25,6 +25,7 @@ from .figures.learning_curves import curves
 from .figures.loss_surface import loss_surface
 from .figures.paper_grid import PaperReport, grid, headline
 from .figures.plots import save_for_print
+from .figures.theory import theory
 from .figures.toy_regression import bias_variance, toy_fit
 from .latex import latex
 from .runs_table import runs_table
@@ -37,6 +38,7 @@ REPORTS: dict[str, Report] = {
     "toy-fit": toy_fit,
     "loss-surface": loss_surface,
     "curves": curves,
+    "theory": theory,
 }
 
 

@@ -49,9 +49,17 @@ class GaussianProcess:
         """The standard deviation at each input, [m]; rounding below zero counts as zero."""
         return self.covariance.diagonal().clamp(min=0).sqrt()
 
-    def standardised(self, functions: Tensor) -> Tensor:
-        """The z-scores of functions [K, m]: standard normal if they are samples of the process."""
-        return (functions - self.mean) / self.standard_deviation
+    def principal_scores(self, functions: Tensor, share: float = 0.01) -> Tensor:
+        """Standardised principal scores of functions [K, m], [K, r].
+
+        They are independent standard normal values if the functions are samples of the process.
+        Directions with less than `share` of the largest variance are left out: dividing by a
+        variance of almost zero would show rounding and effects of finite width only.
+        """
+        values, vectors = torch.linalg.eigh(self.covariance)
+        kept = values > share * values[-1]
+        scores: Tensor = (functions - self.mean) @ vectors[:, kept] / values[kept].sqrt()
+        return scores
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,9 @@ def limit_map(train: Tensor, test_train: Tensor, ridge: float = 0.0) -> Training
     return TrainingMap(both[: len(train)], both[len(train) :])
 
 
-def posterior(train: Kernels, test_train: Kernels, test: Kernels, targets: Tensor) -> GaussianProcess:
+def posterior(
+    train: Kernels, test_train: Kernels, test: Kernels, targets: Tensor
+) -> GaussianProcess:
     """The Gaussian process of Theorem 2: what the modes are samples of, after endless training."""
     training = limit_map(train.ntk, test_train.ntk)
     return training.process(train.nngp, test_train.nngp, test.nngp, targets)
@@ -140,6 +150,7 @@ def finite_map(
     both = torch.cat([train, test_train])
     mapped = torch.zeros_like(both)  # M, of which the first n rows are at the training inputs
     eye = torch.eye(len(train), dtype=train.dtype)
+    updates: dict[tuple[int, float], Tensor] = {}  # of a client at a rate, [n + m, n_i]
     eigen = [torch.linalg.eigh(train[rows][:, rows]) for rows in clients]
     for number, visitors in enumerate(rounds):
         if not len(visitors):
@@ -149,10 +160,12 @@ def finite_map(
         remaining = eye - mapped[: len(train)]
         change = torch.zeros_like(mapped)
         for i, share in zip(visitors.tolist(), sizes / sizes.sum(), strict=True):
-            rows, (values, vectors) = clients[i], eigen[i]
-            speed = gradient_factor * rate / len(rows)
-            local = (vectors * _phi(values, speed, steps)) @ vectors.mT
-            change += share * both[:, rows] @ (local @ remaining[rows])
+            rows = clients[i]
+            if (i, rate) not in updates:
+                values, vectors = eigen[i]
+                phi = _phi(values, gradient_factor * rate / len(rows), steps)
+                updates[i, rate] = both[:, rows] @ ((vectors * phi) @ vectors.mT)
+            change += share * (updates[i, rate] @ remaining[rows])
         mapped = mapped + change
     return TrainingMap(mapped[: len(train)], mapped[len(train) :])
 
@@ -178,7 +191,7 @@ def visits(schedule: Schedule, clients: int, seed: int, rounds: int, mode: int) 
 def regression(
     train: Tensor, test_train: Tensor, test: Tensor, targets: Tensor, noise: float
 ) -> GaussianProcess:
-    """Exact Gaussian process regression: the posterior of f ~ GP(0, k) given y = f(x) + N(0, noise^2).
+    """The posterior of f ~ GP(0, k) given y = f(x) + N(0, noise^2): Gaussian process regression.
 
     With k = phi(x) . phi(x') / alpha it is the posterior of a linear model with prior precision
     alpha. With the empirical NTK at a mode, divided by alpha, its covariance is that of the

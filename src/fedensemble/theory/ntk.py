@@ -12,9 +12,10 @@ NeurIPS 2018).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,9 @@ def ntk(
         if not params:
             raise InputError(f"{type(model).__name__} has no trainable parameters.")
         if method == "products":
-            return _by_products(model, params, x, other)
-        return _by_jacobians(model, params, x, None if x2 is None else x2, memory)
+            with _without_onednn():
+                return _by_products(model, params, x, other)
+        return _by_jacobians(model, params, x, x2, memory)
 
 
 def _outputs(model: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -108,28 +110,38 @@ def _block_size(model: nn.Module, params: Mapping[str, Tensor], x: Tensor, memor
     return max(1, int(memory * _GIB / (2 * row)))
 
 
-def _by_products(
-    model: nn.Module, params: Mapping[str, Tensor], x: Tensor, x2: Tensor
-) -> Tensor:
+def _by_products(model: nn.Module, params: Mapping[str, Tensor], x: Tensor, x2: Tensor) -> Tensor:
     """The kernel column by column: Theta(x, x'_o) = J(x) (J(x')^T e_o)."""
     columns = []
     for row in x2:
-        out, pull = vjp(lambda p, row=row: _outputs(model, p, row[None])[0], dict(params))
+        # The outputs of one input, [O], and the function that multiplies by J(x')^T.
+        pulled: Any = vjp(lambda p, row=row: _outputs(model, p, row[None])[0], dict(params))
+        out, pull = pulled
         for unit in torch.eye(len(out), dtype=out.dtype, device=out.device):
-            (tangent,) = pull(unit)
-            _, column = jvp(lambda p: _outputs(model, p, x), (dict(params),), (tangent,))
-            columns.append(column.detach().flatten())
+            pushed: Any = jvp(lambda p: _outputs(model, p, x), (dict(params),), pull(unit))
+            columns.append(pushed[1].detach().flatten())
     return torch.stack(columns, 1)
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and without oneDNN, whose recurrent layers have no forward mode."""
+    """The model in eval mode; afterwards all its modules are as before."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
-            yield
+        yield
     finally:
         for module, mode in training.items():
             module.training = mode
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Torch's own kernels on the CPU: the recurrent layers of oneDNN have no forward mode."""
+    with warnings.catch_warnings():
+        # Setting the flags warns that TF32 needs an Intel GPU, and the first use of forward mode
+        # loads a module of torch that warns that torch.jit is deprecated.
+        for category in (UserWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
