@@ -23,8 +23,8 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def test_shapes():
-    page = "shapes.md"
+@pytest.mark.parametrize("page", ["shapes.md", "explanation-theory.md"])
+def test_examples(page):
     test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
     output: list[str] = []
     result = doctest.DocTestRunner().run(test, out=output.append)

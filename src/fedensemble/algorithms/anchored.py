@@ -59,7 +59,7 @@ class Anchored(FedAvg):
     """
 
     reference = "Matthews et al. 2017"
-    sends = "model up, model and anchor down"
+    sends = "model up, 2 models (the second is the anchor) and strength down"
 
     prior_precision: float = 1.0
     anchor: bool = True

@@ -95,7 +95,7 @@ def gaussians(
 @datasets.register("circle")
 def circle(
     *,
-    clients: int = 6,
+    clients: int = 50,
     points: int = 2,
     noise: float = 0.1,
     covered: float = 0.7,

@@ -19,13 +19,16 @@ from ..experiment.reproduce import CellResult
 from ..experiment.run_folder import RunFolder
 from ..predict import Ensemble
 from ..theory import gaussian_process as gp
-from ..theory.bias_variance import FloatArray, correlation, variance_by_modes
+from ..theory.bias_variance import FloatArray, correlation, exponent_in_modes, variance_by_modes
 from ..theory.infinite_width import Kernels, relu_kernels
-from ..theory.ntk import ntk
-from ..theory.posterior import log_posterior
+from ..theory.log_posterior import log_posterior
 from ..theory.rates import drift, smallest_eigenvalue, training_error_bound
+from ..theory.tangent_kernel import ntk
 
 GRID = 120  # inputs at which functions are compared
+# Principal directions with a smaller share of the largest variance are not tested: the process
+# almost fixes the functions there, and effects of finite width dominate.
+SHARE = 0.02
 
 
 def circle_grid() -> tuple[FloatArray, Tensor]:
@@ -75,6 +78,10 @@ class WidthResult:
     worst: list[FloatArray] = field(default_factory=list)  # the same, largest over modes
     bound: list[FloatArray] = field(default_factory=list)  # per run, of the mean over modes
     functions: list[FloatArray] = field(default_factory=list)  # [K, grid] per run
+    # standardised principal scores of each mode in the process of Theorem 2, and in that of its own
+    # rounds
+    limit_scores: list[FloatArray] = field(default_factory=list)
+    scores: list[FloatArray] = field(default_factory=list)
     distance: list[float] = field(default_factory=list)  # per mode, to the linear model's function
     drift: list[float] = field(default_factory=list)  # per mode, from the kernel at its start
     to_limit: list[float] = field(default_factory=list)  # per mode, to the limit kernel
@@ -117,13 +124,18 @@ class WidthStudy:
         data = build_data(config)
         self.limit = limit = Limit.of(config, data)
         grid = circle_grid()[1]
-        x = data.x.double()
+        x, process = data.x.double(), limit.process()
         for config, folder in runs_of(result):
             start, end = start_and_end(config, folder, data)
             add_errors(found, config, folder, start, data, smallest_eigenvalue(limit.train.ntk))
             before, after = outputs(start, grid), outputs(end, grid)
             for mode, training in enumerate(self._training_maps(config, data, limit)):
                 linear = training.apply(outputs(start, x)[mode], before[mode], limit.targets)
+                own = training.process(
+                    limit.train.nngp, limit.cross.nngp, limit.grid.nngp, limit.targets
+                )
+                for into, expected in ((found.limit_scores, process), (found.scores, own)):
+                    into.append(expected.principal_scores(after[mode], SHARE).numpy())
                 found.distance.append(float((linear - after[mode]).square().mean().sqrt()))
                 kernels = [ntk(_double(ensemble.module(mode)), x) for ensemble in (start, end)]
                 found.drift.append(drift(kernels[1], kernels[0]))
@@ -213,6 +225,8 @@ class VarianceResult:
     sizes: Sequence[int]
     variances: Sequence[float]
     correlation: float
+    exponent: float
+    error: float  # standard error of the exponent
 
 
 def variance_study(result: CellResult) -> VarianceResult:
@@ -227,7 +241,11 @@ def variance_study(result: CellResult) -> VarianceResult:
     modes = members.shape[1]
     sizes = [size for size in range(1, modes + 1) if modes % size == 0]
     return VarianceResult(
-        result.cell.column, sizes, variance_by_modes(members, sizes), correlation(members)
+        result.cell.column,
+        sizes,
+        variance_by_modes(members, sizes),
+        correlation(members),
+        *exponent_in_modes(members, sizes),
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from .rates import fit_power_law
 
 FloatArray = NDArray[np.float64]
 # Eigenvalues below this share of the largest are zero within double precision: the training data
@@ -64,6 +65,22 @@ def variance_by_modes(members: FloatArray, sizes: Sequence[int]) -> list[float]:
         groups = members[:, : modes // size * size].reshape(runs, modes // size, size, -1)
         variances.append(float(groups.mean(2).var(0, ddof=1).mean()))
     return variances
+
+
+def exponent_in_modes(members: FloatArray, sizes: Sequence[int]) -> tuple[float, float]:
+    """The exponent of the variance in K, and its standard error by the jackknife over runs.
+
+    -1 is independent modes. Arguments as for `variance_by_modes`.
+    """
+    runs = len(members)
+    every = fit_power_law(sizes, variance_by_modes(members, sizes)).exponent
+    left_out = np.array(
+        [
+            fit_power_law(sizes, variance_by_modes(np.delete(members, i, 0), sizes)).exponent
+            for i in range(runs)
+        ]
+    )
+    return every, float(np.sqrt((runs - 1) * left_out.var()))
 
 
 def correlation(members: FloatArray) -> float:

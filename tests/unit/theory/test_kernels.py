@@ -9,7 +9,7 @@ from torch import nn
 from fedensemble.errors import InputError
 from fedensemble.models import CNN, LSTM, MLP, Wide
 from fedensemble.theory.infinite_width import relu_kernels
-from fedensemble.theory.ntk import ntk
+from fedensemble.theory.tangent_kernel import ntk
 
 
 def cases(dtype):

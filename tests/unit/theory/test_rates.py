@@ -14,11 +14,11 @@ from fedensemble.theory import gaussian_process as gp
 from fedensemble.theory.bias_variance import (
     correlation,
     decompose,
+    exponent_in_modes,
     finite_variance,
     variance_by_modes,
 )
 from fedensemble.theory.infinite_width import relu_kernels
-from fedensemble.theory.ntk import ntk
 from fedensemble.theory.rates import (
     drift,
     fit_power_law,
@@ -26,6 +26,7 @@ from fedensemble.theory.rates import (
     smallest_eigenvalue,
     training_error_bound,
 )
+from fedensemble.theory.tangent_kernel import ntk
 
 CLIENTS, MODES, ROUNDS, STEPS, RATE = 6, 12, 36, 10, 0.3
 ANGLES = torch.linspace(-3, 3, 40).double()
@@ -155,6 +156,10 @@ def test_bound_and_rate_by_hand():
     assert largest_stable_rate(singular, points=3) == pytest.approx(3 / 5)
 
 
+def exponent_in_modes_alone(members, sizes):
+    return fit_power_law(sizes, variance_by_modes(members, sizes)).exponent
+
+
 def test_the_variance_of_independent_modes_falls_with_one_over_k():
     """Modes differ in their starts only, so that modes of one federation are separate runs."""
     run = federation(128, modes=240)
@@ -164,6 +169,13 @@ def test_the_variance_of_independent_modes_falls_with_one_over_k():
     law = fit_power_law(sizes, variance_by_modes(members, sizes))
     assert law.exponent == pytest.approx(-1, abs=0.1)
     assert abs(correlation(members)) < 0.1
+    exponent, error = exponent_in_modes(members, sizes)
+    assert exponent == law.exponent
+    # the standard error over bootstrap samples of the runs
+    random = np.random.default_rng(1)
+    samples = [members[random.integers(0, 20, 20)] for _ in range(200)]
+    spread = np.std([exponent_in_modes_alone(sample, sizes) for sample in samples])
+    assert 0.5 * spread < error < 2 * spread
     # If the modes of a run share something, such as the noise of their clients, the variance has a
     # floor. The same disturbance for all modes of a run, as large as half of their own variance:
     shared = np.random.default_rng(0).normal(size=(20, 1, len(GRID)))

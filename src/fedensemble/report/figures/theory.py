@@ -28,7 +28,6 @@ from .theory_plots import (
     error_figure,
     posterior_figure,
     process_figure,
-    scores_of,
     variance_figure,
 )
 
@@ -76,7 +75,7 @@ def theory(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperRe
         figures["posterior.png"] = posterior_figure(checks.posteriors)
     rows = [
         *_error_rows(checks),
-        *_process_rows(checks, study),
+        *_process_rows(checks.widths),
         *_width_rows(checks.widths),
         *_variance_rows(checks.variances),
         *_posterior_rows(checks.posteriors),
@@ -104,19 +103,18 @@ def _error_rows(checks: Checks) -> list[Row]:
     return rows
 
 
-def _process_rows(checks: Checks, study: WidthStudy) -> list[Row]:
+def _process_rows(widths: Sequence[WidthResult]) -> list[Row]:
     """Mean and standard deviation of the modes' standardised scores: 0 and 1 in the limit."""
-    if study.limit is None:
-        return []
-    rows, process = [], study.limit.process()
-    for found in checks.widths:
-        scores = scores_of(found, process)
+    rows = []
+    for found in widths:
+        limit, own = np.concatenate(found.limit_scores), np.concatenate(found.scores)
         rows.append(
             (
-                "Theorem 2: scores of the modes",
+                "Theorem 2: mean, s.d. of scores",
                 f"width {found.width}",
-                "mean 0, standard deviation 1",
-                f"{scores.mean():.2f}, {scores.std():.2f}",
+                f"0 ± {len(limit) ** -0.5:.2f}, 1",
+                f"{limit.mean():.2f}, {limit.std():.2f}; in the process after as many rounds "
+                f"{own.mean():.2f}, {own.std():.2f}",
             )
         )
     return rows
@@ -144,13 +142,13 @@ def _variance_rows(variances: Sequence[VarianceResult]) -> list[Row]:
     """Exponent in K and the correlation of modes."""
     rows = []
     for found in variances:
-        law = fit_power_law(found.sizes, found.variances)
         rows.append(
             (
                 "Corollary: variance of the average",
                 f"{found.label}: exponent in K",
                 "-1 if modes are independent",
-                f"{law.exponent:.2f}; correlation of two modes {found.correlation:.2f}",
+                f"{found.exponent:.2f} ± {found.error:.2f}; correlation of two modes "
+                f"{found.correlation:.2f}",
             )
         )
     return rows

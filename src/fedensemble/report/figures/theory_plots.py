@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from scipy.special import ndtri
 
@@ -19,20 +18,8 @@ from ..tables import NO_INTERVAL
 from ..theory_runs import Limit, PosteriorResult, VarianceResult, WidthResult, circle_grid
 from .plots import STYLE
 
-# Principal directions with a smaller share of the largest variance are not tested: the process
-# almost fixes the functions there, and effects of finite width dominate.
-SHARE = 0.02
 TWO = 2  # standard deviations of the bands
 TICKS = (-1, -0.5, 0, 0.5, 1)  # of x, and of angles over pi
-
-
-def scores_of(found: WidthResult, process: GaussianProcess) -> FloatArray:
-    """The standardised principal scores of all modes of all runs with a width."""
-    functions = np.concatenate(found.functions)
-    scores: FloatArray = (
-        process.principal_scores(torch.from_numpy(functions), SHARE).numpy().ravel()
-    )
-    return scores
 
 
 def error_figure(widths: Sequence[WidthResult], broken: Mapping[str, WidthResult]) -> Figure:
@@ -88,13 +75,13 @@ def process_figure(widths: Sequence[WidthResult], limit: Limit) -> Figure:
         axes[0].set_ylabel("f(x)")
         last = axes[-1]
         for index, found in enumerate(widths):
-            scores = np.sort(scores_of(found, process))
+            scores = np.sort(np.concatenate(found.scores))
             normal = ndtri((np.arange(len(scores)) + 0.5) / len(scores))
             colour = mpl.colormaps["viridis"](0.9 * index / max(1, len(widths) - 1))
             last.plot(normal, scores, color=colour, linewidth=1.2, label=f"{found.width}")
         last.plot([-3, 3], [-3, 3], "k--", linewidth=1, label="normal")
         last.set(
-            title="Scores of the modes",
+            title="Scores of all modes",
             xlabel="quantiles of N(0, 1)",
             ylabel="standardised scores",
             xlim=(-3, 3),

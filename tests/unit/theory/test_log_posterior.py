@@ -7,7 +7,7 @@ from torch.distributions import Categorical, Normal
 
 import fedensemble as fe
 from fedensemble.errors import InputError
-from fedensemble.theory.posterior import log_posterior
+from fedensemble.theory.log_posterior import log_posterior
 
 
 def federation(classes=None):
