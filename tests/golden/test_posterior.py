@@ -11,6 +11,11 @@ import fedensemble as fe
 from fedensemble import prng
 from fedensemble.algorithms import Anchored
 from fedensemble.core.visit_keys import visit_key
+from fedensemble.engines.local.run_visits import (
+    concatenate_data,
+    differing_hyperparameters,
+    run_visits,
+)
 from fedensemble.errors import InputError
 
 MODES, NOISE, ALPHA = 120, 0.7, 2.0
@@ -35,13 +40,8 @@ def data():
     return fe.FederatedData.from_clients(clients)
 
 
-@cache
-def train(anchor=True, target_noise=NOISE, engine="vector", modes=MODES, rounds=120):
-    """The modes' weights at the start and after training with all clients in every round."""
-    algorithm = Anchored(
-        lr=0.5, prior_precision=2 * NOISE**2 * ALPHA, anchor=anchor, target_noise=target_noise
-    )
-    federation = fe.Federation(
+def federation(algorithm, modes, engine="vector", seed=0):
+    return fe.Federation(
         Linear,
         data(),
         algorithm,
@@ -53,10 +53,20 @@ def train(anchor=True, target_noise=NOISE, engine="vector", modes=MODES, rounds=
         loss="mse",
         dtype=torch.float64,
         engine=engine,
+        seed=seed,
     )
-    start = federation.state.modes["theta"].numpy().copy()
-    list(federation.rounds(rounds))
-    return start, federation.state.modes["theta"].numpy()
+
+
+@cache
+def train(anchor=True, target_noise=NOISE, engine="vector", modes=MODES, rounds=120):
+    """The modes' weights at the start and after training with all clients in every round."""
+    algorithm = Anchored(
+        lr=0.5, prior_precision=2 * NOISE**2 * ALPHA, anchor=anchor, target_noise=target_noise
+    )
+    run = federation(algorithm, modes, engine)
+    start = run.state.modes["theta"].numpy().copy()
+    list(run.rounds(rounds))
+    return start, run.state.modes["theta"].numpy()
 
 
 def exact():
@@ -134,3 +144,16 @@ def test_noise_of_targets_is_for_regression():
             fe.FederatedData.from_clients(clients),
             Anchored(target_noise=0.1),
         )
+
+
+def test_runs_trained_in_one_batch_keep_their_own_noise():
+    """Of their own seed, strength and place of the data, also if the runs differ in these."""
+    runs = [federation(Anchored(target_noise=0.1 + seed), 2, seed=seed) for seed in (0, 1)]
+    requests = [run.next_request() for run in runs]
+    alone = [run.engine.run_visits(*request) for run, request in zip(runs, requests, strict=True)]
+    concatenate_data([run.engine for run in runs])
+    together = run_visits([run.engine for run in runs], requests)
+    for single, batched in zip(alone, together, strict=True):
+        assert torch.allclose(single.uploads["theta"], batched.uploads["theta"], atol=1e-12)
+    with pytest.raises(ValueError, match="noise of the targets"):
+        differing_hyperparameters([Anchored(target_noise=0.1), Anchored()])
