@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config.build import build_data, build_federation
 from ..config.schema import Config
@@ -21,7 +21,6 @@ from ..predict import Ensemble
 from ..theory import gaussian_process as gp
 from ..theory.bias_variance import FloatArray, correlation, exponent_in_modes, variance_by_modes
 from ..theory.infinite_width import Kernels, relu_kernels
-from ..theory.log_posterior import log_posterior
 from ..theory.rates import drift, smallest_eigenvalue, training_error_bound
 from ..theory.tangent_kernel import ntk
 
@@ -137,7 +136,7 @@ class WidthStudy:
                 for into, expected in ((found.limit_scores, process), (found.scores, own)):
                     into.append(expected.principal_scores(after[mode], SHARE).numpy())
                 found.distance.append(float((linear - after[mode]).square().mean().sqrt()))
-                kernels = [ntk(_double(ensemble.module(mode)), x) for ensemble in (start, end)]
+                kernels = [ntk(ensemble.module(mode).double(), x) for ensemble in (start, end)]
                 found.drift.append(drift(kernels[1], kernels[0]))
                 found.to_limit.append(drift(kernels[1], limit.train.ntk))
             found.functions.append(after.numpy())
@@ -167,10 +166,6 @@ def client_rows(data: FederatedData) -> list[Tensor]:
     """The rows of the data that each client holds."""
     bounds = zip(data.start.tolist(), data.size.tolist(), strict=True)
     return [torch.arange(start, start + size) for start, size in bounds]
-
-
-def _double(model: nn.Module) -> nn.Module:
-    return model.double()
 
 
 def add_errors(
@@ -246,61 +241,4 @@ def variance_study(result: CellResult) -> VarianceResult:
         variance_by_modes(members, sizes),
         correlation(members),
         *exponent_in_modes(members, sizes),
-    )
-
-
-@dataclass(frozen=True)
-class PosteriorResult:
-    """Modes of a small regression, next to the exact posterior or its approximations."""
-
-    label: str
-    place: FloatArray  # x or the angle of each point of the grid
-    functions: FloatArray  # [K, grid]
-    exact: gp.GaussianProcess  # what the modes should be samples of
-    other: gp.GaussianProcess | None  # linearised Laplace, for the network
-    data: tuple[FloatArray, FloatArray]
-    log_posterior: FloatArray  # [K], without the evidence; the MAP has the largest
-
-
-def posterior_study(result: CellResult) -> PosteriorResult:
-    """The modes of a cell's first run and the posterior of its model."""
-    (config, folder), *_ = runs_of(result)
-    data = build_data(config)
-    start, end = start_and_end(config, folder, data)
-    noise = float(np.sqrt(config.algorithm["prior_precision"] / 2))  # the prior has precision 1
-    linear = config.model["name"] == "rbf"
-    if linear:
-        assert data.x_test is not None
-        grid = data.x_test[:: max(1, len(data.x_test) // GRID)].double()
-        place, at = grid.flatten().numpy(), data.x.flatten().numpy()
-    else:
-        place, grid = circle_grid()
-        at = torch.atan2(data.x[:, 1], data.x[:, 0]).numpy()
-    x, y = data.x.double(), data.y.double().flatten()
-    model = _double(end.module(0))
-    train, cross, both = ntk(model, x), ntk(model, grid, x), ntk(model, grid)
-    laplace = gp.regression(train, cross, both, y, noise)
-    if linear:
-        exact, other = laplace, None
-    else:
-        # Training a wide network from its own start: the sandwich with a ridge, and f(0) not drawn
-        # from GP(0, Theta) but from the narrower GP(0, K).
-        limit = Limit.of(config, data)
-        training = gp.limit_map(limit.train.ntk, limit.cross.ntk, ridge=noise**2)
-        exact = training.process(
-            limit.train.nngp, limit.cross.nngp, limit.grid.nngp, y, target_noise=noise
-        )
-        # Laplace at the first mode: its covariance, around that mode's own function.
-        other = gp.GaussianProcess(outputs(end, grid)[0], laplace.covariance)
-    value = log_posterior(
-        end, data, noise=noise, prior_precision=1.0, anchors=None if linear else start.theta
-    )
-    return PosteriorResult(
-        result.cell.column,
-        place,
-        outputs(end, grid).numpy(),
-        exact,
-        other,
-        (at, y.numpy()),
-        value.numpy(),
     )

@@ -41,7 +41,7 @@ def training_error_bound(
 
     bound(t) = exp(-eta_0 lambda_min t / (3 n)) E |f(0) - y|^2, without the term o(eta_0^2).
 
-    The paper's eta_0 is the step of half the squared error, `gradient_factor / 1 * lr`. Its n is
+    The paper's eta_0 is the step of half the squared error, `gradient_factor * lr`. Its n is
     the number of points in one communication round. This must count the clients of all modes: per
     age of K rounds with one epoch each, kernel regression shrinks the squared error by
     exp(-2 eta_0 lambda_min / n_mode), where n_mode counts the points that train the mode in one of

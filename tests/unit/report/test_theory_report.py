@@ -12,7 +12,8 @@ from fedensemble.experiment.reproduce import reproduce
 from fedensemble.experiment.run import RunCallbacks
 from fedensemble.experiment.run_folder import RunFolder
 from fedensemble.report.figures.theory import theory
-from fedensemble.report.theory_runs import WidthStudy, circle_grid, posterior_study, variance_study
+from fedensemble.report.theory_posterior import posterior_study
+from fedensemble.report.theory_runs import WidthStudy, circle_grid, variance_study
 
 COLUMNS = ("64", "256", "the same clients", "too few parameters", "anchored", "anchored network")
 

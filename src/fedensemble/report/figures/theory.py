@@ -13,13 +13,12 @@ from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
 from ...theory.rates import fit_power_law
 from ..tables import TextTable
+from ..theory_posterior import PosteriorResult, posterior_study
 from ..theory_runs import (
-    PosteriorResult,
     VarianceResult,
     WidthResult,
     WidthStudy,
     broken,
-    posterior_study,
     variance_study,
 )
 from .paper_grid import PaperReport, headline

@@ -15,7 +15,8 @@ from ...theory.gaussian_process import GaussianProcess
 from ...theory.rates import fit_power_law
 from ..palette import LIGHT as COLOURS
 from ..tables import NO_INTERVAL
-from ..theory_runs import Limit, PosteriorResult, VarianceResult, WidthResult, circle_grid
+from ..theory_posterior import PosteriorResult
+from ..theory_runs import Limit, VarianceResult, WidthResult, circle_grid
 from .plots import STYLE
 
 TWO = 2  # standard deviations of the bands
