@@ -16,10 +16,12 @@ from .fedsplit import FedSplit
 from .pfnm import PFNM
 from .qsgd import QSGD
 from .scaffold import Scaffold
+from .svgd import SVGD
 
 __all__ = [
     "PFNM",
     "QSGD",
+    "SVGD",
     "Anchored",
     "Diana",
     "Dore",
