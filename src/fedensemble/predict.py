@@ -259,7 +259,11 @@ class Ensemble:
             statistics = self._buffers_of_predictors()[mode, predictor]
         weights = self.model.theta_layout.unflatten(theta)
         buffers = self.model.buffer_layout.unflatten(statistics)
-        model.load_state_dict({**model.state_dict(), **weights, **buffers})
+        # Not `load_state_dict`: a non-persistent buffer is not in the state dict.
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        with torch.no_grad():
+            for name, value in {**weights, **buffers}.items():
+                tensors[name].copy_(value)
         return model.eval()
 
     def _buffers_of_predictors(self) -> Tensor:

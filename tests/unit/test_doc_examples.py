@@ -26,12 +26,12 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def test_shapes():
-    page = "shapes.md"
+@pytest.mark.parametrize(("page", "least"), [("shapes.md", 20), ("explanation-theory.md", 8)])
+def test_examples(page, least):
     test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
     output: list[str] = []
     result = doctest.DocTestRunner().run(test, out=output.append)
-    assert result.attempted > 20 and not result.failed, "".join(output)
+    assert result.attempted > least and not result.failed, "".join(output)
 
 
 def test_the_layer():

@@ -60,8 +60,8 @@ ALLOWED["experiment"] = ALLOWED["config"] | {"experiment"}
 # Federation.save and load write and read run folders; see the docstring of that module.
 ALLOWED["federation/run_files"] = ALLOWED["experiment"]
 ALLOWED["deploy"] = ALLOWED["experiment"] | {"deploy"}
-ALLOWED["theory"] = ALLOWED["experiment"] | {"theory"}
-ALLOWED["report"] = ALLOWED["theory"] | {"report"}
+ALLOWED["theory"] = FEDERATION | {"theory"}
+ALLOWED["report"] = ALLOWED["experiment"] | {"theory", "report"}
 ALLOWED["public"] = ALLOWED["report"]  # report() imports it when it is called
 ALLOWED["catalog"] = ALLOWED["report"] | {"catalog"}
 ALLOWED["cli"] = ALLOWED["catalog"] | {"bench", "deploy", "cli"}

@@ -1,5 +1,6 @@
 """Federated algorithms, one file each; importing this package registers them."""
 
+from .anchored import Anchored
 from .diana import Diana
 from .dore import Dore
 from .fedac import FedAc
@@ -17,10 +18,13 @@ from .fedsplit import FedSplit
 from .pfnm import PFNM
 from .qsgd import QSGD
 from .scaffold import Scaffold
+from .svgd import SVGD
 
 __all__ = [
     "PFNM",
     "QSGD",
+    "SVGD",
+    "Anchored",
     "Diana",
     "Dore",
     "FedAc",

@@ -121,6 +121,11 @@ class Algorithm(ABC):
         return self.full_participation
 
     @property
+    def target_spread(self) -> float:
+        """Standard deviation of noise that each mode adds to its clients' regression targets."""
+        return 0.0
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user about the server's work."""
         return ()

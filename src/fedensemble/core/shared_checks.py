@@ -31,7 +31,7 @@ def check_sharing(algorithm: Algorithm, schedule: Schedule, theta: Tensor) -> No
         name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
         raise InputError(
             f"Algorithm '{name}' cannot be used with {shared}: {reason}. Use fedavg, fedprox, "
-            "fedavgm, fedadagrad, fedadam, fedyogi, fedac or qsgd, or share nothing."
+            "anchored, fedavgm, fedadagrad, fedadam, fedyogi, fedac or qsgd, or share nothing."
         )
 
 

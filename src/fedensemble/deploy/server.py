@@ -82,7 +82,10 @@ class Fleet:
             table.schedule, table.modes, table.strata, table.clients_per_round, len(roster)
         )
         server_context = ServerContext(
-            self.model, example, clients_per_mode=base_schedule.clients_per_mode
+            self.model,
+            example,
+            clients_per_mode=base_schedule.clients_per_mode,
+            training_examples=sum(member.examples for member in roster.members),
         )
         self.algorithm = spec.algorithm.bind(server_context)
         for note in self.algorithm.notes:

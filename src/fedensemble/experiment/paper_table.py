@@ -38,6 +38,7 @@ NAMES = (
     "figure-toy",
     "figure-loss-surface",
     "figure-curves",
+    "theory",
 )
 
 
@@ -229,16 +230,17 @@ def _cells(
     cells = []
     labels = {column.label: column for column in table.column}
     rows = _select(table.row, size.rows, "row")
-    for label in (label for each in (size, *rows) for label in each.by_column):
-        if label not in labels:
-            raise InputError(f"by_column: {unknown('column', label, labels)}")
+    for overrides in (size.by_column, *(row.by_column for row in rows)):
+        for label in overrides:
+            if label not in labels:
+                raise InputError(f"by_column: {unknown('column', label, labels)}")
     for row in rows:
         for column in _select(table.column, size.columns, "column"):
             if row.columns is not None and column.label not in row.columns:
                 continue
             values = merge(merge(base, changes_of(row.set)), changes_of(column.set))
-            for each in (row, size):
-                values = merge(values, changes_of(each.by_column.get(column.label, {})))
+            for overrides in (row.by_column, size.by_column):
+                values = merge(values, changes_of(overrides.get(column.label, {})))
             # The most specific seeds win: of the command, the row, the column, the scale, the file.
             cell_seeds = (
                 seeds

@@ -181,7 +181,8 @@ def resolve_server_context(
 
     server_inputs = None if data.x_server is None else normalized(data.x_server)
     examples = normalized(data.x[:8].clone())
-    return ServerContext(model, examples, server_inputs, schedule.clients_per_mode)
+    total = int(data.size.sum())
+    return ServerContext(model, examples, server_inputs, schedule.clients_per_mode, total)
 
 
 def resolve_shared(

@@ -40,6 +40,7 @@ class ServerContext:
             not matter.
         unlabelled: the server's own inputs as the model receives them, or None.
         clients_per_mode: mean number of clients that train a mode per round, or None if unknown.
+        training_examples: number of examples of all clients, or None if unknown.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class ServerContext:
         examples: Tensor,
         unlabelled: Tensor | None = None,
         clients_per_mode: float | None = None,
+        training_examples: int | None = None,
     ) -> None:
         self.model, self.examples, self.unlabelled = model, examples, unlabelled
         self.clients_per_mode = clients_per_mode
+        self.training_examples = training_examples
         self.chunk_size = _CHUNK_SIZE.get(model.device.type, _CHUNK_SIZE["cpu"])
         capture = capture_graph if model.device.type == "cuda" else None
         # Functions of the model, not bound methods: these would make a reference cycle, and the

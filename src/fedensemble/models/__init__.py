@@ -11,6 +11,7 @@ from .registry import models
 from .resnet18 import ResNet18
 from .resnet20 import ResNet20
 from .shufflenet import ShuffleNet
+from .wide import Wide
 
 __all__ = [
     "CNN",
@@ -23,5 +24,6 @@ __all__ = [
     "ResNet18",
     "ResNet20",
     "ShuffleNet",
+    "Wide",
     "models",
 ]

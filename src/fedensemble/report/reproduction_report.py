@@ -26,6 +26,7 @@ from .figures.loss_surface import loss_surface
 from .figures.method_table import methods
 from .figures.paper_grid import PaperReport, grid, headline
 from .figures.plots import save_for_print
+from .figures.theory import theory
 from .figures.toy_regression import bias_variance, toy_fit
 from .latex import latex
 from .runs_table import runs_table
@@ -39,6 +40,7 @@ REPORTS: dict[str, Report] = {
     "loss-surface": loss_surface,
     "curves": curves,
     "methods": methods,
+    "theory": theory,
 }
 
 

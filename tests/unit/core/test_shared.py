@@ -21,6 +21,7 @@ from fedensemble.flat_params import Layout
 from fedensemble.testing.toy_problems import classification, small_federation, train
 
 SHARING = {
+    "anchored",
     "fedavg",
     "fedprox",
     "fedavgm",

@@ -70,3 +70,29 @@ def test_seed_decides(name):
     assert not np.array_equal(load(name, seed=3).x, load(name, seed=4).x)
     with pytest.raises(InputError, match="seed"):
         load(name, seed=-1)
+
+
+def test_circle_is_what_the_theorems_assume():
+    source = load("circle", clients=6, points=3, noise=0.0, covered=0.5)
+    assert np.allclose(np.linalg.norm(source.x, axis=1), 1, atol=1e-6)
+    angle = np.arctan2(source.x[:, 1], source.x[:, 0])
+    assert (np.diff(angle) > np.pi / 18 / 2 - 1e-6).all()  # half of the spacing apart
+    assert np.abs(angle).max() < np.pi / 2  # the other half of the circle is open
+    assert np.allclose(source.y[:, 0], np.sin(2 * angle) + np.cos(angle) / 2, atol=1e-6)
+    assert source.group.tolist() == sorted([0, 1, 2, 3, 4, 5] * 3)
+    assert source.x_test.shape == (120, 2)
+    train = load("circle", clients=6, points=3, test="train", seed=1)
+    assert np.array_equal(train.x, train.x_test) and np.array_equal(train.y, train.y_test)
+    with pytest.raises(InputError, match="'grid' or 'train'"):
+        load("circle", test="all")
+    with pytest.raises(InputError, match="covered <= 1"):
+        load("circle", covered=1.5)
+
+
+def test_clients_of_a_circle_can_contradict_each_other():
+    data = partition(load("circle", clients=5, conflict=0.8), "natural", 5, 0)
+    clients = [data.client(index) for index in range(5)]
+    for even, odd in (clients[:2], clients[2:4]):
+        assert torch.equal(even[0], odd[0])
+        assert torch.allclose(even[1] - odd[1], torch.tensor(0.8))
+    assert not torch.equal(clients[0][0], clients[2][0])

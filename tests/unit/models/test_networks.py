@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import fedensemble as fe
 from fedensemble import InputError
 from fedensemble.config.build import build_model
 from fedensemble.config.plugin_tables import parameters, schema
 from fedensemble.federation.named_models import GIVEN_TO_MODELS
+from fedensemble.modeling.factory import ModelSpec
 from fedensemble.models import models
 
 IMAGES = ("resnet18", "resnet20", "mobilenet", "shufflenet", "cnn-pfl")
@@ -47,6 +49,8 @@ def make(name, **options):
         ("lstm", {"outputs": 90}, 822_570),
         ("lstm", {"outputs": 97}, 798_720 + 265 * 97),
         ("cnn", {"shape": [1, 28, 28], "outputs": 10}, 21_840),
+        ("wide", {"shape": [2], "outputs": 3, "width": 7, "depth": 2}, 21 + 56 + 24),
+        ("wide", {"shape": [2], "outputs": 1, "width": 7, "bias_scale": 0.0}, 14 + 7),
     ],
 )
 def test_number_of_parameters(name, given, expected):
@@ -194,3 +198,31 @@ def test_what_does_not_fit_is_refused(name, options, message):
 def test_lstm_refuses(options):
     with pytest.raises(InputError, match="Model 'lstm'"):
         models["lstm"](outputs=5, **options)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("rbf", (5, 1)), ("wide", (5, 2))])
+def test_a_mode_as_a_module_predicts_as_the_ensemble(name, shape):
+    """Also if the model has a non-persistent buffer, as the centres of `rbf`."""
+    options = {} if name == "rbf" else {"shape": [2], "outputs": 1, "width": 6}
+    x, y = torch.randn(2, *shape), torch.randn(2, 5, 1)
+    federation = fe.Federation(
+        ModelSpec(models[name], options),
+        fe.FederatedData.from_clients(list(zip(x, y, strict=True))),
+        modes=2,
+        loss="mse",
+        engine="loop",
+    )
+    expected = federation.ensemble.predict(x[0]).modes
+    for mode in range(2):
+        with torch.no_grad():
+            assert torch.allclose(federation.ensemble.module(mode)(x[0]), expected[mode])
+
+
+def test_wide_is_stacked():
+    check_stacked = fe.Federation(
+        ModelSpec(models["wide"], {"shape": [2], "outputs": 1, "width": 6}),
+        fe.FederatedData.from_clients([(torch.randn(3, 2), torch.randn(3, 1))] * 2),
+        loss="mse",
+        engine="vector",
+    )
+    assert not check_stacked.engine.notes  # such as "using vmap, which is slower"

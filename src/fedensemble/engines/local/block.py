@@ -36,6 +36,9 @@ class BlockInputs(NamedTuple):
     counts: Tensor  # [J, 1] local steps of the visit
     lr: Tensor  # [J, 1]
     hyperparameters: Tree  # [J, 1] each; those that differ between runs trained together
+    # "key", "first" (row of the client's data) and "scale" of each visit's noise of the targets,
+    # [J]; empty without noise
+    target_noise: Tree
 
 
 class BatchPlan(NamedTuple):
@@ -106,7 +109,21 @@ class Minibatches:
         x = self.data.inputs(self.data.x[index.flatten()], self.dtype)
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.dtype) if y.is_floating_point() else y
+        if self.inputs.target_noise:
+            y = y + self._target_noise(index, y)
         return self._gradient(theta, buffers, x, y, weight, key)
+
+    def _target_noise(self, index: Tensor, y: Tensor) -> Tensor:
+        """The noise that the visits' modes add to the targets of rows `index`, like `y`.
+
+        It is a function of mode, client and the example's place in the client's data, so that a
+        mode sees the same noisy targets in every round.
+        """
+        key, first, scale = (self.inputs.target_noise[n] for n in ("key", "first", "scale"))
+        keys = prng.fold_in(key.unsqueeze(-1), index - first.unsqueeze(-1))  # [..., B]
+        noise = prng.normal(torch.as_tensor(keys), y.numel() // index.numel())
+        noise = noise.reshape(y.shape).to(y.dtype)
+        return noise * scale.reshape(*scale.shape, *(1,) * (y.dim() - scale.dim()))
 
 
 def gather_sent(inputs: BlockInputs) -> Tree:
@@ -117,7 +134,7 @@ def gather_sent(inputs: BlockInputs) -> Tree:
 def squeeze_single_visit(inputs: BlockInputs) -> BlockInputs:
     """The inputs of a block of one visit, without the dimension of length J = 1."""
     values = inputs._asdict()
-    for name in ("memory", "hyperparameters"):
+    for name in ("memory", "hyperparameters", "target_noise"):
         values[name] = select_rows(values[name], 0)
     per_visit = (
         "mode",

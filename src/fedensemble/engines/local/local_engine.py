@@ -122,8 +122,23 @@ class LocalEngine(Engine):
             buffers=buffers,
             lr=to_device_async(lr.to(self.model.dtype), self.model.device),
             hyperparameters={},
+            target_noise=self._target_noise(algorithm, plan),
             **batch_plan._asdict(),
         )
+
+    def _target_noise(self, algorithm: Algorithm, plan: Plan) -> Tree:
+        """What determines the noise of each visit's targets, [J]; empty for most algorithms."""
+        if algorithm.target_spread == 0:
+            return {}
+        device, dtype = self.model.device, self.model.dtype
+        # Round 0 in every round: the noise belongs to mode and client.
+        key = visit_key("target noise", self.seed, 0, plan.client, plan.mode)
+        scale = torch.full(key.shape, algorithm.target_spread, dtype=dtype)
+        return {
+            "key": to_device_async(key, device),
+            "first": self.starts[to_device_async(plan.client, device)],
+            "scale": to_device_async(scale, device),
+        }
 
     # Prefetch. The batch plan of a block depends on seed, round and plan only, and making it takes
     # many small operations. While the GPU works through the kernels that were queued for a round,

@@ -137,6 +137,8 @@ def differing_hyperparameters(algorithms: Sequence[Algorithm]) -> list[str]:
         ValueError: if another field differs, except for those in `NOT_PASSED_PER_VISIT`.
     """
     first, names = algorithms[0], []
+    if len({algorithm.target_spread > 0 for algorithm in algorithms}) > 1:
+        raise ValueError("runs with and without noise of the targets cannot be trained together")
     for field in fields(first):
         values = [getattr(algorithm, field.name) for algorithm in algorithms]
         if field.name in NOT_PASSED_PER_VISIT or all(value == values[0] for value in values):

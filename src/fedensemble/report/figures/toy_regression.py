@@ -12,16 +12,10 @@ from ...config.build import build_data
 from ...errors import DataError
 from ...experiment.paper_table import Reproduction
 from ...experiment.reproduce import CellResult
-from ...theory.bias_variance import (
-    BiasVariance,
-    decompose,
-    features,
-    finite_variance,
-    limit_variance,
-    predictions,
-)
+from ...theory.bias_variance import BiasVariance, decompose, limit_variance
 from ..palette import LIGHT as COLORS
 from ..tables import NO_INTERVAL, NONE, TextTable
+from ..toy_runs import features, finite_variance, predictions
 from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
 from .plots import STYLE, escape_label
 
@@ -39,9 +33,11 @@ def bias_variance(reproduction: Reproduction, results: Sequence[CellResult]) -> 
     data = build_data(config)
     assert data.y_test is not None
     truth = data.y_test.double().flatten().numpy()
-    splits = {result.cell.column: decompose(predictions(result, data), truth) for result in known}
-    scale = float(config.model["scale"])
     assert data.x_test is not None
+    splits = {
+        result.cell.column: decompose(predictions(result, data.x_test), truth) for result in known
+    }
+    scale = float(config.model["scale"])
     limit = limit_variance(
         features(config, data, data.x_test), features(config, data, data.x), scale
     )
@@ -187,7 +183,7 @@ def toy_fit(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
             data = build_data(result.cell.configs[0])
             assert data.x_test is not None and data.y_test is not None  # noqa: PT018
             x, truth = data.x_test.flatten().numpy(), data.y_test.double().flatten().numpy()
-            members = predictions(result, data)[0]
+            members = predictions(result, data.x_test)[0]
             mean = members.mean(0)
             low, high = np.percentile(members, BAND, axis=0)
             if len(members) > 1:

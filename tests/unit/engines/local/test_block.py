@@ -21,7 +21,10 @@ def test_each_step_has_its_own_examples_and_key(visits):
         seen.append((x, key))
 
     inputs = SimpleNamespace(
-        batch_index=index, weight=torch.ones_like(index, dtype=torch.bool), model_key=model_key
+        batch_index=index,
+        weight=torch.ones_like(index, dtype=torch.bool),
+        model_key=model_key,
+        target_noise={},
     )
     steps = Minibatches(data, torch.float32, gradient, inputs, ragged=False)
     for step in (0, 3, 1):
