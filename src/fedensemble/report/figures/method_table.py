@@ -21,7 +21,7 @@ from ..best import HIGHER_IS_BETTER, best_places
 from ..palette import LIGHT as COLORS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
 from .paper_grid import PaperReport, headline, over_seeds
-from .plots import STYLE, escape_label
+from .plots import LINES, STYLE, escape_label, one_legend
 
 MINUTES, SEEDS = "minutes", "seeds"
 CONFIDENCE = 0.95
@@ -70,7 +70,11 @@ def methods(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperR
         SEEDS,
     )
     shown = TextTable(headline(reproduction), header, tuple(lines))
-    figures = {"table.png": _figure(reproduction, known, metrics[:2], baseline)} if known else {}
+    figures = {}
+    if known:
+        figures["table.png"] = _figure(reproduction, known, metrics[:2], baseline)
+    if curves := gain_curves(known, baseline, metrics[1]) if len(metrics) > 1 else {}:
+        figures["gain.png"] = _gain_figure(reproduction, curves, baseline, metrics[1])
     return PaperReport(shown, TextTable("numbers", HEADER, tuple(numbers)), figures, notes, best)
 
 
@@ -113,7 +117,7 @@ def _line(
     gaps = [_gap(result, baseline, metric) for metric in metrics[:2]]
     uploaded = mean_and_std([summary["bytes_up"] for summary in result.runs.summaries])[0]
     seconds = mean_and_std([summary["seconds"] for summary in result.runs.summaries])[0]
-    traffic = (in_megabytes(uploaded), f"{seconds / 60:.1f}", str(len(result.runs.summaries)))
+    traffic = (in_megabytes(uploaded), f"{seconds / 60:.2g}", str(len(result.runs.summaries)))
     return (row, result.cell.column, *cells, *gaps, *traffic)
 
 
@@ -162,6 +166,79 @@ def _ahead(
 def _is_better(result: CellResult, baseline: CellResult, metric: str) -> bool:
     gap = difference(values_by_seed(result, metric), values_by_seed(baseline, metric))[0]
     return gap > 0 if HIGHER_IS_BETTER.get(metric, True) else gap < 0
+
+
+def gain_curves(
+    known: Sequence[CellResult], baseline: str, metric: str
+) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """By row and method with several modes: visits per mode, and the gain over the baseline.
+
+    The gain at a test is the difference of the means over seeds to the baseline at the same round,
+    positive if the method is better.
+    """
+    curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    sign = 1 if HIGHER_IS_BETTER.get(metric, True) else -1
+    base = {result.cell.row: result for result in known if result.cell.column == baseline}
+    for result in known:
+        if result.cell.row not in base or result.runs is None:
+            continue
+        ensemble = result.cell.configs[0].ensemble
+        if ensemble.modes == 1 or result.cell.way != "test":
+            continue
+        own, theirs = _mean_tests(result, metric), _mean_tests(base[result.cell.row], metric)
+        rounds = [round for round in own if round in theirs]
+        visits = [round * ensemble.clients_per_round / ensemble.modes for round in rounds]
+        gains = [sign * (own[round] - theirs[round]) for round in rounds]
+        curves.setdefault(result.cell.row, {})[result.cell.column] = (visits, gains)
+    return curves
+
+
+def _mean_tests(result: CellResult, metric: str) -> dict[int, float]:
+    """A metric by round, mean over seeds."""
+    assert result.runs is not None
+    way, found = result.cell.way, list[dict[int, float]]()
+    for records in result.runs.curves:
+        tests = [record for record in records if metric in record.get(way, {})]
+        found.append({record["round"]: record[way][metric] for record in tests})
+    return {round: mean_and_std([each[round] for each in found])[0] for round in found[0]}
+
+
+def _gain_figure(
+    reproduction: Reproduction,
+    curves: Mapping[str, Mapping[str, tuple[list[float], list[float]]]],
+    baseline: str,
+    metric: str,
+) -> Figure:
+    """One panel per row: the gain over the baseline against the visits per mode."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 4.4 * len(curves)), layout="constrained")
+        axes = figure.subplots(len(curves), 1, squeeze=False).flatten()
+        title = TITLES.get(metric, metric)
+        for axis, (row, methods_of_row) in zip(axes, curves.items(), strict=True):
+            for index, (name, (visits, gains)) in enumerate(methods_of_row.items()):
+                axis.plot(
+                    visits,
+                    [scaled(metric, gain) for gain in gains],
+                    color=COLORS[index % len(COLORS)],
+                    linestyle=LINES[index // len(COLORS) % len(LINES)],
+                    marker="o",
+                    markersize=3,
+                    label=escape_label(name),
+                )
+            axis.axhline(0, color="black", linewidth=0.8, linestyle="--")
+            # The first tests, when nothing has learned yet, would squeeze all others.
+            later = [g for _, gains in methods_of_row.values() for g in gains[len(gains) // 2 :]]
+            low, high = scaled(metric, min(later)), scaled(metric, max(later))
+            margin = 0.1 * (high - low or 1)
+            axis.set_ylim(low - margin, high + margin)
+            axis.set(
+                title=escape_label(row),
+                xlabel="visits per mode",
+                ylabel=f"gain in {title} over {escape_label(baseline)}",
+            )
+        one_legend(figure, axes)
+        figure.suptitle(escape_label(headline(reproduction)))
+        return figure
 
 
 def _figure(
