@@ -415,10 +415,10 @@ def test_against_numpy(name, weighting):
 
 def test_every_method_has_an_oracle():
     """Those that fit a distribution or match units have theirs in test_ensemble_oracles, those whose
-    modes interact in test_coupled_modes.
+    modes interact in test_coupled_modes and test_svgd, posterior samples in test_posterior.
     """
     known = {name.split(",")[0] for name in ORACLES}
-    elsewhere = {"fedbe", "fedbe-nokd", "pfnm", "fedma", "fedcross", "fedsdd"}
+    elsewhere = {"fedbe", "fedbe-nokd", "pfnm", "fedma", "fedcross", "fedsdd", "svgd", "anchored"}
     assert known | elsewhere == set(fe.algorithms)
 
 
