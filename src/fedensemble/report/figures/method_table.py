@@ -159,7 +159,7 @@ def _ahead(
         if name != baseline and all(_is_better(result, own[baseline], m) for m in metrics)
     ]
     what = " and ".join(TITLES.get(metric, metric).removesuffix(" %") for metric in metrics)
-    names = ", ".join(better) if better else "none"
+    names = "; ".join(better) if better else "none"  # names contain commas
     return [f"{row}: better than {baseline} in both {what}, by the means: {names}."]
 
 
