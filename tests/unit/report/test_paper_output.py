@@ -205,6 +205,8 @@ def test_cited_are_the_algorithms_that_are_used(written, tmp_path):
                     "fedma",
                     "fedcross",
                     "fedsdd",
+                    "anchored",
+                    "svgd",
                 ]
             )
         )
