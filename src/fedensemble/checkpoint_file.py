@@ -1,6 +1,6 @@
 """Checkpoints: tensors and JSON metadata in one safetensors file with a checksum.
 
-This is the file format. `experiment/run_folder.py` decides when and where a run writes its own.
+This is the file format. `experiment/storage/run_folder.py` decides when and where a run writes it.
 
 Files are written atomically. The checksum has no key, so it detects damage, not forgery: anyone who
 can write the file can also compute its checksum.

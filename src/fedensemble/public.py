@@ -92,7 +92,7 @@ def load_ensemble(
             run's config names.
     """
     # Imported here because training in Python does not need the config package.
-    from .experiment.ensemble_file import load_ensemble as load
+    from .experiment.storage.ensemble_file import load_ensemble as load
 
     return load(folder, device, model)
 

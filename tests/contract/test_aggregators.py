@@ -14,7 +14,7 @@ from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.core.aggregator import aggregate
 from fedensemble.core.types import GatheredUploads
 from fedensemble.errors import AggregatorWarning, InputError
-from fedensemble.experiment.run_groups import Groups
+from fedensemble.experiment.studies.run_groups import Groups
 from fedensemble.robust import LabelFlip, Mean, Median, SignFlip
 from fedensemble.testing.toy_problems import (
     SIZES,

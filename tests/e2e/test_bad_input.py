@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedensemble import DivergedError, Federation
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
 
 from .command_line import run
 

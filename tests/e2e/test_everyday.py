@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedensemble.experiment.folder_lock import FolderLock
-from fedensemble.experiment.run_folder import find_runs
+from fedensemble.experiment.storage.folder_lock import FolderLock
+from fedensemble.experiment.storage.run_folder import find_runs
 
 from .command_line import run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedensemble.core.algorithm import algorithms
-from fedensemble.experiment.compare import read_comparison
+from fedensemble.experiment.studies.compare import read_comparison
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.algorithm import simulation_engines
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedensemble as fe
 from fedensemble import InputError
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
 
 from .command_line import run
 

@@ -13,7 +13,7 @@ from fedensemble.engines.local.loop import LoopEngine
 from fedensemble.errors import DivergedError
 from fedensemble.experiment import run as running
 from fedensemble.experiment.profile import FILE, PHASES, Profile, profiling
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.federation.federation import Federation
 from fedensemble.report.profile_tables import profile_tables
 

@@ -20,7 +20,7 @@ from fedensemble.config.build import build_data, build_federation
 from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.deploy.supernode import client_context
-from fedensemble.experiment.ensemble_file import read_ensemble
+from fedensemble.experiment.storage.ensemble_file import read_ensemble
 from fedensemble.report.run_report import write_report
 
 from .conftest import CLIENTS, configure

@@ -3,7 +3,7 @@
 import pytest
 
 from fedensemble import arguments
-from fedensemble.data import archive
+from fedensemble.data.sources import archive
 from fedensemble.runtime import oom
 
 

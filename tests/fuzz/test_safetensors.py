@@ -18,7 +18,7 @@ import fedensemble as fe
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.build import build_data, build_federation, resolve_device
 from fedensemble.config.schema import Config, resolve
-from fedensemble.experiment.ensemble_file import read_ensemble, write_modes
+from fedensemble.experiment.storage.ensemble_file import read_ensemble, write_modes
 from fedensemble.federation.serialization import FILE
 
 from .budget import attempt, examples, generators, mutated

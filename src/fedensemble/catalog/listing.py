@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, unknown
-from ..experiment.run_folder import find_runs
+from ..experiment.storage.run_folder import find_runs
 from ..report.run_row import run_record
 from ..report.tables import TextTable
 from .algorithm_facts import describe_algorithm

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..config.schema import Config
 from ..errors import InputError
-from ..experiment.advise import CANDIDATES, Advice, make_advice, pilot_rounds, plan_pilot
-from ..experiment.compare import compare
+from ..experiment.studies.advise import CANDIDATES, Advice, make_advice, pilot_rounds, plan_pilot
+from ..experiment.studies.compare import compare
 from ..report.comparison_report import int_
 from ..report.comparison_report import names as split_names
 from ..report.tables import NONE, TITLES, TextTable, show

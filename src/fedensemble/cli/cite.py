@@ -10,9 +10,9 @@ from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import algorithms
 from ..errors import InputError, unknown
-from ..experiment.compare import read_comparison
-from ..experiment.paper_table import NAMES, find_paper_table, read_reproduction
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.compare import read_comparison
+from ..experiment.studies.paper_table import NAMES, find_paper_table, read_reproduction
 from ..report.bibliography import bibliography
 
 # Reading a config for its algorithms must not need the device that it names.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..engines.distributed.launch import refuse_ranks
 from ..errors import DivergedError
-from ..experiment.compare import compare, exploded
+from ..experiment.studies.compare import compare, exploded
 from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import raise_on_damaged_files

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint_file import write_bytes
-from ..data.npz import open_archive, read_array
+from ..data.sources.npz import open_archive, read_array
 from ..errors import DataError, InputError
-from ..experiment.ensemble_file import load_ensemble
+from ..experiment.storage.ensemble_file import load_ensemble
 from ..predict import Prediction
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.run_folder import RunFolder
 from ..report.html import write_all
 from ..report.tables import TextTable
 

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError, DivergedError, InputError
-from ..experiment.compare import exploded, run_folder
-from ..experiment.paper_table import NAMES, Reproduction, find_paper_table, read_reproduction
-from ..experiment.reproduce import is_chosen, reproduce, without_missing
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.compare import exploded, run_folder
+from ..experiment.studies.paper_table import (
+    NAMES,
+    Reproduction,
+    find_paper_table,
+    read_reproduction,
+)
+from ..experiment.studies.reproduce import is_chosen, reproduce, without_missing
 from ..report.comparison_report import int_
 from ..report.comparison_report import names as split_names
 from ..report.reproduction_report import write_reproduction

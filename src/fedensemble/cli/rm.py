@@ -9,7 +9,7 @@ import click
 import typer
 
 from ..errors import StoreError
-from ..experiment.removal import select_runs
+from ..experiment.storage.removal import select_runs
 from ..report.run_row import run_record
 from .console import print_line
 from .exit_codes import FAILED

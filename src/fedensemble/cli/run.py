@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ..engines.distributed.launch import job
 from ..errors import DivergedError
-from ..experiment.compare import run_folder
 from ..experiment.extension import find_extendable
 from ..experiment.profile import profiling
 from ..experiment.run import run
+from ..experiment.studies.compare import run_folder
 from ..experiment.worker import follow_rank0
 from ..report.html import write_page
 from ..report.profile_tables import profile_tables

@@ -3,23 +3,25 @@
 # These modules are imported because they register datasets and partitions. They import optional
 # libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
 from . import (  # noqa: F401
-    cifar,
     class_partition,
-    digits,
     dirichlet,
+    schema,
+)
+from .dataset import Dataset, data_folder, datasets, load
+from .federated import FederatedData
+from .normalize import Standardise
+from .partition import partition, partitions
+from .sources import (  # noqa: F401
+    cifar,
+    digits,
     fake,
     mnist,
     npz,
     openimage,
-    schema,
     shakespeare,
     synthetic,
 )
-from .dataset import Dataset, data_folder, datasets, load
-from .download import get
-from .federated import FederatedData
-from .normalize import Standardise
-from .partition import partition, partitions
+from .sources.download import get
 
 # Earlier names of `Dataset` and `datasets`.
 Source, sources = Dataset, datasets

@@ -10,7 +10,7 @@ from ..errors import DataError, InputError, setting
 from .checks import describe_example
 from .convert import as_inputs, as_tensor
 from .dataset import Dataset, make_rng
-from .npz import find_npz, read_arrays
+from .sources.npz import find_npz, read_arrays
 
 
 def hold_out_server_inputs(source: Dataset, share: float, seed: int) -> Dataset:

@@ -25,12 +25,12 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.mode_checks import FiniteModeCheck
 from ..engines.flower.roster import Member, Roster
 from ..engines.flower.running_statistics import BufferRules
-from ..experiment.ensemble_file import write_modes
 from ..experiment.evaluation import evaluate_run, write_prediction_summary
 from ..experiment.prediction_summary import MAX_CLIENTS, compact_bytes
-from ..experiment.read_json import need_keys, read_json
 from ..experiment.records import describe, environment
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.ensemble_file import write_modes
+from ..experiment.storage.read_json import need_keys, read_json
+from ..experiment.storage.run_folder import RunFolder
 from ..federation.resolve import resolve_schedule, resolve_shared
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data.npz import read_arrays
 from ..data.schema import Schema
+from ..data.sources.npz import read_arrays
 from ..errors import DataError
 
 

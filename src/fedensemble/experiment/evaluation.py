@@ -13,7 +13,7 @@ from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble, Prediction
 from ..runtime.oom import raise_on_oom
 from .prediction_summary import compact_bytes, describe_predictions
-from .run_folder import RunFolder
+from .storage.run_folder import RunFolder
 
 # The batch size of the paper's test loaders. It matters for BatchNorm in train mode, which
 # normalizes with the statistics of the test batch.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config.schema import Config
 from ..errors import FedEnsembleError
-from .run_folder import RunFolder
+from .storage.run_folder import RunFolder
 
 
 def find_extendable(config: Config, runs: Path) -> list[Path]:

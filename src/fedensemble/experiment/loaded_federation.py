@@ -20,9 +20,9 @@ from ..flat_params import Tree
 from ..modeling.factory import ModelFactory
 from ..text import as_path
 from .federation_config import settings_without
-from .read_json import need_numbers
-from .run_folder import RunFolder
 from .setup import fingerprint
+from .storage.read_json import need_numbers
+from .storage.run_folder import RunFolder
 
 Record = dict[str, Any]
 

@@ -21,7 +21,7 @@ from ..checkpoint_file import write_json
 from ..core.engine import engines
 from ..federation.federation import Federation
 from . import run as run_module
-from .run_folder import RunFolder
+from .storage.run_folder import RunFolder
 
 FILE = "profile.json"
 PLANNING, PREPARING, TRAINING = "planning", "preparing and gathering", "local training"

@@ -20,7 +20,7 @@ from ..federation.history import describe as describe  # noqa: PLC0414
 from ..redact import redact_command
 from ..runtime.hardware import processor
 from ..version import VERSION
-from .run_folder import RunFolder
+from .storage.run_folder import RunFolder
 
 
 def run_notes(federation: Federation) -> list[str]:

@@ -19,14 +19,14 @@ from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation.federation import Federation
 from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
-from .divergence import DivergenceMonitor, untrained_loss
-from .ensemble_file import write_modes
 from .evaluation import TEST_KEYS, evaluate_run, write_prediction_summary
 from .interrupt import Interruption, interruptible
 from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, engine_facts, environment, run_notes, summarize
-from .run_folder import RunFolder, Say
 from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerprint, resume
+from .storage.divergence import DivergenceMonitor, untrained_loss
+from .storage.ensemble_file import write_modes
+from .storage.run_folder import RunFolder, Say
 
 CHECKPOINT_SECONDS = 10.0
 # A run as a generator: it yields its federation, is sent the report of the next round, and returns

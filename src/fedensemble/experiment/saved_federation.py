@@ -22,15 +22,15 @@ from ..federation import serialization
 from ..federation.federation import Federation
 from ..federation.named_models import model_facts
 from ..text import as_path
-from .checksums import FILE as CHECKSUMS
-from .ensemble_file import write_modes
 from .evaluation import write_prediction_summary
 from .federation_config import describe_federation
 from .prediction_summary import compact_bytes, describe_clients
-from .read_json import read_table
 from .records import engine_facts, environment, summarize
-from .run_folder import RunFolder
 from .setup import fingerprint
+from .storage.checksums import FILE as CHECKSUMS
+from .storage.ensemble_file import write_modes
+from .storage.read_json import read_table
+from .storage.run_folder import RunFolder
 
 _SAVED_FROM = {"saved_from": "Python"}  # entry of env.json, unless a command made the folder
 # Keys that a run of the command line and a federation that continues it may differ in.

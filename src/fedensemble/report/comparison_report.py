@@ -10,7 +10,13 @@ from ..checkpoint_file import write_bytes
 from ..config.sweep import cross, split_sweeps
 from ..config.toml import Values, default_file, read_toml, with_settings
 from ..errors import InputError
-from ..experiment.compare import Comparison, RowResult, failures, make_comparison, read_comparison
+from ..experiment.studies.compare import (
+    Comparison,
+    RowResult,
+    failures,
+    make_comparison,
+    read_comparison,
+)
 from .best import best_by_column
 from .bibliography import bibliography
 from .figures.plots import comparison_figure, save_for_print

@@ -9,8 +9,8 @@ import tomli_w
 
 from ..errors import InputError
 from ..experiment.federation_config import describe_federation
-from ..experiment.run_folder import RunFolder
 from ..experiment.saved_federation import write_results
+from ..experiment.storage.run_folder import RunFolder
 from ..federation.federation import Federation
 from ..text import as_path
 from .html import write_all, write_page

@@ -13,10 +13,10 @@ import torch
 from ..checkpoint_file import write_bytes, write_json
 from ..config.schema import Config
 from ..errors import InputError, unknown
-from ..experiment.paper_table import Reproduction
-from ..experiment.read_json import read_table
-from ..experiment.reproduce import CellResult
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.read_json import read_table
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.paper_table import Reproduction
+from ..experiment.studies.reproduce import CellResult
 from ..runtime.hardware import processor
 from ..version import VERSION
 from .bibliography import bibliography

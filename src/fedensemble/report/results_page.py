@@ -11,8 +11,8 @@ from typing import Any
 
 from ..checkpoint_file import write_bytes
 from ..errors import InputError, StoreError
-from ..experiment.paper_table import NAMES
-from ..experiment.read_json import need_keys, read_table
+from ..experiment.storage.read_json import need_keys, read_table
+from ..experiment.studies.paper_table import NAMES
 from .figures.paper_grid import FULL
 
 BEGIN, END = "<!-- reproduced: begin -->", "<!-- reproduced: end -->"

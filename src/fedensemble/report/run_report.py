@@ -8,9 +8,9 @@ from typing import Any
 
 from ..checkpoint_file import write_bytes
 from ..errors import InputError
-from ..experiment.read_json import need_keys, need_numbers
 from ..experiment.records import simulated
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.read_json import need_keys, need_numbers
+from ..experiment.storage.run_folder import RunFolder
 from .figures.plots import run_figure, save
 from .tables import TextTable, run_table, time_table
 

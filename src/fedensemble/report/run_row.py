@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data import datasets, partitions
 from ..errors import FedEnsembleError
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.run_folder import RunFolder
 from ..models import models
 from ..registry import Registry
 from .tables import show

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..experiment.compare import RowResult, mean_and_std, run_folder
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.compare import RowResult, mean_and_std, run_folder
 from .tables import TextTable
 
 TOTALS = ("rounds", "bytes_up", "bytes_down", "prediction_bytes", "seconds", "clock")

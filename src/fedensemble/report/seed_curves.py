@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..experiment.compare import mean_and_std
+from ..experiment.studies.compare import mean_and_std
 from .tables import scaled
 from .time_to_accuracy import Records
 

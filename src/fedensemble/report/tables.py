@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..experiment.compare import RowResult, mean_and_std
+from ..experiment.studies.compare import RowResult, mean_and_std
 from ..text import printable
 from .time_to_accuracy import Records, common_target, has_clock, hours, reached, seconds_to
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..config.build import build_data
-from ..experiment.reproduce import CellResult
+from ..experiment.studies.reproduce import CellResult
 from ..theory import gaussian_process as gp
 from ..theory.bias_variance import FloatArray
 from ..theory.log_posterior import log_posterior

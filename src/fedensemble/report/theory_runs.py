@@ -14,9 +14,9 @@ from ..config.build import build_data, build_federation
 from ..config.schema import Config
 from ..data import FederatedData
 from ..errors import DataError
-from ..experiment.ensemble_file import read_ensemble
-from ..experiment.reproduce import CellResult
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.ensemble_file import read_ensemble
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.reproduce import CellResult
 from ..predict import Ensemble
 from ..theory import gaussian_process as gp
 from ..theory.bias_variance import FloatArray, correlation, exponent_in_modes, variance_by_modes

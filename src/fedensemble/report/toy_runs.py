@@ -10,9 +10,9 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..data import FederatedData
 from ..errors import DataError
-from ..experiment.ensemble_file import read_ensemble
-from ..experiment.reproduce import CellResult
-from ..experiment.run_folder import RunFolder
+from ..experiment.storage.ensemble_file import read_ensemble
+from ..experiment.storage.run_folder import RunFolder
+from ..experiment.studies.reproduce import CellResult
 from ..theory import bias_variance
 from ..theory.bias_variance import FloatArray
 

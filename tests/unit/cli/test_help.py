@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedensemble.bench.cli import BENCHMARKS
 from fedensemble.catalog.options import KINDS
 from fedensemble.cli.main import app
-from fedensemble.experiment.paper_table import NAMES
+from fedensemble.experiment.studies.paper_table import NAMES
 from fedensemble.version import VERSION
 
 

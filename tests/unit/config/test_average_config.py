@@ -12,7 +12,7 @@ from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import merge, with_settings
 from fedensemble.core.average import NO_AVERAGE
-from fedensemble.experiment.run_groups import batch_key
+from fedensemble.experiment.studies.run_groups import batch_key
 from fedensemble.testing.toy_problems import classification, small_model
 
 BASE = {

@@ -8,7 +8,7 @@ import pytest
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import default_file, merge, read_toml, with_settings
 from fedensemble.errors import InputError
-from fedensemble.experiment.compare import changes_of, make_comparison, read_comparison
+from fedensemble.experiment.studies.compare import changes_of, make_comparison, read_comparison
 
 BASE = {
     "data": {

@@ -10,7 +10,7 @@ from fedensemble.config.toml import default_file, read_toml, with_settings
 from fedensemble.core.algorithm import algorithms
 from fedensemble.core.engine import engines
 from fedensemble.errors import InputError
-from fedensemble.experiment.compare import read_comparison
+from fedensemble.experiment.studies.compare import read_comparison
 
 KEYS = config_keys()
 

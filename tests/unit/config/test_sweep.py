@@ -7,7 +7,7 @@ import pytest
 from fedensemble.config import sweep
 from fedensemble.config.sweep import Sweep, cross, split_values
 from fedensemble.errors import InputError
-from fedensemble.experiment.compare import read_comparison
+from fedensemble.experiment.studies.compare import read_comparison
 from fedensemble.report.comparison_report import find_comparison
 
 CONFIG = """

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedensemble.data import download, get
-from fedensemble.data.download import Remote
+from fedensemble.data import get
+from fedensemble.data.sources import download
+from fedensemble.data.sources.download import Remote
 from fedensemble.errors import DataError, InputError
 
 

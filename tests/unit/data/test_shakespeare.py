@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedensemble.data import load, partition
-from fedensemble.data.shakespeare import VOCABULARY, decode
+from fedensemble.data.sources.shakespeare import VOCABULARY, decode
 from fedensemble.errors import DataError, InputError
 
 LONG = [f"line {number:02d} of a long speech" for number in range(10)]

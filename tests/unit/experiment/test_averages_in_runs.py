@@ -9,10 +9,10 @@ from fedensemble import SWA, StoreError, load_ensemble
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.build import build_data, build_federation, resolve_device
 from fedensemble.config.schema import resolve
-from fedensemble.experiment.compare import RowResult
-from fedensemble.experiment.multi_run import Task, run_all
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
+from fedensemble.experiment.studies.compare import RowResult
+from fedensemble.experiment.studies.multi_run import Task, run_all
 from fedensemble.report.html.run_data import read_run
 from fedensemble.report.html.summary_sections import results
 from fedensemble.report.runs_table import numbers_of

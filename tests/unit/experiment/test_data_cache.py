@@ -12,11 +12,12 @@ from fedensemble.config.build import build_data, resolve_device
 from fedensemble.config.schema import resolve
 from fedensemble.data import datasets
 from fedensemble.errors import StoreError
-from fedensemble.experiment import data_cache, setup
-from fedensemble.experiment.data_cache import DataCache
-from fedensemble.experiment.multi_run import Task, run_all
+from fedensemble.experiment import setup
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
+from fedensemble.experiment.studies import data_cache
+from fedensemble.experiment.studies.data_cache import DataCache
+from fedensemble.experiment.studies.multi_run import Task, run_all
 from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.models import models
 from fedensemble.predict import Ensemble

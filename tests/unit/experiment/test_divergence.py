@@ -8,9 +8,14 @@ import torch
 
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
-from fedensemble.experiment.divergence import FACTOR, PATIENCE, DivergenceMonitor, untrained_loss
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.divergence import (
+    FACTOR,
+    PATIENCE,
+    DivergenceMonitor,
+    untrained_loss,
+)
+from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.report.html.page import run_page
 from fedensemble.report.run_report import write_report
 from fedensemble.report.run_row import run_record

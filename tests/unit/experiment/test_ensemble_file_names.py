@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedensemble.errors import StoreError
-from fedensemble.experiment.ensemble_file_checks import check_facts
+from fedensemble.experiment.storage.ensemble_file_checks import check_facts
 
 FACTS = {"model": {"shape": [2], "outputs": 2}, "modes": 1, "standardise": None}
 

@@ -13,11 +13,11 @@ import pytest
 from fedensemble import durable
 from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import StoreError
-from fedensemble.experiment.compare import compare, make_comparison, run_folder
 from fedensemble.experiment.evaluation import TEST_KEYS
 from fedensemble.experiment.extension import find_extendable
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
+from fedensemble.experiment.studies.compare import compare, make_comparison, run_folder
 
 from .simulated_disk import QuickDisk, SimulatedDisk, Tree, frozen, read_tree, write_tree
 

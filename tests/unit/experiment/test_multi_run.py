@@ -13,10 +13,10 @@ from fedensemble.core.algorithm import algorithms
 from fedensemble.core.types import Plan
 from fedensemble.engines.local import run_visits
 from fedensemble.errors import DivergedError, StoreError
-from fedensemble.experiment import run_groups
-from fedensemble.experiment.multi_run import Task, run_all
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
+from fedensemble.experiment.studies import run_groups
+from fedensemble.experiment.studies.multi_run import Task, run_all
 
 BASE = {
     "rounds": 4,

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from fedensemble.errors import InputError
-from fedensemble.experiment.compare import read_comparison
-from fedensemble.experiment.paper_table import (
+from fedensemble.experiment.run import RunCallbacks
+from fedensemble.experiment.studies.compare import read_comparison
+from fedensemble.experiment.studies.paper_table import (
     NAMES,
     find_paper_table,
     papers_folder,
     read_reproduction,
 )
-from fedensemble.experiment.reproduce import reproduce, without_missing
-from fedensemble.experiment.run import RunCallbacks
+from fedensemble.experiment.studies.reproduce import reproduce, without_missing
 from fedensemble.report.figures.paper_grid import grid, headline, over_seeds, paper_number
 from fedensemble.report.reproduction_report import REPORTS, write_reproduction
 from fedensemble.report.results_page import BEGIN, END, collect

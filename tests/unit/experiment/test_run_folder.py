@@ -13,10 +13,10 @@ from fedensemble import durable
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import StoreError
-from fedensemble.experiment.ensemble_file import load_ensemble
-from fedensemble.experiment.metrics_log import BLOCK, MetricsLog, unpack
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.ensemble_file import load_ensemble
+from fedensemble.experiment.storage.metrics_log import BLOCK, MetricsLog, unpack
+from fedensemble.experiment.storage.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "rounds": 4,

@@ -10,8 +10,8 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
-from fedensemble.data.archive import largest_size
-from fedensemble.data.npz import read_arrays
+from fedensemble.data.sources.archive import largest_size
+from fedensemble.data.sources.npz import read_arrays
 from fedensemble.modeling.factory import ModelSpec
 from fedensemble.models import models
 from fedensemble.text import printable
@@ -126,7 +126,7 @@ def test_modes_that_do_not_fit_into_memory(monkeypatch):
 
 
 def test_the_limit_on_archives_grows_with_the_file(tmp_path: Path, monkeypatch):
-    from fedensemble.data import archive
+    from fedensemble.data.sources import archive
 
     monkeypatch.setattr(archive, "free_memory", lambda: 10**15)
     file = tmp_path / "x.npz"
@@ -187,7 +187,7 @@ MODES = {
 def test_forged_modes(case, tmp_path: Path):
     from fedensemble.config.build import build_data, build_federation
     from fedensemble.config.schema import resolve
-    from fedensemble.experiment.ensemble_file import read_ensemble, write_modes
+    from fedensemble.experiment.storage.ensemble_file import read_ensemble, write_modes
 
     table = {"source": "gaussians", "n": 24, "n_test": 6, "classes": 2, "features": 3, "clients": 4}
     config = resolve(

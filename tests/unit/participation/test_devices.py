@@ -12,7 +12,7 @@ from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.core.batches import LocalWork, batch_table
 from fedensemble.core.participation import Costs, participations
 from fedensemble.core.types import Plan
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.participation import Devices, Everybody
 from fedensemble.schedules import IndependentKFold
 from fedensemble.testing.toy_problems import (

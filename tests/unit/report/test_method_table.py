@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from fedensemble.errors import InputError
-from fedensemble.experiment.paper_table import find_paper_table, read_reproduction
-from fedensemble.experiment.reproduce import reproduce
 from fedensemble.experiment.run import RunCallbacks
+from fedensemble.experiment.studies.paper_table import find_paper_table, read_reproduction
+from fedensemble.experiment.studies.reproduce import reproduce
 from fedensemble.report.figures.method_table import (
     difference,
     gain_curves,

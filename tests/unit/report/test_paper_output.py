@@ -14,9 +14,9 @@ from fedensemble.cli.cite import cite
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import algorithms
 from fedensemble.errors import InputError
-from fedensemble.experiment.compare import RowResult, compare, make_comparison
-from fedensemble.experiment.paper_table import NAMES
 from fedensemble.experiment.run import RunCallbacks
+from fedensemble.experiment.studies.compare import RowResult, compare, make_comparison
+from fedensemble.experiment.studies.paper_table import NAMES
 from fedensemble.report.best import best_by_column, best_places
 from fedensemble.report.bibliography import _packaged, bibliography, reference_key
 from fedensemble.report.comparison_report import write_comparison

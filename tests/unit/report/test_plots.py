@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedensemble import FederatedData
-from fedensemble.experiment.compare import RowResult
+from fedensemble.experiment.studies.compare import RowResult
 from fedensemble.report.data_report import write_data_report
 from fedensemble.report.figures.plots import (
     SPREAD,

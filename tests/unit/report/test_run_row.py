@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedensemble.catalog.listing import listing, listing_table
 from fedensemble.config.schema import resolve
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.report.run_row import run_record
 
 

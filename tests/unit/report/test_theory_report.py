@@ -6,11 +6,11 @@ import torch
 
 from fedensemble.config.build import build_data
 from fedensemble.errors import DataError
-from fedensemble.experiment.ensemble_file import read_ensemble
-from fedensemble.experiment.paper_table import find_paper_table, read_reproduction
-from fedensemble.experiment.reproduce import reproduce
 from fedensemble.experiment.run import RunCallbacks
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.ensemble_file import read_ensemble
+from fedensemble.experiment.storage.run_folder import RunFolder
+from fedensemble.experiment.studies.paper_table import find_paper_table, read_reproduction
+from fedensemble.experiment.studies.reproduce import reproduce
 from fedensemble.report.figures.theory import theory
 from fedensemble.report.theory_posterior import posterior_study
 from fedensemble.report.theory_runs import WidthStudy, circle_grid, variance_study

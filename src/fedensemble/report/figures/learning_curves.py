@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...errors import DataError
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ..downsample import caption, grouped
 from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests

@@ -15,10 +15,10 @@ from torch import Tensor
 from ...config.build import build_data
 from ...data import FederatedData
 from ...errors import DataError, InputError
-from ...experiment.ensemble_file import read_ensemble
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
-from ...experiment.run_folder import RunFolder
+from ...experiment.storage.ensemble_file import read_ensemble
+from ...experiment.storage.run_folder import RunFolder
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ...predict import Ensemble
 from ..palette import LIGHT as COLORS
 from ..tables import TextTable

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from ...errors import InputError
-from ...experiment.compare import mean_and_std
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
+from ...experiment.studies.compare import mean_and_std
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ..best import HIGHER_IS_BETTER, best_places
 from ..palette import LIGHT as COLORS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show

@@ -10,9 +10,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from ...experiment.compare import RowResult, mean_and_std
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
+from ...experiment.studies.compare import RowResult, mean_and_std
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ..best import best_places
 from ..palette import LIGHT as COLORS
 from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...checkpoint_file import write_bytes
 from ...data import FederatedData
-from ...experiment.compare import RowResult
+from ...experiment.studies.compare import RowResult
 from ...text import printable
 from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
 from ..palette import LIGHT as COLORS

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...errors import DataError
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ...theory.rates import fit_power_law
 from ..tables import TextTable
 from ..theory_posterior import PosteriorResult, posterior_study

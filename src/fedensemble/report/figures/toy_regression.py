@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from ...config.build import build_data
 from ...errors import DataError
-from ...experiment.paper_table import Reproduction
-from ...experiment.reproduce import CellResult
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
 from ...theory.bias_variance import BiasVariance, decompose, limit_variance
 from ..palette import LIGHT as COLORS
 from ..tables import NO_INTERVAL, NONE, TextTable

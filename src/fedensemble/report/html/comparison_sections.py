@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...experiment.compare import mean_and_std
+from ...experiment.studies.compare import mean_and_std
 from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (

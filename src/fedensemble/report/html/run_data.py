@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import FedEnsembleError, InputError, StoreError, first_line
 from ...experiment.prediction_summary import MAX_CLIENTS
-from ...experiment.read_json import read_bytes, read_table
-from ...experiment.run_folder import RunFolder
+from ...experiment.storage.read_json import read_bytes, read_table
+from ...experiment.storage.run_folder import RunFolder
 from ..run_report import read_records, unfinished
 
 

@@ -34,9 +34,9 @@ from fedensemble.deploy.server import run_fleet
 from fedensemble.deploy.server_settings import Settings
 from fedensemble.engines.flower.messages import build_query_message, read_problem
 from fedensemble.errors import FedEnsembleError, InputError, StoreError
-from fedensemble.experiment.ensemble_file import load_ensemble, read_ensemble
 from fedensemble.experiment.records import environment
-from fedensemble.experiment.run_folder import RunFolder
+from fedensemble.experiment.storage.ensemble_file import load_ensemble, read_ensemble
+from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.models import models
 from fedensemble.report.html.page import run_page
 from fedensemble.report.run_report import write_report
@@ -233,7 +233,7 @@ def test_a_server_killed_at_any_point_of_a_round_goes_on(app, config, tmp_path, 
     """It dies while it waits for answers, or before the round is on disk; clients have trained in
     either case.
     """
-    from fedensemble.experiment.run_folder import RunFolder
+    from fedensemble.experiment.storage.run_folder import RunFolder
 
     grid, plain = grid_of(app), RunFolder.save
 

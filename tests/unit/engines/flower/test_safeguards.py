@@ -72,7 +72,7 @@ def test_no_loss_ends_a_run(tmp_path, loss):
 
 
 def test_a_run_continued_after_a_stop_has_the_same_suspensions(tmp_path, monkeypatch):
-    from fedensemble.experiment.run_folder import RunFolder
+    from fedensemble.experiment.storage.run_folder import RunFolder
 
     bend, plain = change(RESULT, loss=-1.0), RunFolder.save
     whole, _ = start(tmp_path / "whole", bend, values=FLOAT32)

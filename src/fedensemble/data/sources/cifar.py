@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import require_one_of
-from .dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
-from .normalize import Standardise
+from ...arguments import require_one_of
+from ..dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
+from ..normalize import Standardise
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import require_integer
-from ..errors import DataError
-from .dataset import Dataset, bad_file_error, datasets, find_file
-from .normalize import Standardise
+from ...arguments import require_integer
+from ...errors import DataError
+from ..dataset import Dataset, bad_file_error, datasets, find_file
+from ..normalize import Standardise
 
 FOLDERS = ("openimage", "openImg", "openImage", "open_images")
 COLUMNS = ("client_id", "sample_path", "label_id")

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import need_memory, require_integer, require_nonnegative, require_positive
-from ..errors import InputError
-from .dataset import Dataset, datasets, make_rng
+from ...arguments import need_memory, require_integer, require_nonnegative, require_positive
+from ...errors import InputError
+from ..dataset import Dataset, datasets, make_rng
 
 
 @datasets.register("sine")

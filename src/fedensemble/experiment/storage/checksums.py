@@ -9,8 +9,8 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from ..durable import write_json
-from ..errors import StoreError
+from ...durable import write_json
+from ...errors import StoreError
 from .read_json import read_bytes, read_table
 
 FILE = "checksums.json"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.schedule import MOST_MODES
-from ..errors import StoreError
-from ..modeling.functional_model import FunctionalModel
+from ...core.schedule import MOST_MODES
+from ...errors import StoreError
+from ...modeling.functional_model import FunctionalModel
 
 PREDICTORS = "predictors"
 PREDICTOR_BUFFERS = "predictor_buffers"

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, ValidationError
 
-from ..config.build import resolve_device
-from ..config.messages import LONGEST_NAME, NAME, sentence
-from ..config.plugin_tables import Table
-from ..config.schema import Config, check, join_problems
-from ..config.sweep import cross, split_sweeps
-from ..config.toml import Values, merge, merge_tables, parse_setting, read_toml, with_settings
-from ..errors import DivergedError, InputError, unknown
-from ..metrics import CLASSIFICATION, REGRESSION
+from ...config.build import resolve_device
+from ...config.messages import LONGEST_NAME, NAME, sentence
+from ...config.plugin_tables import Table
+from ...config.schema import Config, check, join_problems
+from ...config.sweep import cross, split_sweeps
+from ...config.toml import Values, merge, merge_tables, parse_setting, read_toml, with_settings
+from ...errors import DivergedError, InputError, unknown
+from ...metrics import CLASSIFICATION, REGRESSION
+from ..run import RunCallbacks
+from ..storage.run_folder import RunFolder
 from .data_cache import DataCache
 from .multi_run import Task, run_all
-from .run import RunCallbacks
-from .run_folder import RunFolder
 
 
 class RowTable(Table):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .. import durable
-from ..errors import InputError
-from ..tracking.backends import trackers
+from ... import durable
+from ...errors import InputError
+from ...tracking.backends import trackers
+from ..profile import FILE as PROFILE
 from .checksums import CHECKED, FILE
 from .folder_lock import LOCK
-from .profile import FILE as PROFILE
 from .run_folder import RunFolder, find_runs
 
 # All that commands write into the folder of a run; a test trains, reports and profiles a run, and

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 
 import torch
 
-from ..data import FederatedData
-from ..federation.federation import Federation
-from ..federation.preflight import first_examples
-from ..runtime.num_threads import num_threads
+from ...data import FederatedData
+from ...federation.federation import Federation
+from ...federation.preflight import first_examples
+from ...runtime.num_threads import num_threads
 
 FACTOR = 100.0
 PATIENCE = 5

@@ -13,13 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config
-from ..core.types import RoundReport
-from ..errors import DivergedError, FedEnsembleError
-from ..federation.federation import Federation
+from ...config.schema import Config
+from ...core.types import RoundReport
+from ...errors import DivergedError, FedEnsembleError
+from ...federation.federation import Federation
+from ..interrupt import Interruption, interruptible
+from ..run import RunCallbacks, RunSteps, run_steps
 from .data_cache import DataCache
-from .interrupt import Interruption, interruptible
-from .run import RunCallbacks, RunSteps, run_steps
 from .run_groups import Groups, batch_key
 
 # Runs that are open at the same time. Each holds its modes in memory, and its data unless another

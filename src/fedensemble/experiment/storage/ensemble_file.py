@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint_file import read_checkpoint, write_checkpoint
-from ..config.build import build_model
-from ..config.packages import require_packages
-from ..config.python_parts import python_parts, without_parts
-from ..config.schema import Config, resolve
-from ..data.normalize import Standardise
-from ..errors import InputError, StoreError
-from ..federation.memory_limits import check_recipe
-from ..federation.resolve import select_device
-from ..federation.serialization import FILE as FEDERATION_FILE
-from ..modeling.factory import ModelFactory
-from ..modeling.functional_model import FunctionalModel
-from ..predict import Ensemble
-from ..text import as_path
+from ...checkpoint_file import read_checkpoint, write_checkpoint
+from ...config.build import build_model
+from ...config.packages import require_packages
+from ...config.python_parts import python_parts, without_parts
+from ...config.schema import Config, resolve
+from ...data.normalize import Standardise
+from ...errors import InputError, StoreError
+from ...federation.memory_limits import check_recipe
+from ...federation.resolve import select_device
+from ...federation.serialization import FILE as FEDERATION_FILE
+from ...modeling.factory import ModelFactory
+from ...modeling.functional_model import FunctionalModel
+from ...predict import Ensemble
+from ...text import as_path
 from .ensemble_file_checks import PREDICTOR_BUFFERS, PREDICTORS, check_facts, check_modes
 from .read_json import read_table
 from .run_folder import RunFolder

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
-from .normalize import Standardise
+from ..dataset import Dataset, bad_file_error, datasets, find_file, read_bytes
+from ..normalize import Standardise
 
 SIDE = 28
 CLASSES = 10

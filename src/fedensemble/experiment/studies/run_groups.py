@@ -8,12 +8,12 @@ from dataclasses import fields
 
 import torch
 
-from ..core.algorithm import Algorithm
-from ..core.types import RoundReport
-from ..engines.local.local_engine import LocalEngine
-from ..engines.local.run_visits import NOT_PASSED_PER_VISIT, concatenate_data, run_visits
-from ..errors import FedEnsembleError
-from ..federation.federation import Federation
+from ...core.algorithm import Algorithm
+from ...core.types import RoundReport
+from ...engines.local.local_engine import LocalEngine
+from ...engines.local.run_visits import NOT_PASSED_PER_VISIT, concatenate_data, run_visits
+from ...errors import FedEnsembleError
+from ...federation.federation import Federation
 
 # Limits on the concatenated data of a group: a fraction of the free GPU memory, bytes on the CPU.
 _GPU_FRACTION = 0.2

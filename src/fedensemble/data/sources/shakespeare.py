@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import require_fraction, require_integer, require_one_of
-from ..errors import DataError
-from .dataset import Dataset, Rows, bad_file_error, data_folder, datasets, find_file, read_bytes
+from ...arguments import require_fraction, require_integer, require_one_of
+from ...errors import DataError
+from ..dataset import Dataset, Rows, bad_file_error, data_folder, datasets, find_file, read_bytes
 
 VOCABULARY = "\N{REPLACEMENT CHARACTER}\n" + "".join(chr(code) for code in range(32, 127))
 ROLES = "shakespeare/works.jsonl"

@@ -6,9 +6,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, first_line
+from ...errors import DataError, first_line
+from ..dataset import Dataset, Rows, data_folder, datasets
 from .archive import check_member, largest_size
-from .dataset import Dataset, Rows, data_folder, datasets
 
 
 @datasets.register("npz")

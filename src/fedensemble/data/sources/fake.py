@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import require_fraction, require_integer
-from .dataset import Dataset, Rows, bad_file_error, data_folder, datasets, make_rng
-from .normalize import Standardise
+from ...arguments import require_fraction, require_integer
+from ..dataset import Dataset, Rows, bad_file_error, data_folder, datasets, make_rng
+from ..normalize import Standardise
 from .shakespeare import VOCABULARY, cut_windows
 
 OPENIMAGE_SIZES = "fedscale/openimage_client_sizes.npy"

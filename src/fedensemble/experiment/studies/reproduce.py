@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..config.schema import Config
-from ..errors import DataError, InputError
+from ...config.schema import Config
+from ...errors import DataError, InputError
+from ..run import RunCallbacks
+from ..storage.run_folder import RunFolder
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
 from .data_cache import DataCache
 from .paper_table import Cell, Reproduction
-from .run import RunCallbacks
-from .run_folder import RunFolder
 
 
 @dataclass(frozen=True)

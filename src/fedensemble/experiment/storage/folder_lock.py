@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .. import durable
-from ..errors import StoreError
+from ... import durable
+from ...errors import StoreError
 
 LOCK = ".lock"
 

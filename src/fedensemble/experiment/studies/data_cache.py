@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ..config.build import build_data, data_table, load_source
-from ..config.schema import Config
-from ..data import Dataset, FederatedData
+from ...config.build import build_data, data_table, load_source
+from ...config.schema import Config
+from ...data import Dataset, FederatedData
 
 FileVersion = tuple[str, int, int]  # path, modification time in ns, size in bytes
 FileVersions = tuple[FileVersion | None, ...]  # None for a file that is missing

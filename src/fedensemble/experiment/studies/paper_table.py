@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError
 
-from ..config.build import resolve_device
-from ..config.plugin_tables import Table
-from ..config.schema import Config, resolve
-from ..config.toml import Values, merge, read_toml, with_settings
-from ..core.algorithm import algorithms
-from ..errors import InputError, unknown
+from ...config.build import resolve_device
+from ...config.plugin_tables import Table
+from ...config.schema import Config, resolve
+from ...config.toml import Values, merge, read_toml, with_settings
+from ...core.algorithm import algorithms
+from ...errors import InputError, unknown
 from .compare import ComparisonTable, RowTable, changes_of, format_problems
 
 # In the order of the paper, which is also the order of `fedensemble reproduce all`.

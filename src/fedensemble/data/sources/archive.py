@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ..errors import InputError
-from ..runtime.hardware import free_memory
+from ...errors import InputError
+from ...runtime.hardware import free_memory
 
 VARIABLE = "FEDENSEMBLE_MAX_GB"
 _ALWAYS_ALLOWED = 2_000_000_000  # bytes that any file may unpack to

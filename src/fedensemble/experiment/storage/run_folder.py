@@ -17,11 +17,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import durable
-from ..checkpoint_file import check_start, read_checkpoint, write_checkpoint
-from ..config.schema import NOT_HASHED, Config, check
-from ..errors import DivergedError, InputError, StoreError
-from ..flat_params import Tree
+from ... import durable
+from ...checkpoint_file import check_start, read_checkpoint, write_checkpoint
+from ...config.schema import NOT_HASHED, Config, check
+from ...errors import DivergedError, InputError, StoreError
+from ...flat_params import Tree
 from .checksums import FILE as CHECKSUMS
 from .checksums import changed_files, describe_changes, write_checksums
 from .folder_lock import LOCK, FolderLock

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config.schema import Config
-from ..config.toml import merge
-from ..errors import InputError
+from ...config.schema import Config
+from ...config.toml import merge
+from ...errors import InputError
 from .compare import Comparison, RowResult, make_comparison
 
 CANDIDATES = (3, 5, 10)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import DataError
-from .dataset import data_folder, datasets
+from ...errors import DataError
+from ..dataset import data_folder, datasets
 
 CONNECT_SECONDS = 30.0  # a download fails after this time without a response
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..durable import describe_os_error
-from ..errors import StoreError
+from ...durable import describe_os_error
+from ...errors import StoreError
 
 
 def read_bytes(path: Path) -> bytes:

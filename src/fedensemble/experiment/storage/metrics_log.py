@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import durable
-from ..errors import StoreError
+from ... import durable
+from ...errors import StoreError
 
 BLOCK = 1 << 14  # bytes of text that are compressed together
 
