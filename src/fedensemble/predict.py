@@ -208,15 +208,38 @@ class Prediction:
             largest = check_threshold(threshold)
         elif coverage is not None:
             coverage = require_share("coverage", coverage, or_one=True)
-            reference = self if calibration is None else _calibration(calibration)[0]
+            reference = self if calibration is None else self._calibration(calibration)[0]
             largest = coverage_threshold(reference.uncertainty(score), coverage)
         else:
             risk = require_share("risk", risk)
             confidence = require_share("confidence", confidence)
-            known, target = _calibration(calibration, labels=True)
+            known, target = self._calibration(calibration, labels=True)
             wrong = is_wrong(known.label, target)
             largest = risk_threshold(known.uncertainty(score), wrong, risk, confidence)
         return abstain_above(largest, values, self.label, score)
+
+    def _calibration(self, given: Any, *, labels: bool = False) -> tuple[Prediction, Any]:
+        """The prediction and the checked labels of `abstain(calibration=...)`; labels can be None."""
+        pair = isinstance(given, tuple) and len(given) == 2
+        known, target = given if pair else (given, None)
+        if not isinstance(known, Prediction) or (labels and target is None):
+            raise InputError(
+                "abstain() needs calibration=(prediction, labels): what the same ensemble predicts "
+                "for data that it was not trained on, and their true labels."
+            )
+        known._require_classification("calibration")
+        shape, other = ((len(p.members), p.mean.shape[-1]) for p in (self, known))
+        if shape != other:
+            raise InputError(
+                "abstain() needs a calibration by the same ensemble: this prediction has (members, "
+                f"classes) = {shape}, and the calibration {other}."
+            )
+        if target is None:
+            return known, None
+        names = known.class_names
+        target = check_targets(known.mean, target, regression=False, class_names=names)
+        check_below(target, known.mean.shape[-1])
+        return known, target
 
     def _require_classification(self, name: str) -> None:
         if self.task != "classification":
@@ -224,23 +247,6 @@ class Prediction:
                 f"'{name}' needs class probabilities, and this is {self.task}; "
                 "use .mean and .variance."
             )
-
-
-def _calibration(given: Any, *, labels: bool = False) -> tuple[Prediction, Any]:
-    """The prediction and the checked labels of `abstain(calibration=...)`; no labels if None."""
-    prediction, target = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    if not isinstance(prediction, Prediction) or (labels and target is None):
-        raise InputError(
-            "abstain() needs calibration=(prediction, labels): what the same ensemble predicts for "
-            "data that it was not trained on, and their true labels."
-        )
-    prediction._require_classification("calibration")
-    if target is None:
-        return prediction, None
-    names = prediction.class_names
-    target = check_targets(prediction.mean, target, regression=False, class_names=names)
-    check_below(target, prediction.mean.shape[-1])
-    return prediction, target
 
 
 class Ensemble:
@@ -467,6 +473,9 @@ class Ensemble:
                 mode_index,
             )
         members = torch.softmax(raw, dim=-1)
+        # -logsumexp(raw) = log(p) - logit for each class. The most probable class loses no digits,
+        # and two reductions need no temporary copy of all outputs, as logsumexp does.
+        energy = members.amax(-1).log() - raw.amax(-1)
         by_logits = self.combine == "logits"
         mean = (
             torch.softmax(_mean_over_samples(raw).mean(0), dim=-1)
@@ -482,7 +491,7 @@ class Ensemble:
             self.combine,
             mode_index,
             self.class_names if fits else None,
-            -torch.logsumexp(raw, dim=-1).flatten(0, 1),
+            energy.flatten(0, 1),
         )
 
     def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:

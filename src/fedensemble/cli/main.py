@@ -269,8 +269,8 @@ def predict_command(
     score: Annotated[
         str | None,
         typer.Option(
-            help="The uncertainty for these two: entropy (default), mutual_information, "
-            "max_probability (1 less it), energy or variation_ratio."
+            help="Measure of uncertainty for these two options: entropy (default), "
+            "mutual_information, max_probability, energy or variation_ratio."
         ),
     ] = None,
 ) -> None:

@@ -202,5 +202,8 @@ def test_abstain_says_what_is_wrong():
         values.abstain(coverage=0.5)
     with pytest.raises(InputError, match="'calibration' needs class probabilities"):
         made.abstain(coverage=0.5, calibration=values)
+    members = numbers(3, 2, 2).softmax(-1)
+    with pytest.raises(InputError, match=r"same ensemble: .* = \(1, 2\), .* calibration \(3, 2\)"):
+        made.abstain(coverage=0.5, calibration=Prediction(members.mean(0), members))
     with pytest.raises(InputError, match="The targets are missing"):
         fe.evaluate(made, None)
