@@ -219,7 +219,7 @@ class Prediction:
         return abstain_above(largest, values, self.label, score)
 
     def _calibration(self, given: Any, *, labels: bool = False) -> tuple[Prediction, Any]:
-        """The prediction and the checked labels of `abstain(calibration=...)`; labels can be None."""
+        """The prediction of `abstain(calibration=...)` and its checked labels, or None."""
         pair = isinstance(given, tuple) and len(given) == 2
         known, target = given if pair else (given, None)
         if not isinstance(known, Prediction) or (labels and target is None):

@@ -64,7 +64,7 @@ def risk_threshold(
 ) -> float:
     """The largest threshold whose risk is certified by calibration data; -inf if there is none.
 
-    For new rows from the same distribution, the share of errors among the answered rows is at most
+    For new independent rows from the same distribution, the share of errors among the answered rows is at most
     `risk`, for at least a share `confidence` of all calibration sets. The threshold whose risk is
     just `risk` on the calibration data would be too high about every second time.
 
