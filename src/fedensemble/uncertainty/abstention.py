@@ -64,9 +64,9 @@ def risk_threshold(
 ) -> float:
     """The largest threshold whose risk is certified by calibration data; -inf if there is none.
 
-    For new independent rows from the same distribution, the share of errors among the answered rows is at most
-    `risk`, for at least a share `confidence` of all calibration sets. The threshold whose risk is
-    just `risk` on the calibration data would be too high about every second time.
+    For new independent rows from the same distribution, the share of errors among the answered
+    rows is at most `risk`, for at least a share `confidence` of all calibration sets. The threshold
+    whose risk is just `risk` on the calibration data would be too high about every second time.
 
     The candidates are the thresholds that answer 5 %, 10 %, ..., 100 % of the calibration rows. A
     candidate is accepted if the upper Clopper-Pearson bound of its error rate is at most `risk`, at
