@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data.convert import as_targets
-from .data.label_checks import check_whole
-from .data.label_names import encode_targets
-from .errors import DataError, InputError
+from .errors import InputError
 from .predict import Prediction
+from .uncertainty.calibration_error import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+)
+from .uncertainty.out_of_distribution import detection_metrics
+from .uncertainty.regression import crps
+from .uncertainty.scores import SCORES
+from .uncertainty.selective import risk_coverage
+from .uncertainty.targets import check_below, check_targets
 
 CLASSIFICATION = (
     "accuracy",
@@ -25,8 +31,13 @@ CLASSIFICATION = (
     "mode_entropy",
     "mutual_information",
     "disagreement",
+    "adaptive_ece",
+    "classwise_ece",
+    "aurc",
+    "augrc",
+    "coverage_at_5_risk",
 )
-REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance")
+REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance", "crps")
 _BINS = 15  # of the expected calibration error, as in Guo et al. 2017
 # Lower bound of probabilities in the negative log-likelihood. Without it one confident mistake
 # would make the mean infinite.
@@ -78,7 +89,7 @@ def evaluate_classes(prediction: Prediction, targets: Any) -> dict[str, dict[str
     if prediction.task == "regression":
         raise InputError("Metrics per class need class labels, and this is regression.")
     classes = prediction.mean.shape[-1]
-    _check_below(targets, classes)
+    check_below(targets, classes)
     target, label = targets.reshape(-1).long(), prediction.label.reshape(-1)
     correct, actual, predicted = (
         torch.bincount(values, minlength=classes).double()
@@ -98,37 +109,57 @@ def evaluate_classes(prediction: Prediction, targets: Any) -> dict[str, dict[str
     }
 
 
-def _check_below(targets: Tensor, classes: int) -> None:
-    """Raises if a label has no output of the model."""
-    if targets.numel() and int(targets.max()) >= classes:
-        raise DataError(
-            f"Test labels go up to {int(targets.max())}, but the model has {classes} outputs."
-        )
-
-
 def _check_targets(prediction: Prediction, values: Any) -> Tensor:
     """The targets as a tensor on the prediction's device; raises unless their shape matches."""
     if not isinstance(prediction, Prediction):
         raise InputError(
             f"evaluate takes what Ensemble.predict returns; got {type(prediction).__name__}."
         )
-    mean = prediction.mean
-    if prediction.task == "classification":
-        values = encode_targets(values, prediction.class_names, mean.shape[-1])
-    targets = as_targets(values)
-    expected = mean.shape if prediction.task == "regression" else mean.shape[:-1]
-    if targets.numel() != expected.numel() or (targets.dim() and len(targets) != len(mean)):
+    return check_targets(
+        prediction.mean,
+        values,
+        regression=prediction.task == "regression",
+        class_names=prediction.class_names,
+    )
+
+
+def ood_metrics(
+    prediction_in: Prediction, prediction_out: Prediction
+) -> dict[str, dict[str, float]]:
+    """How well each score of uncertainty finds inputs out of distribution, by score.
+
+    Each value is a dict with "auroc", "aupr_in", "aupr_out" and "fpr95"; inputs out of distribution
+    are the positive class. "energy" is left out if a prediction was made without logits.
+
+    Args:
+        prediction_in: for inputs like the training data, such as the test set.
+        prediction_out: of the same ensemble, for inputs of another distribution.
+
+    >>> sure, unsure = torch.tensor([[[0.9, 0.1]]]), torch.tensor([[[0.6, 0.4]]])
+    >>> ood_metrics(Prediction(sure[0], sure), Prediction(unsure[0], unsure))["entropy"]
+    {'auroc': 1.0, 'aupr_in': 1.0, 'aupr_out': 1.0, 'fpr95': 0.0}
+    """
+    both = (prediction_in, prediction_out)
+    for prediction in both:
+        if not isinstance(prediction, Prediction):
+            raise InputError(
+                "ood_metrics takes two results of Ensemble.predict; got "
+                f"{type(prediction).__name__}."
+            )
+        if prediction.task == "regression":
+            raise InputError("ood_metrics needs class probabilities, and this is regression.")
+    inside, outside = ((len(p.members), *p.mean.shape[1:]) for p in both)
+    if inside != outside:
         raise InputError(
-            f"The prediction is for {len(mean)} rows and needs targets of shape {tuple(expected)}; "
-            f"got {tuple(targets.shape)}."
+            "Both predictions must come from one ensemble: the first has (members, ..., classes) = "
+            f"{inside}, and the second {outside}."
         )
-    if prediction.task == "classification":
-        targets = check_whole(targets, "Test labels")
-        if targets.numel() and int(targets.min()) < 0:
-            raise DataError(f"Test labels must be 0, 1, 2, ...; got {int(targets.min())}.")
-    elif not bool(targets.isfinite().all()):
-        raise DataError("Targets contain nan or infinity. Clean or drop such rows.")
-    return targets.to(mean.device)
+    has_energy = all(prediction.member_energy is not None for prediction in both)
+    return {
+        score: detection_metrics(*(prediction.uncertainty(score) for prediction in both))
+        for score in SCORES
+        if score != "energy" or has_energy
+    }
 
 
 def _round_to_6_digits(value: Tensor) -> float:
@@ -142,15 +173,17 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
     classes = prediction.mean.shape[-1]
     if classes < 2:
         raise InputError("These metrics need two classes or more, and the prediction has one.")
-    _check_below(targets, classes)
+    check_below(targets, classes)
     mean = prediction.mean.reshape(-1, classes).double()
     modes = prediction.modes.reshape(len(prediction.modes), -1, classes).double()
     target = targets.reshape(-1).long()
     accuracies = (modes.argmax(-1) == target).double().mean(1)
     of_target = mean.gather(1, target.unsqueeze(1)).squeeze(1)
     onehot = torch.nn.functional.one_hot(target, classes)
+    confidence, label = mean.max(-1)
+    selective = risk_coverage(-confidence, label != target)
     return {
-        "accuracy": float((mean.argmax(-1) == target).double().mean()),
+        "accuracy": float((label == target).double().mean()),
         "mode_accuracy_mean": float(accuracies.mean()),
         "mode_accuracy_min": float(accuracies.min()),
         "mode_accuracy_max": float(accuracies.max()),
@@ -161,6 +194,11 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
         "mode_entropy": float(prediction.member_entropy.double().mean()),
         "mutual_information": float(prediction.mutual_information.double().mean()),
         "disagreement": disagreement(modes),
+        "adaptive_ece": adaptive_calibration_error(mean, target, _BINS),
+        "classwise_ece": classwise_calibration_error(mean, target, _BINS),
+        "aurc": selective.aurc(),
+        "augrc": selective.augrc(),
+        "coverage_at_5_risk": selective.coverage_at_risk(0.05),
     }
 
 
@@ -194,4 +232,5 @@ def _regression(prediction: Prediction, targets: Tensor) -> dict[str, float]:
         "mode_mse_min": float(errors.min()),
         "mode_mse_max": float(errors.max()),
         "variance": float(prediction.variance.double().mean()),
+        "crps": float(crps(prediction.members.double(), target).mean()),
     }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import prng
-from .arguments import require_bool, require_integer
+from .arguments import require_bool, require_integer, require_one_of
 from .data.checks import check_range, first_bad_row
 from .data.convert import as_tensor
 from .data.data_frame import from_frame
@@ -30,6 +30,17 @@ from .errors import DivergedError, InputError, UntrainedWarning, setting
 from .modeling.functional_model import FunctionalModel
 from .modeling.losses import Task
 from .runtime.oom import raise_on_oom
+from .uncertainty.abstention import (
+    Abstention,
+    abstain_above,
+    check_threshold,
+    coverage_threshold,
+    is_wrong,
+    require_share,
+    risk_threshold,
+)
+from .uncertainty.scores import SCORES, Score, ensemble_energy, variation_ratio
+from .uncertainty.targets import check_below, check_targets
 
 Combine = Literal["probabilities", "logits", "outputs"]
 
@@ -48,6 +59,8 @@ class Prediction:
         mode_index: the mode of each member, [K * S] int64, from 0 to K - 1 in ascending order. By
             default each member is a mode.
         class_names: name of each class, or None.
+        member_energy: -logsumexp of the logits of each member, [K * S, B, ...]; None if they are
+            not known. Probabilities do not contain it.
     """
 
     mean: Tensor
@@ -56,6 +69,7 @@ class Prediction:
     combine: Combine = "probabilities"
     mode_index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     class_names: tuple[str, ...] | None = None
+    member_energy: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not len(self.mode_index):
@@ -131,6 +145,101 @@ class Prediction:
         prediction interval.
         """
         return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
+
+    def uncertainty(self, score: Score = "entropy") -> Tensor:
+        """A score of uncertainty of each input, [B, ...]; the higher, the less certain.
+
+        Args:
+            score: "entropy" and "mutual_information" are the properties of these names.
+                "max_probability" is 1 less the probability of the most probable class,
+                "variation_ratio" the share of members with another label than most members.
+                "energy" is -log sum exp of the logits: of the mean logits if the ensemble averages
+                logits, and otherwise the mean over members.
+        """
+        require_one_of("uncertainty()", "score", score, SCORES)
+        self._require_classification(score)
+        if score == "max_probability":
+            return 1 - self.mean.amax(-1)
+        if score == "variation_ratio":
+            return variation_ratio(self.members)
+        if score != "energy":
+            values: Tensor = getattr(self, score)
+            return values
+        if self.member_energy is None:
+            raise InputError(
+                "'energy' needs the logits of the members, which this prediction does not have. "
+                "Use what Ensemble.predict returns, or another score."
+            )
+        by_logits = self.combine == "logits"
+        return ensemble_energy(self.members, self.member_energy, by_logits=by_logits)
+
+    def abstain(
+        self,
+        *,
+        risk: float | None = None,
+        coverage: float | None = None,
+        threshold: float | None = None,
+        calibration: tuple[Prediction, Any] | Prediction | None = None,
+        score: Score = "entropy",
+        confidence: float = 0.95,
+    ) -> Abstention:
+        """Which rows are sure enough to be answered, and their labels.
+
+        Exactly one of `risk`, `coverage` and `threshold` decides it.
+
+        Args:
+            risk: largest share of errors among the answered rows. `calibration` is required, and
+                certifies it with the probability `confidence`; if no threshold is certified,
+                nothing is answered.
+            coverage: share of the rows to answer: of those of `calibration`, or else of this
+                prediction. Ties can make it more.
+            threshold: largest uncertainty to answer.
+            calibration: a prediction of the same ensemble for data that it was not trained on, and
+                its labels. `coverage` needs no labels: it also takes the prediction alone.
+            score: measure of uncertainty; see `uncertainty`.
+            confidence: probability that the risk is kept, over calibration data.
+        """
+        if sum(value is not None for value in (risk, coverage, threshold)) != 1:
+            raise InputError("abstain() needs one of risk, coverage and threshold, and only one.")
+        values = self.uncertainty(score)
+        if threshold is not None:
+            if calibration is not None:
+                raise InputError("abstain(threshold=...) does not use calibration: leave it out.")
+            largest = check_threshold(threshold)
+        elif coverage is not None:
+            coverage = require_share("coverage", coverage, or_one=True)
+            reference = self if calibration is None else self._calibration(calibration)[0]
+            largest = coverage_threshold(reference.uncertainty(score), coverage)
+        else:
+            risk = require_share("risk", risk)
+            confidence = require_share("confidence", confidence)
+            known, target = self._calibration(calibration, labels=True)
+            wrong = is_wrong(known.label, target)
+            largest = risk_threshold(known.uncertainty(score), wrong, risk, confidence)
+        return abstain_above(largest, values, self.label, score)
+
+    def _calibration(self, given: Any, *, labels: bool = False) -> tuple[Prediction, Any]:
+        """The prediction of `abstain(calibration=...)` and its checked labels, or None."""
+        pair = isinstance(given, tuple) and len(given) == 2
+        known, target = given if pair else (given, None)
+        if not isinstance(known, Prediction) or (labels and target is None):
+            raise InputError(
+                "abstain() needs calibration=(prediction, labels): what the same ensemble predicts "
+                "for data that it was not trained on, and their true labels."
+            )
+        known._require_classification("calibration")
+        shape, other = ((len(p.members), p.mean.shape[-1]) for p in (self, known))
+        if shape != other:
+            raise InputError(
+                "abstain() needs a calibration by the same ensemble: this prediction has (members, "
+                f"classes) = {shape}, and the calibration {other}."
+            )
+        if target is None:
+            return known, None
+        names = known.class_names
+        target = check_targets(known.mean, target, regression=False, class_names=names)
+        check_below(target, known.mean.shape[-1])
+        return known, target
 
     def _require_classification(self, name: str) -> None:
         if self.task != "classification":
@@ -364,6 +473,9 @@ class Ensemble:
                 mode_index,
             )
         members = torch.softmax(raw, dim=-1)
+        # -logsumexp(raw) = log(p) - logit for each class. The most probable class loses no digits,
+        # and two reductions need no temporary copy of all outputs, as logsumexp does.
+        energy = members.amax(-1).log() - raw.amax(-1)
         by_logits = self.combine == "logits"
         mean = (
             torch.softmax(_mean_over_samples(raw).mean(0), dim=-1)
@@ -379,6 +491,7 @@ class Ensemble:
             self.combine,
             mode_index,
             self.class_names if fits else None,
+            energy.flatten(0, 1),
         )
 
     def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:

@@ -45,12 +45,13 @@ from .errors import (
     UntrainedWarning,
 )
 from .federation.federation import Federation
-from .metrics import evaluate, evaluate_classes
+from .metrics import evaluate, evaluate_classes, ood_metrics
 from .participation import Devices, Everybody
 from .predict import Ensemble, Prediction
 from .registry import Registry
 from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
+from .uncertainty.abstention import Abstention
 
 _T = TypeVar("_T", bound=type)
 
@@ -118,6 +119,7 @@ __all__ = [
     "SGD",
     "SWA",
     "SWAG",
+    "Abstention",
     "Adam",
     "Aggregator",
     "AggregatorWarning",
@@ -177,6 +179,7 @@ __all__ = [
     "evaluate",
     "evaluate_classes",
     "load_ensemble",
+    "ood_metrics",
     "register",
     "report",
     "schedules",

@@ -77,6 +77,20 @@ def test_a_comparison_that_is_refused_leaves_no_unfinished_runs(folder):
     assert runs_of(folder) == []
 
 
+def test_a_comparison_by_a_metric_that_a_finished_run_lacks_is_refused(folder):
+    """Runs of earlier versions have no AURC, and finished runs are not tested again."""
+    file = folder / "compare.toml"
+    file.write_text('metric = "aurc"\nbase = "small.toml"\nseeds = [0]\n[[row]]\nlabel = "a"\n')
+    code, text, errors = run("compare", "compare.toml", *FAST, cwd=folder)
+    assert code == 0 and "AURC" in text, errors
+    summary_file = runs_of(folder)[0] / "summary.json"
+    summary = json.loads(summary_file.read_text())
+    del summary["test"]["aurc"]
+    summary_file.write_text(json.dumps(summary))
+    code, _, errors = run("compare", "compare.toml", *FAST, cwd=folder)
+    assert code == 2 and "was made before 'aurc' was recorded" in " ".join(errors.split())
+
+
 def test_a_finished_run_is_extended(folder):
     _, _, _ = run("run", "small.toml", *FAST, cwd=folder)
     code, said, _ = run("run", "small.toml", *FAST, "--set", "rounds=5", cwd=folder)

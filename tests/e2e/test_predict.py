@@ -2,13 +2,16 @@
 inputs.
 """
 
+import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedensemble as fe
 from fedensemble import InputError
+from fedensemble.cli.predict import AbstentionRule, to_arrays, to_csv
 from fedensemble.experiment.storage.run_folder import RunFolder
 
 from .command_line import run
@@ -114,3 +117,67 @@ def test_predict_writes_uncertainty(folder: Path) -> None:
 def test_predictions_go_to_npz_or_csv(folder: Path) -> None:
     code, _, errors = run("predict", "a", "in.npz", "-o", "p.txt", cwd=folder)
     assert code == 2 and "as .npz or .csv; got 'p.txt'" in errors
+
+
+def test_unsure_rows_are_left_unanswered(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    from fedensemble.data import load
+
+    x = np.asarray(load("gaussians", n=400, classes=4).x_test)
+    np.savez(folder / "in.npz", x=x)
+    predict = ("predict", "a", "in.npz", "--device", "cpu", "-o")
+    code, text, errors = run(*predict, "out.csv", "--coverage", "0.75", cwd=folder)
+    assert code == 0, errors
+    with (folder / "out.csv").open() as opened:
+        rows = list(csv.DictReader(opened))
+    assert list(rows[0])[:5] == ["label", "answered", "reason", "entropy", "mutual_information"]
+    prediction = fe.load_ensemble(folder / "a").predict(x)
+    expected = prediction.abstain(coverage=0.75)
+    assert expected.coverage == 0.75
+    assert f"{len(x) * 3 // 4} of {len(x)} answered, those with entropy" in " ".join(text.split())
+    for row, label, known in zip(
+        rows, prediction.label.tolist(), expected.answered.tolist(), strict=True
+    ):
+        assert row["answered"] == ("yes" if known else "no")
+        assert row["label"] == (str(label) if known else "")
+        reason = f"entropy {float(row['entropy']):.6g} > {expected.threshold:.6g}"
+        assert row["reason"] == ("" if known else reason)
+    limit = float((1 - prediction.mean.amax(1)).median())
+    options = ("--abstain-above", str(limit), "--score", "max_probability")
+    assert run(*predict, "out.npz", *options, cwd=folder)[0] == 0
+    with np.load(folder / "out.npz") as out:
+        sure = 1 - out["mean"].max(1) <= limit
+        np.testing.assert_array_equal(out["answered"], sure)
+        np.testing.assert_array_equal(out["label"], np.where(sure, out["mean"].argmax(1), -1))
+        np.testing.assert_allclose(out["uncertainty"], 1 - out["mean"].max(1), atol=1e-6)
+        assert out["threshold"] == limit and out["score"] == "max_probability"
+        assert 0 < sure.sum() < len(x)
+
+
+def test_bad_abstention_is_one_sentence(folder: Path) -> None:
+    assert run("run", "small.toml", "--out", "a", cwd=folder)[0] == 0
+    np.savez(folder / "in.npz", x=np.zeros((2, FEATURES), np.float32))
+    for options, message in (
+        (("--coverage", "0"), "coverage to be above 0 and at most 1; got coverage=0.0"),
+        (("--coverage", "1.5"), "got coverage=1.5"),
+        (("--abstain-above", "nan"), "threshold to be a number"),
+        (("--abstain-above", "1", "--coverage", "0.5"), "give one"),
+        (("--score", "entropy"), "--score needs --abstain-above or --coverage"),
+        (("--coverage", "0.5", "--score", "entropi"), "did you mean 'entropy'?"),
+    ):
+        code, _, errors = run("predict", "a", "in.npz", "-o", "out.csv", *options, cwd=folder)
+        assert code == 2 and message in " ".join(errors.split()), errors
+        assert not (folder / "out.csv").exists() and "Traceback" not in errors
+
+
+def test_names_of_unanswered_rows_are_empty() -> None:
+    mean = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    prediction = fe.Prediction(mean, mean.unsqueeze(0), class_names=("cat", "dog"))
+    abstention = prediction.abstain(coverage=0.5)
+    table = list(csv.DictReader(to_csv(prediction, abstention).splitlines()))
+    assert [row["label_name"] for row in table] == ["cat", ""]
+    arrays = to_arrays(prediction, abstention)
+    assert arrays["label_name"].tolist() == ["cat", ""] and arrays["label"].tolist() == [0, -1]
+    values = fe.Prediction(mean, mean.unsqueeze(0), "regression", "outputs")
+    with pytest.raises(InputError, match="'entropy' needs class probabilities"):
+        AbstentionRule(coverage=0.5).apply(values)

@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 
-from fedensemble.cli.predict import predict_file
+from fedensemble.cli.predict import AbstentionRule, predict_file
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
@@ -97,7 +97,8 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
 
     data = build_data(config)
     np.savez(tmp_path / "in.npz", x=data.x_test.numpy())
-    predict_file(run, tmp_path / "in.npz", tmp_path / "out.npz", members=False, device="cpu")
+    files = (tmp_path / "in.npz", tmp_path / "out.npz")
+    predict_file(run, *files, members=False, device="cpu", rule=AbstentionRule())
     with np.load(tmp_path / "out.npz") as out:
         assert np.array_equal(out["label"], federation.ensemble.predict(data.x_test).label.numpy())
     assert "3 rounds" in write_report(run).title

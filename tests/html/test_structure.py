@@ -70,6 +70,7 @@ def test_every_run_has_a_whole_page(run_of_shape: Path, shape: str) -> None:
                 "calibration",
                 "confidence",
                 "entropy",
+                "risk-coverage",
                 "confusion",
                 "clients",
                 "ledger",
@@ -98,6 +99,7 @@ def test_every_run_has_a_whole_page(run_of_shape: Path, shape: str) -> None:
                 "calibration",
                 "confidence",
                 "entropy",
+                "risk-coverage",
                 "confusion",
                 "clients",
                 "ledger",
@@ -372,3 +374,13 @@ def test_a_number_that_is_none_breaks_the_line(make_run) -> None:
         e for e in charts(root)["plot-loss"].iter("path") if "line" in e.attrib["class"].split()
     ]
     assert line.attrib["d"].count("M") == 2 and "nan" not in line.attrib["d"]
+
+
+def test_a_run_of_an_earlier_version_has_no_risk_coverage_curve(make_run) -> None:
+    folder = make_run("earlier")
+    file = folder / "predictions.json"
+    content = json.loads(file.read_text())
+    del content["selective"]
+    file.write_text(json.dumps(content))
+    plots = set(charts(read(write_page(folder))[1]))
+    assert "plot-calibration" in plots and "plot-risk-coverage" not in plots

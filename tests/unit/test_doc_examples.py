@@ -124,3 +124,11 @@ def test_the_page_on_averages():
         assert averages["last-two"] is names["LastTwo"]
     for text in blocks(page, "toml"):
         resolve({**tomllib.loads(text), "data": {"source": "digits", "clients": 10}})
+
+
+def test_the_page_on_uncertainty():
+    page = "how-to-uncertainty.md"
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
+    output: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=output.append)
+    assert result.attempted >= 30 and not result.failed, "".join(output)

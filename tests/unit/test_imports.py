@@ -46,8 +46,9 @@ ALLOWED = {
     "averages": {"averages"} | CORE,
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint_file", "participation"} | METHOD,
-    "predict": METHOD,
-    "metrics": METHOD | {"predict"},
+    "uncertainty": DATA | {"uncertainty"},
+    "predict": METHOD | {"uncertainty"},
+    "metrics": METHOD | {"predict", "uncertainty"},
     "tracking": GROUND | {"tracking", "checkpoint_file"},
 }
 METHODS = METHOD | {name for name in ALLOWED if "/" not in name}

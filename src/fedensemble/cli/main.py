@@ -258,16 +258,32 @@ def predict_command(
         bool, typer.Option(help="Also write each model's prediction and the index of its mode.")
     ] = False,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
+    abstain_above: Annotated[
+        float | None,
+        typer.Option(help="Leave rows unanswered whose uncertainty is above this threshold."),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="Answer only this share of the rows, the surest: 0.9 for 90 %."),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure of uncertainty for these two options: entropy (default), "
+            "mutual_information, max_probability, energy or variation_ratio."
+        ),
+    ] = None,
 ) -> None:
     """Predict with the ensemble of a finished run.
 
     Writes the mean prediction, and for classification the label, its name, entropy and mutual
-    information, for regression the variance.
+    information, for regression the variance. A row that is left unanswered has no label, and a
+    .csv says why.
     """
-    from .predict import predict_file
+    from .predict import AbstentionRule, predict_file
 
-    count = predict_file(run, inputs, output, members=members, device=device)
-    print_line(f"{count} predictions written to {output}")
+    rule = AbstentionRule(abstain_above, coverage, score)
+    print_line(predict_file(run, inputs, output, members=members, device=device, rule=rule))
 
 
 @app.command("report")

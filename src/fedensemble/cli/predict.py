@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,48 @@ from numpy.typing import NDArray
 
 from ..checkpoint_file import write_bytes
 from ..data.sources.npz import open_archive, read_array
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, unknown
 from ..experiment.storage.ensemble_file import load_ensemble
 from ..predict import Prediction
+from ..uncertainty.abstention import Abstention
+from ..uncertainty.scores import SCORES
 
 
-def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device: str) -> int:
-    """Writes the predictions of a finished run for `inputs`; returns the number of inputs."""
+@dataclass(frozen=True)
+class AbstentionRule:
+    """Which rows to leave unanswered; none if there is neither a threshold nor a coverage.
+
+    Args:
+        above: rows with a larger uncertainty are not answered.
+        coverage: share of the rows to answer.
+        score: measure of uncertainty; None for the entropy.
+    """
+
+    above: float | None = None
+    coverage: float | None = None
+    score: str | None = None
+
+    def check(self) -> None:
+        """Raises for options that contradict each other, before anything is predicted."""
+        if self.above is not None and self.coverage is not None:
+            raise InputError("--abstain-above and --coverage both set a threshold: give one.")
+        if self.score is not None and self.above is None and self.coverage is None:
+            raise InputError("--score needs --abstain-above or --coverage.")
+        if self.score is not None and self.score not in SCORES:
+            raise InputError(unknown("score", self.score, SCORES))
+
+    def apply(self, prediction: Prediction) -> Abstention | None:
+        """Which rows of the prediction are answered; None if all are."""
+        if self.above is None and self.coverage is None:
+            return None
+        options: dict[str, Any] = {"score": self.score or "entropy"}
+        return prediction.abstain(threshold=self.above, coverage=self.coverage, **options)
+
+
+def predict_file(
+    run: Path, inputs: Path, output: Path, *, members: bool, device: str, rule: AbstentionRule
+) -> str:
+    """Writes the predictions of a finished run for `inputs`; returns a sentence on them."""
     if output.suffix not in (".npz", ".csv"):
         raise InputError(
             f"Predictions are written as .npz or .csv; got '{output}'. Use a name for -o that ends "
@@ -31,16 +67,38 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
             f"There is no folder {output.parent} to write {output.name} to. "
             "Create it, or change -o."
         )
+    rule.check()
     ensemble = load_ensemble(run, device)
-    x = read_inputs(inputs)
-    prediction = ensemble.predict(x)
+    prediction = ensemble.predict(read_inputs(inputs))
+    abstention = rule.apply(prediction)
     if output.suffix == ".csv":
-        write_bytes(output, to_csv(prediction).encode())
-        return len(x)
+        write_bytes(output, to_csv(prediction, abstention).encode())
+    else:
+        content = io.BytesIO()
+        np.savez(content, allow_pickle=False, **to_arrays(prediction, abstention, members=members))
+        write_bytes(output, content.getvalue())
+    sentence = f"{len(prediction.mean)} predictions written to {output}"
+    if abstention is None:
+        return sentence
+    answered, total = int(abstention.answered.sum()), abstention.answered.numel()
+    return (
+        f"{sentence}; {answered} of {total} answered, those with {abstention.score} of at most "
+        f"{abstention.threshold:.6g}"
+    )
+
+
+def to_arrays(
+    prediction: Prediction, abstention: Abstention | None = None, *, members: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of an .npz file.
+
+    With an abstention, unanswered rows have label -1 and an empty name; `answered`, `score` (a
+    name), `uncertainty` and `threshold` say why.
+    """
     arrays = {"mean": prediction.mean}
     if prediction.task == "classification":
         arrays |= {
-            "label": prediction.label,
+            "label": prediction.label if abstention is None else abstention.label,
             "entropy": prediction.entropy,
             "mutual_information": prediction.mutual_information,
         }
@@ -54,18 +112,28 @@ def predict_file(run: Path, inputs: Path, output: Path, *, members: bool, device
             "label_name": prediction.label_names,
             "class_names": np.array(prediction.class_names),
         }
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **values)
-    write_bytes(output, content.getvalue())
-    return len(x)
+    if abstention is not None:
+        answered = abstention.answered.numpy()
+        if "label_name" in values:
+            values["label_name"] = np.where(answered, values["label_name"], "")
+        values |= {
+            "answered": answered,
+            "uncertainty": abstention.uncertainty.numpy(),
+            "threshold": np.array(abstention.threshold),
+            "score": np.array(abstention.score),
+        }
+    return values
 
 
-def to_csv(prediction: Prediction) -> str:
+def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
     """Returns a table with one row per input.
 
     For classification its columns are label, label_name (if the classes have names), entropy,
     mutual_information and the probability of each class; for regression the mean and the variance
     of each output.
+
+    With an abstention, unanswered rows have an empty label, and the columns after the label say
+    whether a row is answered and, if not, the reason.
     """
     mean = prediction.mean.reshape(len(prediction.mean), -1)
     if prediction.task == "classification":
@@ -77,6 +145,8 @@ def to_csv(prediction: Prediction) -> str:
         columns: dict[str, list[Any]] = {"label": prediction.label.tolist()}
         if prediction.class_names is not None:
             columns["label_name"] = prediction.label_names.tolist()
+        if abstention is not None:
+            columns = _with_reasons(columns, abstention)
         columns |= {
             "entropy": prediction.entropy.tolist(),
             "mutual_information": prediction.mutual_information.tolist(),
@@ -98,6 +168,21 @@ def to_csv(prediction: Prediction) -> str:
         for row in zip(*columns.values(), strict=True)
     )
     return table.getvalue()
+
+
+def _with_reasons(columns: dict[str, list[Any]], abstention: Abstention) -> dict[str, list[Any]]:
+    """Returns the columns of labels, empty for unanswered rows, with columns that say why."""
+    answered, limit = abstention.answered.tolist(), f"{abstention.threshold:.6g}"
+    blank = {
+        name: [cell if known else "" for cell, known in zip(cells, answered, strict=True)]
+        for name, cells in columns.items()
+    }
+    reasons = [
+        "" if known else f"{abstention.score} {value:.6g} > {limit}"
+        for value, known in zip(abstention.uncertainty.tolist(), answered, strict=True)
+    ]
+    words = ["yes" if known else "no" for known in answered]
+    return {**blank, "answered": words, "reason": reasons}
 
 
 def read_inputs(path: Path) -> NDArray[Any]:

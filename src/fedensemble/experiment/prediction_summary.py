@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ..data import FederatedData
 from ..predict import Prediction
+from ..uncertainty.selective import risk_coverage
 
 CALIBRATION_BINS = 15  # of the calibration diagram; the same as for the calibration error
 HISTOGRAM_BINS = 30
+CURVE_POINTS = 100  # of the risk-coverage curve: one per percent
 SPREAD_GROUPS = 10  # groups of equal size, from the most to the least certain prediction
 # More would make the report larger, but not clearer.
 MAX_CLASSES, MAX_CLIENTS, MAX_POINTS = 100, 200, 1000
@@ -56,7 +58,7 @@ def describe_clients(data: FederatedData, publish: bool = True) -> dict[str, Any
 def describe_predictions(
     prediction: Prediction, targets: Tensor, publish: bool = True
 ) -> dict[str, Any]:
-    """Returns calibration, entropy and confusion matrix; residuals and spreads for regression.
+    """Returns what the report shows of predictions: counts, means and, if published, points.
 
     Args:
         prediction: for the test set.
@@ -96,8 +98,25 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
             "right": _count(entropy_bin[correct], HISTOGRAM_BINS).tolist(),
             "wrong": _count(entropy_bin[~correct], HISTOGRAM_BINS).tolist(),
         },
+        "selective": _selective(mean, ~correct),
         "labels": labels,
         "confusion": _count(cell, len(labels) ** 2).reshape(len(labels), -1).tolist(),
+    }
+
+
+def _selective(probabilities: Tensor, wrong: Tensor) -> dict[str, Any]:
+    """Returns the risk-coverage curve of the largest probability, and its summaries."""
+    curve = risk_coverage(-probabilities.double().amax(-1), wrong)
+    # Ranks are evenly spaced, and the last one is that of the last example.
+    points = min(CURVE_POINTS, len(wrong))
+    rank = torch.arange(1, points + 1) * len(wrong) // points
+    return {
+        "coverage": _round(rank / len(wrong)),
+        "risk": _round(curve.risk[rank - 1]),
+        "errors": int(wrong.sum()),
+        "aurc": curve.aurc(),
+        "augrc": curve.augrc(),
+        "coverage_at_5_risk": curve.coverage_at_risk(0.05),
     }
 
 

@@ -20,6 +20,12 @@ HIGHER_IS_BETTER = {
     "mode_mse_mean": False,
     "mode_mse_min": False,
     "mode_mse_max": False,
+    "adaptive_ece": False,
+    "classwise_ece": False,
+    "aurc": False,
+    "augrc": False,
+    "coverage_at_5_risk": True,
+    "crps": False,
 }
 
 

@@ -21,6 +21,9 @@ PERCENT = {
     "mode_accuracy_mean",
     "ece",
     "disagreement",
+    "adaptive_ece",
+    "classwise_ece",
+    "coverage_at_5_risk",
 }
 TITLES = {
     "accuracy": "accuracy %",
@@ -39,6 +42,12 @@ TITLES = {
     "mode_mse_min": "best mode, MSE",
     "mode_mse_max": "worst mode, MSE",
     "variance": "variance",
+    "adaptive_ece": "adaptive ECE %",
+    "classwise_ece": "class-wise ECE %",
+    "aurc": "AURC",
+    "augrc": "AUGRC",
+    "coverage_at_5_risk": "coverage at 5 % risk, %",
+    "crps": "CRPS",
 }
 UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
 PREDICTED = "prediction models, MB"

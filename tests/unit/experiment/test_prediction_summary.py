@@ -38,6 +38,28 @@ def test_classification_by_hand() -> None:
     assert found["entropy"]["wrong"][int(30 * entropy / math.log(2))] == 1
 
 
+def test_the_risk_coverage_curve_by_hand() -> None:
+    """The surest is right. The other two are equally sure: the error is second or third."""
+    mean = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.2, 0.8]])
+    held = describe_predictions(Prediction(mean, mean.unsqueeze(0)), TARGET)["selective"]
+    assert held["coverage"] == pytest.approx([1 / 3, 2 / 3, 1], abs=1e-5) and held["errors"] == 1
+    assert held["risk"] == pytest.approx([0, 1 / 4, 1 / 3], abs=1e-5)
+    assert held["aurc"] == pytest.approx((1 / 4 + 1 / 3) / 3)
+    assert held["coverage_at_5_risk"] == pytest.approx(1 / 3)
+
+
+def test_the_risk_coverage_curve_has_a_bounded_size() -> None:
+    rng = torch.Generator().manual_seed(0)
+    mean = torch.randn(1234, 3, generator=rng, dtype=torch.float64).softmax(-1)
+    target = torch.randint(3, (1234,), generator=rng)
+    prediction = Prediction(mean, mean.unsqueeze(0))
+    held = describe_predictions(prediction, target)["selective"]
+    assert len(held["coverage"]) == len(held["risk"]) == 100 and held["coverage"][-1] == 1
+    metrics = evaluate(prediction, target)
+    assert held["risk"][-1] == pytest.approx(1 - metrics["accuracy"], rel=1e-4)
+    assert [held[name] for name in ("aurc", "augrc")] == [metrics[n] for n in ("aurc", "augrc")]
+
+
 def test_each_mode_by_hand() -> None:
     prediction = Prediction(MEMBERS.mean(0), MEMBERS)
     found = evaluate_modes(prediction, TARGET)

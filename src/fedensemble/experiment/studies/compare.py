@@ -226,6 +226,12 @@ def _check_metric(comparison: Comparison, root: Path, cache: DataCache) -> None:
                 if store.done
                 else cache.build_data(config).x_test is not None
             )
+        # Runs of earlier versions have fewer metrics, and finished runs are not tested again.
+        if store.done and comparison.metric not in store.summary().get("test", {comparison.metric}):
+            raise InputError(
+                f"{store.path} was made before '{comparison.metric}' was recorded. Compare by "
+                "another metric, or make the run again in another folder of runs."
+            )
         if not has_test_set[key]:
             raise InputError(
                 "There is no test set to compare on: add x_test and y_test to the data."

@@ -8,6 +8,7 @@ from typing import Any
 from ..tables import NO_INTERVAL
 from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .heatmap import grid_chart
+from .risk_coverage_chart import risk_coverage_chart
 from .run_data import RunData
 from .summary_sections import Section
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, format_number, path, scale, tag
@@ -17,7 +18,7 @@ FEW = 10  # below this number of test examples, the accuracy of a bin means litt
 
 
 def predictions(run: RunData) -> list[Section]:
-    """Calibration, entropy and confusion matrix, or residuals and spreads for regression."""
+    """Calibration, entropy, risk and confusion matrix, or residuals and spreads for regression."""
     content = run.predictions
     regression = run.metric == "mse"
     if not content:
@@ -34,6 +35,8 @@ def predictions(run: RunData) -> list[Section]:
     if regression:
         return [_residuals(content)]
     calibration = [*_calibration(content), _entropy(content)]
+    # Runs of earlier versions were made without this curve.
+    calibration += [risk_coverage_chart(content)] if "selective" in content else []
     text = (
         "Of the predictions made with 80 % confidence, 80 % should be right: bars below the "
         "diagonal mean overconfidence. Entropy measures the uncertainty of the ensemble: the more "

@@ -1,0 +1,50 @@
+"""Scores of uncertainty per input; the higher, the less certain."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Score = Literal["entropy", "mutual_information", "max_probability", "energy", "variation_ratio"]
+SCORES: tuple[Score, ...] = (
+    "max_probability",
+    "entropy",
+    "mutual_information",
+    "energy",
+    "variation_ratio",
+)
+
+
+def variation_ratio(members: Tensor) -> Tensor:
+    """Share of members whose label is not the most frequent one, [B, ...].
+
+    Args:
+        members: class probabilities of each member, [K, B, ..., C].
+
+    >>> variation_ratio(torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]])).tolist()
+    [0.3333333432674408]
+    """
+    labels = members.argmax(-1)
+    return (labels != labels.mode(0).values).to(members.dtype).mean(0)
+
+
+def ensemble_energy(members: Tensor, member_energy: Tensor, *, by_logits: bool) -> Tensor:
+    """Energy of the ensemble, [B, ...]: -log sum_c exp(logit_c) (Liu et al. 2020).
+
+    An ensemble that averages logits has logits, and their energy is returned. One that averages
+    probabilities has none: softmax removes the constant that is the energy, and it cannot be
+    recovered from the mean. The mean of the members' energies is returned then. Both are equal for
+    one member.
+
+    Args:
+        members: class probabilities of each member, [K, B, ..., C].
+        member_energy: of the logits of each member, [K, B, ...].
+        by_logits: whether the ensemble averages logits.
+    """
+    if not by_logits:
+        return member_energy.mean(0)
+    # The logits are the log-probabilities plus a constant, the negative energy.
+    log_probabilities = members.clamp(min=torch.finfo(members.dtype).tiny).log()
+    return -(log_probabilities - member_energy.unsqueeze(-1)).mean(0).logsumexp(-1)
