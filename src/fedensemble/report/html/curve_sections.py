@@ -11,8 +11,8 @@ from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, 
 
 WITHOUT_AVERAGE = "ensemble without average"
 _AVERAGE = (
-    "All numbers and figures are those of the average over rounds, {}, except the ones that are "
-    "marked “without average”: there, the current modes predict."
+    "Test results are those of the average over rounds ({}). Where “without average” is written, "
+    "the current modes predict."
 )
 FEW_MODES = 7  # up to this number, each mode has its own color
 
