@@ -140,8 +140,8 @@ def expected_gain(rounds: Sequence[int], gains: Sequence[float], last: int) -> f
         x, y = x[len(x) // 2 :], y[len(y) // 2 :]
     if len(x) < 2:
         return float(y[-1])
-    b, a = np.polyfit(1 / x, y, 1)
-    return float(a + b / last)
+    coefficient, offset = np.polyfit(1 / x, y, 1)
+    return float(offset + coefficient / last)
 
 
 def make_advice(config: Config, results: Sequence[RowResult]) -> Advice:
