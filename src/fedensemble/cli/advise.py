@@ -35,6 +35,11 @@ def advise(
             f"Advice is for algorithms whose modes predict with one model; got "
             f"'{config.algorithm['name']}'."
         )
+    if config.algorithm.get("deploy", "ensemble") != "ensemble":
+        raise InputError(
+            f"Advice is about ensembles, and '{config.algorithm['name']}' predicts with a single "
+            "model. Set algorithm.deploy = 'ensemble', or use another algorithm."
+        )
     numbers = _integers(modes, "--modes") if modes else CANDIDATES
     seed_list = _integers(seeds, "--seeds") if seeds else (config.seed, config.seed + 1)
     length = pilot_rounds(config, rounds)

@@ -135,8 +135,8 @@ def compare_command(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Comparison file or config file (TOML); by default, a comparison on the digits "
-            "dataset."
+            help="Comparison file or config file (TOML), or the folder of a run, whose config is "
+            "taken; by default, a comparison on the digits dataset."
         ),
     ] = None,
     set_: Annotated[

@@ -53,6 +53,7 @@ def test_a_pilot_on_a_config_prints_the_table_and_the_advice(file):
         (["--modes", "7,9"], "none of 7, 9 modes can be trained with ensemble.clients_per_round"),
         (["--pilot", "1"], "must have 2 to 40 rounds"),
         (["--pilot", "41"], "must have 2 to 40 rounds"),
+        (["--set", "algorithm=fedcross"], "'fedcross' predicts with a single model."),
         (["--set", "algorithm=fedbe"], "whose modes predict with one model"),
     ],
 )
