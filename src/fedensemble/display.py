@@ -127,8 +127,9 @@ def ensemble_facts(ensemble: Any) -> Facts:
 def ensemble_line(ensemble: Any) -> str:
     """An `Ensemble` on one line."""
     facts = dict(ensemble_facts(ensemble))
+    models = facts.get("models of a prediction")
     parts = [
-        count(len(ensemble), "mode"),
+        count(len(ensemble), "mode") + (f" with {models} models" if models else ""),
         f"{count(ensemble.model.theta_layout.total, 'parameter')} each",
         facts["task"],
     ]

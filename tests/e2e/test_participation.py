@@ -150,7 +150,7 @@ BAD = [
         ["participation.least_hours=9", "participation.most_hours=8"],
         "0 < least_hours <= most_hours <= 24; got 9.0 and",
     ),
-    (["participation=devices"], "participation: must be a table of settings; got 'devices'"),
+    (["participation=7"], "participation: must be a table of settings; got 7"),
     (
         ["participation.name=everybody", "participation.ask=9"],
         "participation.ask: unknown key 'ask'",

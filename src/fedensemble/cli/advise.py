@@ -35,6 +35,11 @@ def advise(
             f"Advice is for algorithms whose modes predict with one model; got "
             f"'{config.algorithm['name']}'."
         )
+    if config.algorithm.get("deploy", "ensemble") != "ensemble":
+        raise InputError(
+            f"Advice is about ensembles, and '{config.algorithm['name']}' predicts with a single "
+            "model. Set algorithm.deploy = 'ensemble', or use another algorithm."
+        )
     numbers = _integers(modes, "--modes") if modes else CANDIDATES
     seed_list = _integers(seeds, "--seeds") if seeds else (config.seed, config.seed + 1)
     length = pilot_rounds(config, rounds)
@@ -48,7 +53,7 @@ def advise(
         )
     advice = make_advice(config, results)
     print_table(pilot_table(config, advice, length, len(seed_list)))
-    for line in explain(config, advice):
+    for line in [*explain(config, advice), *caveats(config, length, len(seed_list))]:
         print_line(line)
 
 
@@ -72,7 +77,7 @@ def pilot_table(config: Config, advice: Advice, pilot: int, seeds: int) -> TextT
             )
         )
     header = (
-        "",
+        "method",
         "visits per mode",
         "clients per mode and round",
         f"validation {title} after {pilot} rounds",
@@ -80,8 +85,8 @@ def pilot_table(config: Config, advice: Advice, pilot: int, seeds: int) -> TextT
         f"expected after {config.rounds} rounds",
     )
     return TextTable(
-        f"Pilot: {pilot} of {config.rounds} rounds, {seeds} seeds, tested on a part of the "
-        "training data",
+        f"Pilot: {pilot} of {config.rounds} rounds, {seeds} seed{'s' * (seeds > 1)}, tested on a "
+        "part of the training data",
         header,
         tuple(rows),
     )
@@ -97,15 +102,15 @@ def explain(config: Config, advice: Advice) -> list[str]:
     ]
     if advice.modes == 1:
         lines.append(
-            f"No number of modes is expected to be better than FedAvg after {config.rounds} "
-            f"rounds by more than its uncertainty: each of K modes gets only a K-th of the visits. "
-            "More rounds, or more clients per round, would change this. Prediction with one model "
-            "is also K times cheaper."
+            "No number of modes that was tried is expected to be better than FedAvg after "
+            f"{config.rounds} rounds by more than its uncertainty: each of K modes gets only a "
+            "K-th of the visits. More rounds, or more clients per round, would change this. "
+            "Prediction with one model is also K times cheaper."
         )
     else:
         lines.append(
             f"Each of {best.modes} modes gets {best.visits:,.0f} visits in {config.rounds} rounds, "
-            f"after which the ensemble is expected to have a {title} that is "
+            f"after which the ensemble's {title} is expected to be "
             f"{show(advice.metric, best.expected)} lower than FedAvg's. Prediction costs "
             f"{best.modes} models."
         )
@@ -117,10 +122,24 @@ def explain(config: Config, advice: Advice) -> list[str]:
     gain = abs(advice.average_gain)
     lines.append(
         f"In the pilot the moving average of the weights (ema) made the {title} "
-        f"{show(advice.metric, gain)} {'lower' if advice.average_gain > 0 else 'higher'}; it costs "
-        "no communication."
+        f"{show(advice.metric, gain)} {'lower' if advice.average_gain > 0 else 'higher'}."
     )
     return lines
+
+
+def caveats(config: Config, pilot: int, seeds: int) -> list[str]:
+    """Returns what makes this advice less certain than its numbers say."""
+    usual = pilot_rounds(config, None)
+    found = []
+    if pilot < usual:
+        found.append(f"a pilot of {pilot} rounds is short (default: {usual})")
+    if seeds == 1:
+        found.append("one seed does not show how much the difference varies")
+    text = f"Take it with care: {', and '.join(found)}. " if found else ""
+    return [
+        f"{text}The expected difference is extrapolated, and its ± is over seeds only: confirm it "
+        "with 'fedensemble compare'."
+    ]
 
 
 def _integers(text: str, option: str) -> tuple[int, ...]:

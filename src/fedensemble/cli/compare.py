@@ -11,6 +11,7 @@ from ..experiment.studies.compare import compare, exploded
 from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import raise_on_damaged_files
+from .config import run_config_file
 from .console import console, print_line, print_table
 from .progress import ProgressDisplay
 
@@ -26,6 +27,8 @@ def compare_rows(
 ) -> None:
     """Trains the rows of a comparison, and writes reports of the comparison and of each run."""
     refuse_ranks("compare")
+    if file is not None and file.is_dir():
+        file = run_config_file(file)
     comparison = find_comparison(file, settings, algorithms, modes, schedules, seeds)
     with ProgressDisplay(console, runs=len(comparison.rows) * len(comparison.seeds)) as display:
         results = compare(

@@ -34,7 +34,10 @@ def run_config_file(folder: Path) -> Path:
     """Returns the config in the folder of a run; raises if the folder is none."""
     file = folder / "config.toml"
     if not file.exists():
-        raise InputError(f"{folder} is a folder, but no run: it has no config.toml.")
+        raise InputError(
+            f"{folder} is a folder, but no run: it has no config.toml. Give a file, or the folder "
+            "of a run; 'fedensemble ls runs' shows all runs."
+        )
     return file
 
 

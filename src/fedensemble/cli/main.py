@@ -135,8 +135,8 @@ def compare_command(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Comparison file or config file (TOML); by default, a comparison on the digits "
-            "dataset."
+            help="Comparison file or config file (TOML), or the folder of a run, whose config is "
+            "taken; by default, a comparison on the digits dataset."
         ),
     ] = None,
     set_: Annotated[
@@ -208,7 +208,8 @@ def reproduce_command(
         typer.Argument(
             help="Tables and figures: table1, table2-mnist, table2-cifar10, table2-cifar10-long, "
             "table2-cifar100, table2-shakespeare, table2-openimage, table3, table4, figure-toy, "
-            "figure-loss-surface, figure-curves, theory; the path of a TOML file; or all."
+            "figure-loss-surface, figure-curves, theory; or all, for all of these. Others: worth "
+            "(what K modes are worth), attacks, or the path of a TOML file."
         ),
     ] = None,
     scale: Annotated[

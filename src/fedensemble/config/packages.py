@@ -29,8 +29,9 @@ def find_packages(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 def _plugins(values: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[str, str] | None]]:
     for section in PLUGIN_TABLES:
         table: Any = values
-        for key in section.names_at:
-            table = as_table(key, table.get(key)) if isinstance(table, Mapping) else None
+        for depth, key in enumerate(section.names_at, 1):
+            path = section.names_at[:depth]
+            table = as_table(path, table.get(key)) if isinstance(table, Mapping) else None
         for choice in section.choices if isinstance(table, Mapping) else ():
             name = str(table.get(choice.key, choice.default))
             yield choice.registry.kind, name, choice.registry.package(name)

@@ -169,19 +169,29 @@ def _is_stale(
     return section.accepts(before, key, value) and not section.accepts(after, key, value)
 
 
-_BY_NAME_ALONE = ("optimizer", "average")  # tables that may be written as a name
+_NAME_KEYS = {table.names_at: table.choices[0].key for table in PLUGIN_TABLES}
 
 
-def as_table(key: str, value: Any) -> Any:
-    """Returns the value; `optimizer = "adam"` becomes the table {"name": "adam"}."""
-    return {"name": value} if key in _BY_NAME_ALONE and isinstance(value, str) else value
+def as_table(path: Sequence[str], value: Any) -> Any:
+    """Returns the value at a path of the config, where a name stands for the table of a plug-in.
+
+    Only the whole path says what a text is: `average = "ema"` is a table, but the option of the
+    same name in `[algorithm]` is a text.
+
+    >>> as_table(["algorithm"], "fedprox"), as_table(["data"], "mnist")
+    ({'name': 'fedprox'}, {'source': 'mnist'})
+    >>> as_table(["algorithm", "average"], "all")
+    'all'
+    """
+    key = _NAME_KEYS.get(tuple(path))
+    return {key: value} if key is not None and isinstance(value, str) else value
 
 
 def _table(values: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
     """Returns the table at a path, or an empty one."""
     inner: Any = values
-    for name in path:
-        inner = as_table(name, inner.get(name)) if isinstance(inner, Mapping) else None
+    for depth, name in enumerate(path, 1):
+        inner = as_table(path[:depth], inner.get(name)) if isinstance(inner, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 
 

@@ -181,7 +181,7 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     """
     problems: list[str] = []
     check_values(values, "config")
-    filled = dict(values)
+    filled = {key: as_table((key,), value) for key, value in values.items()}
     for name, check_table in (
         ("data", check_data),
         ("model", check_model),
@@ -192,7 +192,7 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
         ("average", check_average),
     ):
         default = Config.model_fields[name].get_default(call_default_factory=True)
-        table = as_table(name, filled.get(name, default))
+        table = filled.get(name, default)
         if isinstance(table, Mapping):
             filled[name] = check_table(dict(table), problems)
     check_compatible(

@@ -97,13 +97,20 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     return merge_tables(drop_stale_options(under, over), over)
 
 
-def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """Returns `under` overridden by `over`, table by table, without dropping any option."""
+def merge_tables(
+    under: Mapping[str, Any], over: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Values:
+    """Returns `under` overridden by `over`, table by table, without dropping any option.
+
+    Args:
+        at: the path of both tables in the config.
+    """
     merged = dict(under)
     for key, value in over.items():
-        old, new = as_table(key, merged.get(key)), as_table(key, value)
+        path = (*at, key)
+        old, new = as_table(path, merged.get(key)), as_table(path, value)
         both_tables = isinstance(new, Mapping) and isinstance(old, Mapping)
-        merged[key] = merge_tables(old, new) if both_tables else value
+        merged[key] = merge_tables(old, new, path) if both_tables else value
     return merged
 
 

@@ -74,7 +74,7 @@ def check_model(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]
 
 def check_algorithm(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Returns the table `[algorithm]` with its defaults."""
-    optimizer = settings["optimizer"] = as_table("optimizer", settings.get("optimizer", {}))
+    optimizer = settings["optimizer"] = as_table(OPTIMIZER.path, settings.get("optimizer", {}))
     algorithm_names = _plugin_names(ALGORITHM, settings, problems)
     if isinstance(optimizer, Mapping):
         optimizer = settings["optimizer"] = dict(optimizer)

@@ -74,6 +74,12 @@ def _read_newest(store: RunFolder) -> tuple[Path, Tree, dict[str, Any], list[Rec
         raise StoreError(f"The run in {store.path} has no checkpoint yet.")
     # Earlier versions wrote only this file; it has no records.
     file = store.path / serialization.FILE
+    if not file.exists():
+        missing = "There is no folder" if not store.path.exists() else "There is no federation in"
+        raise StoreError(
+            f"{missing} {store.path}. Give the folder that Federation.save() returned, or that of "
+            "a run of the command line."
+        )
     return file, *read_checkpoint(file), []
 
 

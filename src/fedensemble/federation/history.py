@@ -49,6 +49,10 @@ class History:
         self.records: list[Record] = []
         self.test_every: int | None = None
 
+    def __repr__(self) -> str:
+        tests = sum("test" in record for record in self.records)
+        return f"History({len(self.records)} records, {tests} with a test)"
+
     def add(self, report: RoundReport) -> None:
         """Adds the record of a round."""
         self.records.append(describe(report))

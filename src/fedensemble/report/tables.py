@@ -59,6 +59,7 @@ EVALUATIONS = {
     "test_dropout": "dropout active",
 }
 LAST_MODES = "last modes"  # beside a metric: without the average over rounds
+EXPLAIN_LAST_MODES = "last modes: the current modes, without the average over rounds"
 LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
 SHARED_TIME = "the time of runs trained in one batch is each run's share"
 NO_INTERVAL = "The spread of the modes is not a prediction interval."
@@ -164,6 +165,7 @@ def comparison_table(results: Sequence[RowResult], metric: str) -> TextTable:
     seeds = len(first.summaries)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"Test set, standard evaluation (dropout off), {over}"
+    title += f"; {EXPLAIN_LAST_MODES}" if averaged else ""
     title += f"; {SHARED_TIME}" if together else ""
     return TextTable(title, header, tuple(rows))
 

@@ -186,7 +186,7 @@ def test_problems_of_all_sections_at_once() -> None:
             "got 'a b'.",
         ),
         (["training=3"], "training: must be a table of settings; got 3."),
-        (["model=cnn"], "model: must be a table of settings; got 'cnn'."),
+        (["model=7"], "model: must be a table of settings; got 7."),
         (["algorithm.optimizer=3"], "algorithm.optimizer: must be a table of settings; got 3."),
         (
             ["algorithm.optimizer.momentun=0"],
@@ -247,3 +247,35 @@ def test_names_come_first_and_empty_tables_are_not_shown() -> None:
         next(iter(shown["algorithm"]["optimizer"])) == "name" and "options" not in shown["engine"]
     )
     assert resolve(shown).hash() == config.hash()
+
+
+@pytest.mark.parametrize(
+    ("settings", "written_out"),
+    [
+        (["algorithm=fedprox"], ["algorithm.name=fedprox"]),
+        (
+            ["algorithm=fedprox", "algorithm.mu=1.0"],
+            ["algorithm.name=fedprox", "algorithm.mu=1.0"],
+        ),
+        (
+            ["algorithm.lr=0.2", "algorithm=scaffold"],
+            ["algorithm.name=scaffold", "algorithm.lr=0.2"],
+        ),
+        (["model=cnn"], ["model.name=cnn"]),
+        (["data=sine"], ["data.source=sine"]),
+        (["engine=loop"], ["engine.name=loop"]),
+        (["aggregator=krum"], ["aggregator.name=krum"]),
+        (["attack=alie", "attack.share=0.2"], ["attack.name=alie", "attack.share=0.2"]),
+        (["participation=devices"], ["participation.name=devices"]),
+    ],
+)
+def test_a_name_stands_for_its_table(settings, written_out):
+    base = {"data": {"clients": 20}, "algorithm": {"name": "fedavg", "lr": 0.3}}
+    short, long = (resolve(with_settings(base, texts)) for texts in (settings, written_out))
+    assert short == long != resolve(base)
+
+
+def test_an_option_may_have_the_name_of_a_table():
+    base = {"data": {"clients": 20}, "algorithm": {"name": "fedsplit", "average": "all"}}
+    config = resolve(with_settings(base, ["algorithm.average=reporting"]))
+    assert config.algorithm["average"] == "reporting" and config.average is None

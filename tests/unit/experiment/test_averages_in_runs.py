@@ -13,6 +13,7 @@ from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.experiment.studies.compare import RowResult
 from fedensemble.experiment.studies.multi_run import Task, run_all
+from fedensemble.report.html.page import run_page
 from fedensemble.report.html.run_data import read_run
 from fedensemble.report.html.summary_sections import results
 from fedensemble.report.runs_table import numbers_of
@@ -88,6 +89,10 @@ def test_tables_and_pages_show_both_tests(tmp_path):
     assert models[1:3] == (str(own["prediction_models"]), "–")
     assert results(read_run(stores[0].path)).tables[0].header == table.header
     assert numbers_of(own)["last_accuracy"] == own["test_last"]["accuracy"]
+    # the page names the average, and has the curve of the current modes only with one
+    with_average, without = (run_page(store.path) for store in stores)
+    assert "average\N{NO-BREAK SPACE}snapshots" in with_average and "without average" not in without
+    assert with_average.count("ensemble without average") >= 2
     rows = [
         RowResult(store.path.name, (store.path,), (store.summary(),), (store.metrics(),))
         for store in stores
@@ -97,7 +102,9 @@ def test_tables_and_pages_show_both_tests(tmp_path):
     last = f"{100 * own['test_last']['accuracy']:.2f}"
     assert [row[column] for row in compared.rows] == [last, "–"]
     assert compared.header.index("prediction models, MB") > column  # 8 models instead of 2
-    assert "accuracy %, last modes" not in comparison_table(rows[1:], "accuracy").header
+    assert "last modes: the current modes, without the average" in compared.title
+    plain = comparison_table(rows[1:], "accuracy")
+    assert "accuracy %, last modes" not in plain.header and "last modes" not in plain.title
 
 
 @EACH

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedensemble as fe
 from fedensemble import (
     Balanced,
     DataError,
@@ -329,3 +330,25 @@ def test_the_battery_says_what_it_checked():
         and len(held) == 7
         and all("engine 'loop'" in each for each in held[1:])
     )
+
+
+def test_load_names_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(fe.StoreError, match=r"There is no folder .*nowhere\. Give the folder that"):
+        fe.Federation.load(tmp_path / "nowhere")
+    with pytest.raises(fe.StoreError, match="There is no federation in"):
+        fe.Federation.load(tmp_path)
+
+
+def test_a_model_that_does_not_fit_is_the_mistake_of_the_argument(tmp_path):
+    data = fe.FederatedData.from_clients(
+        [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(4)]
+    )
+    federation = fe.Federation(lambda: nn.Linear(3, 2), data, modes=2, clients_per_round=4)
+    federation.train(1)
+    assert repr(federation.history) == "History(1 records, 0 with a test)"
+    folder = federation.save(tmp_path / "run")
+    with pytest.raises(fe.InputError) as error:
+        fe.load_ensemble(folder, model=lambda: nn.Sequential(nn.Linear(3, 2)))
+    assert "does not fit the model that was passed" in str(error.value)
+    assert "Pass the model that the run was trained with." in str(error.value)
+    assert "Delete" not in str(error.value)

@@ -411,7 +411,7 @@ class TestSaveAndLoad:
             Federation.load(tmp_path, model=lambda: nn.Linear(4, 3), data=DATA)
 
     def test_nothing_there(self, tmp_path):
-        with pytest.raises(OSError, match="no checkpoint"):
+        with pytest.raises(OSError, match="There is no folder"):
             Federation.load(tmp_path / "nowhere", model=small_model, data=DATA)
 
 

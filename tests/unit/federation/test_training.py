@@ -124,6 +124,9 @@ def test_results_show_themselves_without_tensors():
     assert repr(ensemble) == (
         "Ensemble(2 modes, 8 parameters each, classification, inputs (3,), classes <b>yes</b>, no)"
     )
+    averaged = federation(average=fe.Snapshots(count=3))
+    averaged.train(4)
+    assert repr(averaged.ensemble).startswith("Ensemble(2 modes with 6 models, 8 parameters each, ")
     assert repr(report).startswith("RoundReport(round 3, age 2, loss 0.")
     for shown in (prediction, ensemble, trained, report):
         assert "tensor" not in repr(shown) and "\n" not in repr(shown)

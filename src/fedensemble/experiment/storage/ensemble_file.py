@@ -136,14 +136,21 @@ def read_ensemble(
     tensors, metadata = read_checkpoint(path)
     facts = check_facts(path, metadata)
     dtype = getattr(torch, config.engine.dtype)
-    name = str(config.model["name"]) if model is None else "of the argument"
+    passed = model is not None
+    name = "the model that was passed" if passed else f"model '{config.model['name']}'"
     model = build_model(config.model, facts["model"]) if model is None else model
     check_recipe(model, facts["modes"], device, dtype)
     # The model checks the type of targets; without data, a single dummy target stands for them.
     has_labels = config.training.loss != "mse"
     targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
     functional_model = FunctionalModel(model, config.training.loss, targets, device, dtype)
-    modes = check_modes(path, tensors, functional_model, facts["modes"], name)
+    try:
+        modes = check_modes(path, tensors, functional_model, facts["modes"], name)
+    except StoreError as error:
+        if not passed:
+            raise
+        # The file is whole (its checksum is right): the argument is wrong, not the run.
+        raise InputError(f"{error} Pass the model that the run was trained with.") from None
     theta = torch.stack([functional_model.theta_layout.flatten(mode) for mode in modes]).to(device)
     buffers = torch.stack([functional_model.buffer_layout.flatten(mode) for mode in modes]).to(
         device, functional_model.dtype

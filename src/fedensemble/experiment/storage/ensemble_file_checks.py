@@ -71,7 +71,7 @@ def check_modes(
         tensors: of the file, by "<mode>/<name>".
         functional_model: the model that they must fit.
         modes: number of modes.
-        model: name of the model, for errors.
+        model: the model in words, for errors.
     """
     shapes = dict(
         zip(functional_model.theta_layout.names, functional_model.theta_layout.shapes, strict=True)
@@ -85,7 +85,7 @@ def check_modes(
     predictor_names = {
         f"{mode}/{name}" for mode in range(modes) for name in (PREDICTORS, PREDICTOR_BUFFERS)
     }
-    problem = f"{path} does not fit model '{model}'"
+    problem = f"{path} does not fit {model}"
     for name in tensors:
         if name not in expected and name not in predictor_names:
             raise StoreError(f"{problem}: the model has no tensor '{name[:80]}'.")

@@ -48,7 +48,7 @@ class FolderLock:
             self.release()
             raise StoreError(
                 f"Cannot write to {self.path}: {durable.describe_os_error(error)} "
-                "The folder is set by --out or --runs."
+                "On the command line, --out and --runs set the folder."
             ) from None
 
     def release(self) -> None:

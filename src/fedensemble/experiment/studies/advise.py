@@ -104,7 +104,12 @@ def plan_pilot(
     # The table of another average would leave options behind that "ema" does not have.
     base = merge({key: value for key, value in values.items() if key != "average"}, fixed)
     per_round = values["ensemble"]["clients_per_round"]
-    candidates = sorted({k for k in modes if 1 < k <= per_round})
+    if not all(k > 1 for k in modes):
+        raise InputError(
+            f"--modes takes numbers of modes of 2 and more, because FedAvg (one mode) is always "
+            f"tried; got {', '.join(map(str, modes))}."
+        )
+    candidates = sorted({k for k in modes if k <= per_round})
     if not candidates:
         raise InputError(
             f"Each mode needs a client per round: none of {', '.join(map(str, modes))} modes can "

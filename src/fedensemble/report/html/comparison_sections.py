@@ -12,6 +12,8 @@ from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (
     BATCH,
+    EXPLAIN_LAST_MODES,
+    LAST_MODES,
     PERCENT,
     SHARED_TIME,
     TITLES,
@@ -88,6 +90,8 @@ def _introduction(comparison: ComparisonData) -> str:
     if best_cells(comparison.table, comparison.metric):
         line = "row" if is_paper_table(comparison.table) else "column"
         text += f" A star marks the best number of its {line}."
+    if any(title.endswith(f", {LAST_MODES}") for title in comparison.table.header):
+        text += f" {EXPLAIN_LAST_MODES.capitalize()}."
     if BATCH in comparison.table.header:
         text += f" {SHARED_TIME.capitalize()}."
     return f"{text} {missing} of the runs are not found.".strip() if missing else text.strip()

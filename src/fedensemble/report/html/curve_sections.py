@@ -9,6 +9,11 @@ from .run_data import RunData
 from .summary_sections import Section, metric_format
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Format, Scale, scale, tag
 
+WITHOUT_AVERAGE = "ensemble without average"
+_AVERAGE = (
+    "Test results are those of the average over rounds ({}). Where “without average” is written, "
+    "the current modes predict."
+)
 FEW_MODES = 7  # up to this number, each mode has its own color
 
 
@@ -22,11 +27,9 @@ def curves(run: RunData) -> Section:
     charts += (
         [_training_loss(run)] if any(record["loss"] is not None for record in run.records) else []
     )
-    text = (
-        ""
-        if run.tested
-        else "There is no test set, or no test yet: only the training loss is known."
-    )
+    text = "There is no test set, or no test yet: only the training loss is known."
+    if run.tested:
+        text = _AVERAGE.format(run.average) if run.average else ""
     return Section("curves", "Curves", text, charts)
 
 
@@ -66,6 +69,10 @@ def mode_curves(run: RunData, metric: str) -> Chart:
             for end in ("min", "max")
         )
         lines.append(Line("modes, worst to best", (), "c0", low, high))
+    if all(metric in record.get("test_last", {}) for record in tested):
+        last = averaged([scaled(metric, record["test_last"][metric]) for record in tested])
+        lines.append(Line(WITHOUT_AVERAGE, last, "ideal"))
+        tooltip.append((WITHOUT_AVERAGE, [form(v) for v in last]))
     lines.append(Line("ensemble", ensemble, "ensemble"))
     return line_chart(
         f"curve-{metric}",

@@ -92,6 +92,7 @@ def _subtitle(run: RunData) -> str:
     parts = [
         f"{modes} mode{'s' * (modes > 1)} of {values['model']['name']}",
         f"{values['algorithm']['name']}, {ensemble['schedule']}",
+        *([f"average {run.average}"] if run.average else []),
         f"{run.clients.get('source') or values['data']['source']}"
         + (f", {run.clients['clients']} clients" if run.clients else ""),
         f"{ensemble['clients_per_round']} per round",

@@ -37,6 +37,12 @@ class RunData:
         return [record for record in self.records if "test" in record]
 
     @property
+    def average(self) -> str:
+        """The name of the average over rounds that predicts; empty if the current modes do."""
+        name = str((self.settings.get("average") or {}).get("name", ""))
+        return "" if name == "none" else name
+
+    @property
     def metric(self) -> str:
         """The main metric: accuracy or MSE."""
         # A loss of one's own, of a federation saved from Python, does not tell the task.
