@@ -80,7 +80,13 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
     fleet.begin(config, "scaffold")
     records = finished(fleet, run)
     for number, done in ((second, 1), (fleet.number, 2)):
-        assert f"after round {done}" in fleet.flwr("log", number, "fleet", "--show").stdout
+        continued = f"after round {done}"
+
+        def logged(number=number, continued=continued):
+            return continued in fleet.flwr("log", number, "fleet", "--show").stdout
+
+        # A ServerApp sends its log in pieces, and the last one may come after its run has ended.
+        fleet.until(logged, f"the log of run {number} does not say '{continued}'", seconds=60)
 
     federation = build_federation(config, build_data(config))
     reports = list(federation.rounds(3))
