@@ -35,9 +35,9 @@ from .svg import Format
 
 def comparison_sections(comparison: ComparisonData, out: Path) -> list[Section]:
     """Table, curves, last results, communication, runs and config, as far as there are runs."""
-    paper = comparison.paper or any(
-        "paper" in cell.lower() for row in comparison.table.rows for cell in row[:2]
-    )
+    # A line of published results is called "paper" in the column of evaluations. A method may have
+    # the word in its name, as in "the paper's schedule".
+    paper = comparison.paper or any("paper" in row[:2] for row in comparison.table.rows)
     title = "Results against the paper" if paper else "Results"
     table = replace(comparison.table, title=comparison.title or title)
     sections = [
