@@ -12,8 +12,11 @@ import pytest
 
 from fedensemble.errors import InputError, StoreError
 from fedensemble.report.html import write_page
+from fedensemble.report.html.comparison_data import ComparisonData
+from fedensemble.report.html.comparison_sections import comparison_sections
 from fedensemble.report.html.svg import ticks
 from fedensemble.report.palette import DARK, LIGHT
+from fedensemble.report.tables import TextTable
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = {"curves", "spread", "calibration", "clients", "communication", "results", "config"}
@@ -261,6 +264,17 @@ def test_legends_know_their_lines(make_run) -> None:
     _, root = read(write_page(make_run("series", modes=80)))
     drawn = [e.attrib.get("data-series") for e in charts(root)["plot-curve-accuracy"].iter("path")]
     assert drawn.count("0") == 80 and drawn.count("1") == 1
+
+
+def test_a_method_named_after_the_paper_is_no_result_of_the_paper() -> None:
+    """Only a line of published results makes the heading claim a comparison with the paper."""
+    for cells, title in (
+        (("the paper's schedule", "91.5"), "Results"),
+        (("MNIST", "paper", "91.5"), "Results against the paper"),
+    ):
+        table = TextTable("a", ("", "evaluation", "accuracy %")[-len(cells) :], (cells,))
+        data = ComparisonData("a", "", "accuracy", table, rows=())
+        assert comparison_sections(data, Path("a.html"))[0].title == title
 
 
 def test_comparison(comparison: Path, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ class Average(ABC):
             state: before the round.
             theta, buffers: of the modes after the server's step, [K, P] and [K, R].
             trained: whether the mode had clients in this round, bool [K]. A mode without clients
-                has not changed, and must not count.
+                has not changed, and must not count. If modes share parameters or interact, every
+                mode has changed, and all are True.
             round: counted from 0.
             lr: the clients' learning rate in this round.
         """
@@ -133,9 +134,9 @@ def prediction_models(
     models = average.predictors(state.average, theta, buffers, seed)
     # An algorithm that deploys one of its modes, or their mean, does so with the averages: the s-th
     # model of what it deploys is made of the s-th models of the modes.
+    own_statistics = models.buffers.shape[1] > 1
     deployed = [
-        _deploy(algorithm, state, models.theta[:, s], models.buffers[:, s if several else 0])
-        for several in [models.buffers.shape[1] > 1]
+        _deploy(algorithm, state, models.theta[:, s], models.buffers[:, s if own_statistics else 0])
         for s in range(models.theta.shape[1])
     ]
     predictors = torch.stack([theta for theta, _ in deployed], 1)
@@ -173,7 +174,7 @@ def update_average(
     """The average's state after the round that led to `state`.
 
     Args:
-        trained: modes that had clients in the round.
+        trained: modes that the round has changed.
         lr: the clients' learning rate in the round.
     """
     if isinstance(average, NoAverage):
