@@ -54,8 +54,6 @@ def of_case(case, engine, device, **options):
     )
 
 
-# attention uses vmap
-@pytest.mark.filterwarnings("ignore:The model cannot be batched layer by layer")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_models(case):
     reference = train(of_case(case, "loop", "cpu"), ROUNDS)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .. import prng
 from ..errors import InputError
+from .attention import multi_head_attention, scaled_dot_product_attention
 from .recurrent import RECURRENT
 
 # Names of functions that draw from torch's global generator and have no keyed replacement. They
@@ -145,25 +145,14 @@ class KeyedRandomness(TorchFunctionMode):
         """As torch.bernoulli."""
         return (self.uniform(x.shape, x.device) < (x if p is None else p)).to(x.dtype)
 
-    def attention(self, *args: Any, **kwargs: Any) -> Any:
-        """As F.scaled_dot_product_attention; raises for dropout inside it, which has no key."""
-        if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0:
-            raise InputError(
-                "Dropout inside attention is not reproducible across engines; set it to 0."
-            )
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels do not support `vmap`
-            return F.scaled_dot_product_attention(*args, **kwargs)
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As F.scaled_dot_product_attention."""
+        return scaled_dot_product_attention(self.dropout, *args, **kwargs)
 
     def multi_head_attention(self, *args: Any, **kwargs: Any) -> Any:
-        """As `attention`, for nn.MultiheadAttention, whose dropout is the eleventh argument."""
-        p = kwargs.get("dropout_p", args[10] if len(args) > 10 else 0.0)
-        if p > 0 and kwargs.get("training", True):
-            raise InputError(
-                "Dropout inside nn.MultiheadAttention is not reproducible across engines; set it "
-                "to 0."
-            )
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.multi_head_attention_forward(*args, **kwargs)
+        """As F.multi_head_attention_forward, which nn.MultiheadAttention calls."""
+        repeat = lambda bias, batch: bias.expand(batch, -1, -1)  # noqa: E731
+        return multi_head_attention(self.dropout, F.linear, repeat, *args, **kwargs)
 
 
 def _as_shape(size: tuple[Any, ...]) -> Sequence[int]:

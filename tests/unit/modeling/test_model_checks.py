@@ -228,10 +228,6 @@ REJECTED = {
         lambda: nn.Sequential(nn.AlphaDropout(), nn.Linear(FEATURES, CLASSES)),
         "torch's alpha_dropout",
     ),
-    "attention": (
-        lambda: Drawing(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)),
-        "Dropout inside attention",
-    ),
 }
 
 

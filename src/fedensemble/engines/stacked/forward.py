@@ -21,7 +21,7 @@ from ...errors import InputError
 from ...modeling.keyed_rng import KeyedRandomness
 
 # Imported for the handlers they register.
-from . import convolution, dispatch, linear, normalization, recurrent  # noqa: F401
+from . import attention, convolution, dispatch, linear, normalization, recurrent  # noqa: F401
 from .errors import CONTROL_FLOW, PATH_CHANGED, NotStackable
 from .fusion import ADDITIONS, RELUS, FusedNorms, FusionTracer
 from .handlers import HANDLERS, handles

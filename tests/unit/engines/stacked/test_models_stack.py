@@ -89,9 +89,7 @@ def test_engines_agree(case, name, options):
     require_close(got, expected, f"Engines disagree on {case}")
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in BATTERY if case.name != "attention"], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", BATTERY, ids=lambda case: case.name)
 def test_so_is_every_case_of_the_battery(case):
     made = Federation(
         case.model,
