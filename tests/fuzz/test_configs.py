@@ -97,6 +97,7 @@ def keys() -> list[str]:
             *found,
             *Config.model_fields,
             "data.validation",
+            "data.calibration",
             "data.server_share",
             "data.server_file",
             "nothing",

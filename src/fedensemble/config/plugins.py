@@ -93,6 +93,7 @@ _COMMON_DATA: dict[str, Parameter] = {
     "clients": (PositiveInt | None, None),
     "seed": (NonNegativeInt | None, None),
     "validation": (float | None, None),
+    "calibration": (float | None, None),
     "test_examples": (PositiveInt | None, None),
     "server_share": (float | None, None),
     "server_file": (Path | None, None),

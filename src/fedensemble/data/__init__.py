@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     dirichlet,
     schema,
 )
+from .client_rows import ClientRows
 from .dataset import Dataset, data_folder, datasets, load
 from .federated import FederatedData
 from .normalize import Standardise
@@ -27,6 +28,7 @@ from .sources.download import get
 Source, sources = Dataset, datasets
 
 __all__ = [
+    "ClientRows",
     "Dataset",
     "FederatedData",
     "Source",

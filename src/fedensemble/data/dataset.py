@@ -44,6 +44,8 @@ class Dataset:
         group: index of the natural client of each training row, [n], or None without natural
             clients.
         group_names: names of the natural clients, or None.
+        test_group: index of the natural client of each test row, [n_test], -1 for rows of no
+            client; None if it is not known.
         class_names: name of each class; by default the labels, if they are text or categories.
         feature_names: name of each column of the inputs; by default those of a DataFrame.
         info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
@@ -63,6 +65,7 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     recipe: Recipe | None = None
+    test_group: Rows | None = None
 
     def __post_init__(self) -> None:
         self._convert_names()
@@ -82,6 +85,12 @@ class Dataset:
             raise DataError(
                 f"{self.name} has {len(self.x)} examples, but its client numbers have shape "
                 f"{self.group.shape}; give one per training row."
+            )
+        tests = None if self.x_test is None else len(self.x_test)
+        if self.test_group is not None and self.test_group.shape != (tests,):
+            raise DataError(
+                f"{self.name} has {tests or 0} test rows, but their client numbers have shape "
+                f"{self.test_group.shape}; give one per test row."
             )
         # Check the values here, before rows are dropped or reordered, so that row numbers in
         # messages are those of the file.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from .calibration_split import split_calibration
 from .checks import (
     check_examples,
     check_lengths,
@@ -17,6 +18,14 @@ from .checks import (
     check_test_set,
     describe_example,
     note_channels_last,
+)
+from .client_rows import (
+    ClientRows,
+    as_owners,
+    check_calibration,
+    check_test_owner,
+    join_calibration,
+    pair_calibration,
 )
 from .convert import as_inputs, as_targets, as_tensor
 from .data_frame import column_names, from_frame, is_frame
@@ -35,7 +44,7 @@ from .recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The examples of N clients, and a test set that belongs to no client.
+    """The examples of N clients, and a test set.
 
     Args:
         x: inputs of all clients, in the order of the clients, [n, ...].
@@ -44,6 +53,9 @@ class FederatedData:
         start: first row of each client, [N].
         size: number of rows of each client, [N].
         x_test, y_test: held-out examples, or None.
+        test_owner: index of the client of each test row, int64 [n_test], and -1 for rows of no
+            client; None if test rows have no clients.
+        calibration: rows of the clients that are not trained on, or None.
         x_server: unlabelled inputs of the server, or None.
         standardise: normalization that is applied to the inputs of each batch, or None.
         classes: number of classes (or tokens); None for regression.
@@ -71,6 +83,8 @@ class FederatedData:
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     recipe: Recipe | None = None
+    calibration: ClientRows | None = None
+    test_owner: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -79,6 +93,10 @@ class FederatedData:
         check_test_set(self.x_test, self.y_test, self.x, self.classes)
         if self.x_server is not None:
             check_server_inputs(self.x_server, self.x)
+        if self.test_owner is not None:
+            check_test_owner(self.test_owner, self.x_test, len(self.size))
+        if self.calibration is not None:
+            check_calibration(self.calibration, self.x, self.y, len(self.size), self.classes)
         if self.names is not None:
             check_client_names(self.names, len(self.size))
         empty = torch.nonzero(self.size <= 0).flatten().tolist()
@@ -96,10 +114,11 @@ class FederatedData:
     def __repr__(self) -> str:
         """Returns a summary on one line, without the examples."""
         tests = 0 if self.x_test is None else len(self.x_test)
+        held = "" if self.calibration is None else f", {len(self.calibration)} to calibrate"
         kind = "regression" if self.classes is None else f"{self.classes} classes"
         return (
             f"FederatedData({len(self)} clients, {len(self.x)} examples of "
-            f"{describe_example(self.x)}, {kind}, {tests} to test)"
+            f"{describe_example(self.x)}, {kind}{held}, {tests} to test)"
         )
 
     def __len__(self) -> int:
@@ -124,6 +143,19 @@ class FederatedData:
         """Returns the same data with the training examples on `device`."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
+    def with_calibration(self, share: float, seed: int = 0) -> FederatedData:
+        """Returns the data with a random `share` of each client's rows in `calibration`.
+
+        They are not trained on. A client keeps at least one row, and gives none if `share` of its
+        rows is less than half a row.
+
+        >>> data = FederatedData.from_arrays([[float(i)] for i in range(12)], [0, 1] * 6, [10, 2])
+        >>> data = data.with_calibration(0.2)
+        >>> data.size.tolist(), data.calibration.owner.tolist()
+        ([8, 2], [0, 0])
+        """
+        return split_calibration(self, share, seed)
+
     def label_counts(self) -> Tensor:
         """Returns the number of examples per client and class, [N, C]; raises for regression."""
         if self.classes is None:
@@ -142,6 +174,8 @@ class FederatedData:
         *,
         x_test: Any = None,
         y_test: Any = None,
+        test_owner: Any = None,
+        calibration: Iterable[tuple[Any, Any] | None] | None = None,
         x_server: Any = None,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
@@ -160,6 +194,9 @@ class FederatedData:
         Args:
             clients: the pairs.
             x_test, y_test: held-out examples, or None.
+            test_owner: index of the client of each test row, -1 for rows of no client; or None.
+            calibration: one more pair per client, of rows that are not trained on; None for a
+                client without such rows. `with_calibration` splits them off the clients' data.
             x_server: unlabelled inputs of the server, or None.
             classes: number of classes; None counts them, if the targets are labels.
             class_names: name of each class, in the order of their numbers; None takes the sorted
@@ -187,16 +224,18 @@ class FederatedData:
             raise DataError(
                 "Each client must be a pair of inputs and targets: from_clients([(x0, y0), ...])."
             )
+        held_out = pair_calibration(calibration, len(clients))
         frame = next((x for x, _ in clients if is_frame(x)), None)
         feature_names = None if frame is None else column_names(frame)
         all_targets, y_test, class_names = encode_labels(
-            [(f"client {index}", y) for index, (_, y) in enumerate(clients)],
+            [(f"client {index}", y) for index, (_, y) in enumerate(clients)]
+            + [(f"client {index}'s rows for calibration", y) for index, (_, y) in held_out],
             None if y_test is None else ("the test data", y_test),
             class_names,
         )
         pairs = [
             (as_tensor(from_frame(x, feature_names, f"client {index}")), as_targets(y))
-            for index, ((x, _), y) in enumerate(zip(clients, all_targets, strict=True))
+            for index, ((x, _), y) in enumerate(zip(clients, all_targets, strict=False))
         ]
         for index, (x, y) in enumerate(pairs):
             # Before shapes are compared, because the shape of an empty list would not agree.
@@ -226,6 +265,8 @@ class FederatedData:
             sizes,
             x_test=x_test,
             y_test=y_test,
+            test_owner=test_owner,
+            calibration=join_calibration(held_out, all_targets[len(clients) :], feature_names),
             x_server=x_server,
             classes=classes,
             class_names=class_names,
@@ -245,6 +286,8 @@ class FederatedData:
         *,
         x_test: Any = None,
         y_test: Any = None,
+        test_owner: Any = None,
+        calibration: ClientRows | None = None,
         x_server: Any = None,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
@@ -257,7 +300,7 @@ class FederatedData:
         """Returns data from arrays in the order of the clients; client i has `sizes[i]` rows.
 
         The other arguments are those of `from_clients`; `feature_names` names the columns of an
-        array, and a DataFrame names its own.
+        array, and a DataFrame names its own. `calibration` is `ClientRows`.
         """
         notes = [*check_notes(notes)]
         if is_frame(x) and feature_names is None:
@@ -283,7 +326,9 @@ class FederatedData:
         if class_names is not None and classes is None and not y.is_floating_point():
             classes = len(class_names)
         elif classes is None and not y.is_floating_point():
-            classes = count_classes([v for v in (y, y_test) if v is not None and v.numel()])
+            y_held = calibration.y if isinstance(calibration, ClientRows) else None
+            labels = [v for v in (y, y_test, y_held) if v is not None and v.numel()]
+            classes = count_classes(labels)
             notes += check_numbering(y, y_test)
         about_images = note_channels_last(x) if x.dtype == torch.uint8 else None
         notes += [note for note in (unseen_labels(y, y_test, class_names), about_images) if note]
@@ -302,4 +347,6 @@ class FederatedData:
             notes=tuple(notes),
             class_names=None if class_names is None else tuple(class_names),
             feature_names=None if feature_names is None else tuple(feature_names),
+            calibration=calibration,
+            test_owner=None if test_owner is None else as_owners(test_owner),
         )

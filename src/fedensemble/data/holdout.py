@@ -51,6 +51,7 @@ def hold_out_validation(source: Dataset, share: float) -> Dataset:
         x_test=x_test,
         y_test=y_test,
         group=None if source.group is None else source.group[~mask],
+        test_group=None if source.group is None or x_test is None else source.group[mask],
         info={**source.info, "validation": share},
     )
 
@@ -67,4 +68,10 @@ def limit_test_set(source: Dataset, max_examples: int) -> Dataset:
         return source
     rows = np.linspace(0, len(source.x_test) - 1, max_examples).astype(np.int64)
     x, y = as_tensor(source.x_test)[rows], as_tensor(source.y_test)[rows]
-    return replace(source, x_test=x, y_test=y, info={**source.info, "test_examples": max_examples})
+    return replace(
+        source,
+        x_test=x,
+        y_test=y,
+        test_group=None if source.test_group is None else source.test_group[rows],
+        info={**source.info, "test_examples": max_examples},
+    )

@@ -15,6 +15,7 @@ from .convert import as_tensor
 from .dataset import Dataset, Rows, datasets, make_rng
 from .federated import FederatedData
 from .recipe import partition_recipe, with_recipe
+from .test_owner import assign_test_rows
 
 # Maps the name of a partition to a function f(source, clients, seed, **options). It returns one
 # array of row numbers per client; no row occurs twice.
@@ -25,6 +26,9 @@ def partition(
     source: Dataset, name: str, clients: int | None = None, seed: int = 0, **options: Any
 ) -> FederatedData:
     """Returns the data divided among clients; the rows of a client stay in order.
+
+    The test set stays whole, in its order. `test_owner` divides it among the clients by the same
+    rule: by their natural clients, or in proportion to their training rows of each class.
 
     Args:
         source: the dataset.
@@ -67,6 +71,7 @@ def partition(
             f"with {len(order)} of {len(source)} examples; the others are not used. "
             "Leave clients and min_examples out to take all.",
         )
+    fields["test_owner"] = assign_test_rows(source, name, rows, seed)
     data = FederatedData.from_arrays(
         as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **fields
     )

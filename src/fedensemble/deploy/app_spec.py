@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_file import write_bytes
-from ..config.build import build_data, build_model
+from ..config.build import build_data, build_model, data_table
 from ..config.plugins import build_algorithm
 from ..config.schema import Config, resolve
 from ..config.toml import read_toml
@@ -99,13 +99,20 @@ class AppSpec:
         return x, self.schema.convert_targets(pair[1], where)
 
     def build_client_data(self, pair: Any) -> FederatedData:
-        """Returns inputs and targets as data of one client; raises InputError if shapes differ."""
-        return FederatedData.from_clients(
+        """Returns inputs and targets as data of one client; raises InputError if shapes differ.
+
+        With `data.calibration`, the client splits off the rows that a simulation splits off.
+        """
+        data = FederatedData.from_clients(
             [self.convert(pair, "The data of load() in data.py")],
             standardise=self.schema.standardise,
             classes=self.classes,
             class_names=self.class_names,
         )
+        table = data_table(self.config)
+        if table.get("calibration") is None:
+            return data
+        return data.with_calibration(table["calibration"], table["seed"])
 
 
 def write_app_spec(folder: Path, config: Config) -> AppSpec:
@@ -118,8 +125,12 @@ def write_app_spec(folder: Path, config: Config) -> AppSpec:
         schema = Schema.from_data(build_data(config))
         values = config.values()
         example, values["data"] = values["data"], schema.to_options()
-        if example.get("clients") is not None:
-            values["data"]["clients"] = example["clients"]
+        kept = ["clients"]
+        if example.get("calibration") is not None:
+            kept += ["calibration", "seed"]
+        values["data"] |= {key: example[key] for key in kept if example.get(key) is not None}
+        # The rows of the example are whole, because each client of the fleet splits its own.
+        example.pop("calibration", None)
         config = resolve(values)
         spec = AppSpec(config, schema)
         write_bytes(folder / EXAMPLE, tomli_w.dumps({"data": example}).encode())

@@ -103,7 +103,11 @@ def fingerprint(data: FederatedData) -> str:
     if data in _FINGERPRINTS:
         return _FINGERPRINTS[data]
     digest = sha256()
-    for tensor in (data.x, data.y, data.size, data.x_test, data.y_test, data.x_server):
+    tensors = [data.x, data.y, data.size, data.x_test, data.y_test, data.x_server]
+    if data.calibration is not None:
+        tensors += [data.calibration.x, data.calibration.y, data.calibration.owner]
+    # `test_owner` is left out: it changes no training, and earlier versions did not have it.
+    for tensor in tensors:
         if tensor is None:
             continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -132,9 +132,13 @@ def fake_text(
     for position in range(1, characters):
         text[position] = successors[text[position - 1], choices[position]]
     train = [cut_windows(text[:cut, role], sequence) for role in range(roles)]
-    test = np.concatenate([cut_windows(text[cut:, role], sequence) for role in range(roles)])
+    held_out = [cut_windows(text[cut:, role], sequence) for role in range(roles)]
+    test = np.concatenate(held_out)
     rows = np.concatenate(train)
     info = {"source": "stand-in-text", "files": [], "seed": seed}
     group = np.repeat(np.arange(roles), [len(windows) for windows in train])
     source = Dataset(rows[:, :-1], rows[:, 1:], classes=len(VOCABULARY), group=group, info=info)
-    return replace(source, x_test=test[:, :-1], y_test=test[:, 1:]) if len(test) else source
+    if not len(test):
+        return source
+    test_group = np.repeat(np.arange(roles), [len(windows) for windows in held_out])
+    return replace(source, x_test=test[:, :-1], y_test=test[:, 1:], test_group=test_group)

@@ -21,6 +21,7 @@ def npz(
     x_test: str | None = None,
     y_test: str | None = None,
     client: str | None = None,
+    client_test: str | None = None,
     x_server: str | None = None,
     classes: int | None = None,
     class_names: list[str] | None = None,
@@ -36,6 +37,8 @@ def npz(
         x_test, y_test: names of the test arrays; by default x_test and y_test, if they exist.
         client: name of the array with the client of each training row (integers or texts); by
             default client, if it exists.
+        client_test: name of the array with the client of each test row; by default client_test, if
+            it exists.
         x_server: name of the array of inputs for the server; by default x_server, if it exists.
         classes: number of classes; by default the largest label plus one.
         class_names: name of each class in the order of their numbers; by default the sorted labels,
@@ -48,6 +51,7 @@ def npz(
         "x_test": x_test,
         "y_test": y_test,
         "client": client,
+        "client_test": client_test,
         "x_server": x_server,
     }
     arrays = read_arrays(file, names_by_role)
@@ -57,6 +61,7 @@ def npz(
             "neither."
         )
     group, names = number_clients(file, arrays["client"]) if "client" in arrays else (None, None)
+    tests = arrays.get("client_test")
     return Dataset(
         arrays["x"],
         arrays["y"],
@@ -66,6 +71,7 @@ def npz(
         class_names=None if class_names is None else tuple(class_names),
         group=group,
         group_names=names,
+        test_group=None if tests is None else number_test_clients(file, tests, names),
         info={"source": "npz", "files": [str(file)]},
         x_server=arrays.get("x_server"),
     )
@@ -188,3 +194,21 @@ def number_clients(file: Path, ids: NDArray[Any]) -> tuple[Rows, tuple[str, ...]
     return group.astype(np.int64), tuple(
         n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names
     )
+
+
+def number_test_clients(file: Path, ids: NDArray[Any], names: tuple[str, ...] | None) -> Rows:
+    """Returns the index of the client of each test row, [n_test]; -1 for other clients.
+
+    Args:
+        ids: of the clients of the test rows.
+        names: sorted ids of the clients of the training rows, or None without any.
+    """
+    if names is None:
+        raise DataError(
+            f"The file {file} has client ids for its test rows, but none for its training rows: "
+            "give the array client, too."
+        )
+    number = {name: index for index, name in enumerate(names)}
+    group, test_names = number_clients(file, ids)
+    known = np.array([number.get(name, -1) for name in test_names], np.int64)
+    return known[group]

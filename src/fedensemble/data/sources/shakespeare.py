@@ -92,6 +92,7 @@ def from_texts(
         "dropped_short": len(texts) - len(names),
     }
     natural = info["form"] == "roles"
+    tests = np.repeat(np.arange(len(names)), [len(windows) for windows in test])
     return Dataset(
         rows[:, :-1],
         rows[:, 1:],
@@ -102,6 +103,7 @@ def from_texts(
         if natural
         else None,
         group_names=tuple(names) if natural else None,
+        test_group=tests if natural and len(held_out) else None,
         info=info,
     )
 
