@@ -17,6 +17,7 @@ EMPTY = ("-c", "pass")
 TORCH = ("-c", "import torch")
 COMMANDS = (
     (),
+    ("new",),
     ("run",),
     ("compare",),
     ("reproduce",),

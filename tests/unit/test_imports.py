@@ -65,7 +65,8 @@ ALLOWED["theory"] = FEDERATION | {"theory"}
 ALLOWED["report"] = ALLOWED["experiment"] | {"theory", "report"}
 ALLOWED["public"] = ALLOWED["report"]  # report() imports it when it is called
 ALLOWED["catalog"] = ALLOWED["report"] | {"catalog"}
-ALLOWED["cli"] = ALLOWED["catalog"] | {"bench", "deploy", "cli"}
+ALLOWED["scaffold"] = GROUND | {"scaffold"}
+ALLOWED["cli"] = ALLOWED["catalog"] | {"bench", "deploy", "scaffold", "cli"}
 ALLOWED["__main__"] = {"cli"}
 LIGHT = {
     "modeling": {"torch"},

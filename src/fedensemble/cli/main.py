@@ -82,6 +82,24 @@ def _options(
     """Train, compare and use federated ensembles: K models at the cost of one."""
 
 
+@app.command("new")
+def new_command(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder to create, such as my-app; its name is the name of the project."
+        ),
+    ],
+) -> None:
+    """Write a project of your own: model, data, config, tests and a Flower app.
+
+    Needs no network. Inside the project, `pytest` and `fedensemble run config.toml` work.
+    """
+    from .new import new_project
+
+    new_project(folder)
+
+
 @app.command("run")
 def run_command(
     file: File = None,
@@ -480,9 +498,11 @@ def main() -> None:
     Python also collects when it exits. For the allocator see `keep_freed_memory`.
     """
     from ..runtime.malloc import keep_freed_memory
+    from ..scaffold.trusted import activate_project
 
     gc.freeze()
     keep_freed_memory()
+    activate_project(Path.cwd())
     code = run_app(app)
     gc.freeze()
     sys.exit(code)
