@@ -450,7 +450,9 @@ def bench_command(
 
 @data_app.command("get")
 def get_command(
-    name: Annotated[str, typer.Argument(help="Dataset: mnist, cifar10, cifar100 or shakespeare.")],
+    name: Annotated[
+        str, typer.Argument(help="Dataset: mnist, fashion-mnist, cifar10, cifar100 or shakespeare.")
+    ],
     root: Annotated[
         Path | None,
         typer.Option(

@@ -28,6 +28,7 @@ def test_known_sources():
         "cifar10",
         "cifar100",
         "digits",
+        "fashion-mnist",
         "gaussians",
         "mnist",
         "npz",

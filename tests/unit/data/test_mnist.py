@@ -1,4 +1,4 @@
-"""MNIST from tiny files in the official layout, valid and damaged."""
+"""MNIST and Fashion-MNIST from tiny files in the official layout, valid and damaged."""
 
 import gzip
 import struct
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedensemble.data import load
+from fedensemble.data.sources.mnist import FOLDERS
 from fedensemble.errors import DataError
 
 
@@ -50,6 +51,32 @@ def test_reads_official_layouts(tmp_path, files, folder, packed):
     assert source.y_test.tolist() == [5, 6, 7, 8]
     assert source.classes == 10
     assert len(source.info["files"]) == 4
+
+
+@pytest.mark.parametrize("folder", ["fashion-mnist", "FashionMNIST/raw"])
+def test_reads_fashion_mnist(tmp_path, files, folder):
+    write(tmp_path / folder, files, packed=True)
+    source = load("fashion-mnist", root=tmp_path)
+    assert source.x.tobytes() == files["train-images-idx3-ubyte"][16:]
+    assert source.class_names[9] == "Ankle boot" and source.classes == 10
+    assert source.info["source"] == "fashion-mnist"
+    assert source.standardise != load_mnist(tmp_path / "other", files).standardise
+
+
+def load_mnist(folder, files):
+    write(folder / "mnist", files, packed=True)
+    return load("mnist", root=folder)
+
+
+def test_finds_the_files_of_debian_outside_of_the_data_folder(tmp_path, files, monkeypatch):
+    write(tmp_path / "system", files, packed=True)
+    monkeypatch.setitem(FOLDERS, "fashion-mnist", ("fashion-mnist", str(tmp_path / "system")))
+    source = load("fashion-mnist", root=tmp_path / "data")
+    assert source.info["files"][0].startswith(str(tmp_path / "system"))
+    # The data folder comes first.
+    files["t10k-labels-idx1-ubyte"] = idx(np.array([1, 1, 1, 1]))
+    write(tmp_path / "data" / "fashion-mnist", files, packed=True)
+    assert load("fashion-mnist", root=tmp_path / "data").y_test.tolist() == [1, 1, 1, 1]
 
 
 def test_environment_names_the_folder(tmp_path, files, monkeypatch):

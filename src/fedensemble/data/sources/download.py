@@ -46,6 +46,12 @@ def mnist_remote(name: str, md5: str) -> Remote:
     return Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"md5:{md5}", "mnist")
 
 
+def fashion_remote(name: str, md5: str) -> Remote:
+    """Returns the download of one of the four Fashion-MNIST files, from the authors' repository."""
+    address = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+    return Remote(f"{address}/{name}.gz", f"md5:{md5}", "fashion-mnist")
+
+
 CIFAR10_FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 
 REMOTES: dict[str, tuple[Remote, ...]] = {
@@ -54,6 +60,12 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
         mnist_remote("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
         mnist_remote("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
         mnist_remote("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion-mnist": (
+        fashion_remote("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        fashion_remote("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
+        fashion_remote("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
+        fashion_remote("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
     "cifar10": (
         Remote(

@@ -1,4 +1,8 @@
-"""MNIST (LeCun, Cortes and Burges, 1998): 28x28 gray images of digits, official IDX files."""
+"""MNIST and Fashion-MNIST: 28x28 gray images of digits and of clothes, official IDX files.
+
+References: LeCun, Cortes, Burges, "The MNIST database of handwritten digits", 1998; Xiao, Rasul,
+Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms", 2017.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,29 @@ SIDE = 28
 CLASSES = 10
 # Mean and standard deviation of the training pixels, for values 0..255.
 STANDARDISE = Standardise(mean=(0.1307 * 255,), std=(0.3081 * 255,))
+FASHION_STANDARDISE = Standardise(mean=(0.2860 * 255,), std=(0.3530 * 255,))
+FASHION_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+# Where the files may be, below the data folder. An absolute path stands for itself: the last one is
+# that of Debian's package dataset-fashion-mnist.
+FOLDERS = {
+    "mnist": ("mnist", "MNIST/raw"),
+    "fashion-mnist": (
+        "fashion-mnist",
+        "FashionMNIST/raw",
+        "/usr/share/datasets/fashion-mnist",
+    ),
+}
 UNSIGNED_BYTE = 0x08  # the only element type of these files
 
 
@@ -24,23 +51,43 @@ def mnist(*, root: Path | None = None) -> Dataset:
         root: data folder, with the files in its subfolder mnist or MNIST/raw, compressed (.gz) or
             not.
     """
-    x, y, files = read_split("train", root)
-    x_test, y_test, test_files = read_split("t10k", root)
-    info = {"source": "mnist", "files": files + test_files}
-    class_names = tuple(str(digit) for digit in range(CLASSES))
+    return load_idx("mnist", root, tuple(str(digit) for digit in range(CLASSES)), STANDARDISE)
+
+
+@datasets.register("fashion-mnist")
+def fashion_mnist(*, root: Path | None = None) -> Dataset:
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, as those of MNIST.
+
+    Args:
+        root: data folder, with the files in its subfolder fashion-mnist or FashionMNIST/raw,
+            compressed (.gz) or not. Files of Debian's package dataset-fashion-mnist are found, too.
+    """
+    return load_idx("fashion-mnist", root, FASHION_NAMES, FASHION_STANDARDISE)
+
+
+def load_idx(
+    name: str, root: Path | None, class_names: tuple[str, ...], standardise: Standardise
+) -> Dataset:
+    """Returns a dataset of four IDX files."""
+    x, y, files = read_split(name, "train", root)
+    x_test, y_test, test_files = read_split(name, "t10k", root)
+    info = {"source": name, "files": files + test_files}
     return Dataset(
-        x, y, x_test, y_test, class_names=class_names, standardise=STANDARDISE, info=info
+        x, y, x_test, y_test, class_names=class_names, standardise=standardise, info=info
     )
 
 
-def read_split(split: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any], list[str]]:
+def read_split(
+    name: str, split: str, root: Path | None
+) -> tuple[NDArray[Any], NDArray[Any], list[str]]:
     """Returns images [n, 1, 28, 28], labels [n] and the two file names of a split.
 
     Args:
+        name: of the dataset.
         split: "train" or "t10k".
     """
-    image_file = find_idx_file(f"{split}-images-idx3-ubyte", root)
-    label_file = find_idx_file(f"{split}-labels-idx1-ubyte", root)
+    image_file = find_idx_file(name, f"{split}-images-idx3-ubyte", root)
+    label_file = find_idx_file(name, f"{split}-labels-idx1-ubyte", root)
     images, labels = read_idx(image_file, ndim=3), read_idx(label_file, ndim=1)
     if images.shape[1:] != (SIDE, SIDE):
         raise bad_file_error(
@@ -56,12 +103,10 @@ def read_split(split: str, root: Path | None) -> tuple[NDArray[Any], NDArray[Any
     return images[:, None], labels.astype(np.int64), [str(image_file), str(label_file)]
 
 
-def find_idx_file(name: str, root: Path | None) -> Path:
-    """Returns the file of this name from either folder, compressed or not."""
-    folders = ("mnist", "MNIST/raw")
-    return find_file(
-        "mnist", root, [f"{folder}/{name}{end}" for folder in folders for end in (".gz", "")]
-    )
+def find_idx_file(name: str, file: str, root: Path | None) -> Path:
+    """Returns this file of a dataset from any of its folders, compressed or not."""
+    places = [f"{folder}/{file}{end}" for folder in FOLDERS[name] for end in (".gz", "")]
+    return find_file(name, root, places)
 
 
 def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
