@@ -2,6 +2,7 @@
 
 from .anchored import Anchored
 from .diana import Diana
+from .ditto import Ditto
 from .dore import Dore
 from .fedac import FedAc
 from .fedavg import FedAvg
@@ -26,6 +27,7 @@ __all__ = [
     "SVGD",
     "Anchored",
     "Diana",
+    "Ditto",
     "Dore",
     "FedAc",
     "FedAdagrad",

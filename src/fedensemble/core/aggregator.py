@@ -99,7 +99,7 @@ def check_aggregator(aggregator: Aggregator, algorithm: Algorithm, theta: Tensor
             f"Aggregator '{rule}' cannot be used with algorithm '{name}', whose server combines "
             f"the clients' models in its own way. {advice}"
         )
-    if algorithm.init_client_state(theta):
+    if algorithm.init_client_state(theta) and not algorithm.private_state:
         raise InputError(
             f"Aggregator '{rule}' cannot be used with algorithm '{name}': its server tracks the "
             "mean of the clients' states, and a robust aggregate is not that mean, so the two "

@@ -58,6 +58,10 @@ class Algorithm(ABC):
     couples: ClassVar[bool] = False
     # its uploads are rounded or sparse, so that their coordinate-wise median is zero
     quantised: ClassVar[bool] = False
+    # no upload depends on its client state, so that a server may combine uploads in any way
+    private_state: ClassVar[bool] = False
+    # each client has models of its own, see `personal_model`
+    personal: ClassVar[bool] = False
 
     lr: float = 0.1
     lr_decay: float = 1.0
@@ -150,6 +154,18 @@ class Algorithm(ABC):
     def init_client_state(self, theta: Tensor) -> Tree:
         """Initial client state for a mode with parameters `theta`; empty for most algorithms."""
         return {}
+
+    def personal_model(self, mode: Tree, buffers: Tensor, memory: Tree) -> tuple[Tensor, Tensor]:
+        """A client's own version of a mode: parameters [..., P] and running statistics [..., R].
+
+        For most algorithms it is the mode itself.
+
+        Args:
+            mode, buffers: server state and running statistics of the mode, [..., P] and [..., R].
+            memory: the client's state for the mode; that of `init_client_state` if the client has
+                never trained the mode.
+        """
+        return mode["theta"], buffers
 
     def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and running statistics [K, R] of the modes before the first round.

@@ -31,7 +31,8 @@ def check_sharing(algorithm: Algorithm, schedule: Schedule, theta: Tensor) -> No
         name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
         raise InputError(
             f"Algorithm '{name}' cannot be used with {shared}: {reason}. Use fedavg, fedprox, "
-            "anchored, fedavgm, fedadagrad, fedadam, fedyogi, fedac or qsgd, or share nothing."
+            "anchored, fedavgm, fedadagrad, fedadam, fedyogi, fedac, qsgd or ditto, or share "
+            "nothing."
         )
 
 
@@ -88,7 +89,7 @@ def _reason_against(algorithm: Algorithm, theta: Tensor) -> str | None:
         return "its server combines the clients' whole models of each mode"
     if algorithm.couples:
         return "its server changes whole modes after the update"
-    if algorithm.init_client_state(theta):
+    if algorithm.init_client_state(theta) and not algorithm.private_state:
         return (
             "its clients keep a state for each mode, of which the server tracks the mean, and "
             "shared parameters would need one state for all modes"

@@ -32,7 +32,16 @@ from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
 from ..predict import Combine, Ensemble, Prediction
 from ..runtime.oom import out_of_memory
-from . import memory_limits, named_models, preflight, resolve, run_files, serialization, training
+from . import (
+    memory_limits,
+    named_models,
+    personal_models,
+    preflight,
+    resolve,
+    run_files,
+    serialization,
+    training,
+)
 from .history import History
 
 
@@ -375,6 +384,15 @@ class Federation:
             shared=None if self._shared is None else self._shared.parameters,
             trained=self.round > 0,
         )
+
+    def personal_models(self, clients: Sequence[int] | Tensor) -> personal_models.PersonalModels:
+        """Parameters [n, K, P] and running statistics [n, K, R] of n clients' own models.
+
+        A client that has never trained a mode has the model with which it would start. For
+        algorithms without personal models, all clients have the modes themselves. With torchrun it
+        is a collective call, on every rank.
+        """
+        return personal_models.personal_models(self, clients)
 
     def tensors(self) -> Tree:
         """All tensors that training changes, by name."""

@@ -179,14 +179,16 @@ def with_hyperparameters(algorithm: Algorithm, hyperparameters: Tree) -> Algorit
 def summarize_losses(result: BlockResult, inputs: BlockInputs) -> tuple[Tensor, Tensor]:
     """Mean loss and index of the first bad step (-1 if there is none) of each visit, [J] each.
 
-    The loss is NaN if the upload is not finite.
+    The loss is NaN if the upload or the new client state is not finite.
     """
     active = inputs.weight[: len(result.losses)].any(-1)  # [S, J]
     loss = torch.where(active, result.losses, 0).sum(0) / active.sum(0)
     bad = active & ~torch.isfinite(result.losses)
     # The sum of a row is finite only if all its values are, so that one pass over the uploads is
     # enough. Values near 1e38 can overflow the sum, but a model with such weights has diverged.
-    finite = torch.stack([value.sum(-1).isfinite() for value in result.uploads.values()]).all(0)
-    # If all losses are finite and the upload is not, the last step was the bad one.
+    # Client state is checked as well: the state of Ditto can diverge while the upload is fine.
+    tensors = [*result.uploads.values(), *result.memory.values()]
+    finite = torch.stack([value.sum(-1).isfinite() for value in tensors]).all(0)
+    # If all losses are finite and a tensor is not, the last step was the bad one.
     last = torch.where(finite, -1, active.sum(0) - 1)
     return torch.where(finite, loss, torch.nan), torch.where(bad.any(0), bad.long().argmax(0), last)
