@@ -1,15 +1,16 @@
-# Two commands: `make run` shows the method at work, `make test` checks everything.
+# Three commands: `make run` shows the method at work, `make test` checks everything, `make docs` builds the site.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 # For test-torch: the version of torch, by default the oldest that pyproject.toml allows, and the tests to run.
 TORCH ?= 2.8.0
 TORCH_VENV := .venv-torch-$(TORCH)
 TESTS ?= tests src
 
-.PHONY: run test test-torch lint types clean
+.PHONY: run test test-torch lint types docs clean
 
 run: $(BASE)
 	$(BIN)/fedensemble compare
@@ -29,6 +30,12 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# The site, in build/docs/html. A warning is an error, and so is a link that leads nowhere.
+docs: $(DOCS)
+	$(BIN)/python docs/site/pages.py build/docs/source
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -n -q --keep-going -j 2 -c docs/site build/docs/source build/docs/html
+	@echo "The site is build/docs/html/index.html."
+
 $(BASE): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); PyTorch is large, so this can take some minutes."
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +48,10 @@ $(STAMP): $(BASE)
 # torchvision would have to match torch's build. Where it cannot be had, that one test is skipped.
 	-$(BIN)/python -m pip install --quiet --no-deps byzfl==0.0.11
 	touch $(STAMP)
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $(DOCS)
 
 # The other pins hold for every torch of the range, so that a failure is due to torch.
 $(TORCH_VENV)/.installed-dev: pyproject.toml constraints.txt

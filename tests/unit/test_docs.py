@@ -96,7 +96,7 @@ def test_the_readme_trains_in_twelve_lines_and_the_command_line_goes_on(tmp_path
     assert torch.equal(loaded.ensemble.theta, names["federation"].ensemble.theta)
 
 
-@pytest.mark.parametrize("page", ["ref-python.md", "tutorial-first-run.md"])
+@pytest.mark.parametrize("page", ["index.md", "ref-python.md", "tutorial-first-run.md"])
 def test_other_pages_have_the_same_twelve_lines(page):
     example = blocks(ROOT / "README.md", "python")[0]
     assert example in blocks(ROOT / "docs" / page, "python")
