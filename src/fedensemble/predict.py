@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -41,6 +42,9 @@ from .uncertainty.abstention import (
 )
 from .uncertainty.scores import SCORES, Score, ensemble_energy, variation_ratio
 from .uncertainty.targets import check_below, check_targets
+
+if TYPE_CHECKING:
+    from .export.write import ExportedFile
 
 Combine = Literal["probabilities", "logits", "outputs"]
 
@@ -460,6 +464,27 @@ class Ensemble:
             raw = torch.cat([part if on_device else part.cpu() for part in outputs], dim=2)
             check_predictions(raw)
             return self._combine_outputs(raw)
+
+    def export(
+        self, path: str | Path, *, examples: Any = None, tolerance: float = 1e-5
+    ) -> ExportedFile:
+        """Writes all models as one file that runs without this package; returns facts about it.
+
+        The file takes inputs as `predict` does, any number of them, and returns what `Prediction`
+        has by these names: for classification mean, label, entropy, mutual_information and
+        members, for regression mean, variance and members. It is compared with `predict` before it
+        is written. ONNX needs the extra "export".
+
+        Args:
+            path: a name that ends in .onnx, or in .pt2 for torch.export.
+            examples: some inputs to trace and compare with; None draws random ones.
+            tolerance: largest difference to `predict`, relative to the largest value of an output
+                where that is above 1.
+        """
+        # Imported here, because it builds on this module and few programs export.
+        from .export.write import export_ensemble
+
+        return export_ensemble(self, path, examples, tolerance)
 
     def _combine_outputs(self, raw: Tensor) -> Prediction:
         """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""

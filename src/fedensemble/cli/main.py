@@ -305,6 +305,24 @@ def predict_command(
     print_line(predict_file(run, inputs, output, members=members, device=device, rule=rule))
 
 
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The .onnx or .pt2 (torch.export) file to write.")
+    ],
+) -> None:
+    """Write the ensemble of a finished run as one file that runs without fedensemble.
+
+    The file takes inputs as in training, and returns mean, label, entropy, mutual_information and
+    members, or for regression mean, variance and members. It is compared with the predictions of
+    the run before it is written. ONNX needs the extra "export".
+    """
+    from .export import export_file
+
+    print_line(export_file(run, output))
+
+
 @app.command("report")
 def report_command(
     path: Annotated[

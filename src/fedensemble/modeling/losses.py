@@ -133,7 +133,7 @@ def class_logits(loss: str | Loss, outputs: Tensor) -> Tensor:
     """
     if loss != "bce":
         return outputs
-    logit = outputs.reshape(len(outputs))
+    logit = outputs.reshape(outputs.shape[0])  # not len(), which torch.export takes for a constant
     return torch.stack([torch.zeros_like(logit), logit], -1)
 
 

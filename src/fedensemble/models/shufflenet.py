@@ -133,5 +133,5 @@ def shuffle_channels(x: Tensor) -> Tensor:
     >>> shuffle_channels(torch.arange(6.0).reshape(1, 6, 1, 1)).flatten().tolist()
     [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
     """
-    halves = x.reshape(len(x), 2, -1, *x.shape[2:])
+    halves = x.reshape(x.shape[0], 2, -1, *x.shape[2:])
     return halves.transpose(1, 2).reshape(x.shape)

@@ -1,0 +1,70 @@
+"""An ensemble as one nn.Module: stored inputs to what `Ensemble.predict` returns, as tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..modeling.losses import Loss, class_logits
+
+if TYPE_CHECKING:
+    from ..predict import Ensemble
+
+CLASSIFICATION = ("mean", "label", "entropy", "mutual_information", "members")
+REGRESSION = ("mean", "variance", "members")
+
+
+class InferenceModule(nn.Module):
+    """All models of an ensemble with the normalization before and the combination after them.
+
+    The models are a list of K * S submodules. Stacked parameters with `vmap` would be a smaller
+    graph, but torch.export then fixes the batch size of convolutions, and an LSTM has no vmap.
+
+    Args:
+        ensemble: whose models are copied to the CPU.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__()
+        modes, samples = ensemble.predictors.shape[:2]
+        self.models = nn.ModuleList(
+            ensemble.module(mode, sample) for mode in range(modes) for sample in range(samples)
+        )
+        self.modes, self.samples = modes, samples
+        self.dtype = ensemble.model.dtype
+        self.standardise = ensemble.standardise
+        self.loss: str | Loss = ensemble.model.user_loss
+        self.by_logits = ensemble.combine == "logits"
+        self.output_names = (
+            CLASSIFICATION if ensemble.model.task == "classification" else REGRESSION
+        )
+        self.eval()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """The outputs by name; shapes are those of `Prediction`."""
+        if self.standardise is not None:
+            x = self.standardise(x, self.dtype)
+        # A model may write into its inputs.
+        outputs = [class_logits(self.loss, model(x.clone())) for model in self.models]
+        raw = torch.stack(outputs)  # [K * S, B, ..., C]
+        if self.output_names == REGRESSION:
+            spread = raw.var(0) if len(outputs) > 1 else torch.zeros_like(raw[0])
+            return {"mean": raw.mean(0), "variance": spread, "members": raw}
+        members = raw.softmax(-1)
+        mean = raw.mean(0).softmax(-1) if self.by_logits else members.mean(0)
+        member_entropy = _entropy(members).mean(0)
+        return {
+            "mean": mean,
+            "label": mean.argmax(-1),
+            "entropy": _entropy(mean),
+            "mutual_information": (_entropy(members.mean(0)) - member_entropy).clamp(min=0),
+            "members": members,
+        }
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    """Entropy over the last dimension in nats; ONNX has no xlogy."""
+    smallest = torch.finfo(probabilities.dtype).tiny  # 0 log 0 = 0
+    return -(probabilities * probabilities.clamp(min=smallest).log()).sum(-1)
