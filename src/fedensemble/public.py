@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -53,7 +53,19 @@ from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, 
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .uncertainty.abstention import Abstention
 
+if TYPE_CHECKING:
+    from .estimators import FedEnsembleClassifier, FedEnsembleRegressor
+
 _T = TypeVar("_T", bound=type)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the estimators when they are first used: scikit-learn takes a second."""
+    if name not in ("FedEnsembleClassifier", "FedEnsembleRegressor"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from . import estimators
+
+    return getattr(estimators, name)
 
 
 def register(name: str) -> Callable[[_T], _T]:
@@ -145,7 +157,9 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedEnsembleClassifier",
     "FedEnsembleError",
+    "FedEnsembleRegressor",
     "FedPD",
     "FedProx",
     "FedSplit",

@@ -26,7 +26,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize(("page", "least"), [("shapes.md", 20), ("explanation-theory.md", 8)])
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [("shapes.md", 20), ("explanation-theory.md", 8), ("how-to-scikit-learn.md", 30)],
+)
 def test_examples(page, least):
     test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
     output: list[str] = []

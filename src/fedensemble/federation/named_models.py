@@ -40,7 +40,7 @@ def build_model(table: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec
     """
     model_class = models[table["name"]]
     options = {name: value for name, value in table.items() if name != "name"}
-    return ModelSpec(model_class, {**options, **_from_data(model_class, facts)})
+    return ModelSpec(model_class, {**options, **given_by_data(model_class, facts)})
 
 
 def resolve_model(
@@ -60,6 +60,22 @@ def resolve_model(
     return build_model(table, model_facts(data, loss))
 
 
+def ask_for_facts(
+    model: ModelFactory | str | Mapping[str, Any], data: FederatedData, loss: str | Loss
+) -> ModelFactory | str | Mapping[str, Any]:
+    """The model, or a factory that passes shape and outputs on to a callable that takes them.
+
+    >>> from torch import nn
+    >>> data = FederatedData.from_clients([([[0.0, 1.0]], [0]), ([[1.0, 1.0]], [1])])
+    >>> ask_for_facts(lambda outputs: nn.Linear(2, outputs), data, "cross_entropy")()
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    if isinstance(model, (str, Mapping)) or not callable(model):
+        return model  # `Federation` says what is wrong with anything that is no model
+    given = given_by_data(model, model_facts(data, loss))
+    return ModelSpec(model, given) if given else model
+
+
 def describe_model(factory: ModelFactory, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `[model]` table from which `build_model` makes the same model; None if there is none.
 
@@ -75,13 +91,13 @@ def describe_model(factory: ModelFactory, facts: Mapping[str, Any]) -> dict[str,
     name = models.name_of(made)
     if name is None:
         return None
-    given = _from_data(made, facts)
+    given = given_by_data(made, facts)
     if any(_as_list(options.get(key)) != value for key, value in given.items()):
         return None
     return {"name": name, **{key: v for key, v in options.items() if key not in given}}
 
 
-def _from_data(model: Callable[..., Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def given_by_data(model: Callable[..., Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that a registered model takes."""
     accepted = inspect.signature(model).parameters
     return {name: facts[name] for name in GIVEN_TO_MODELS if name in accepted}
