@@ -20,6 +20,7 @@ COMMANDS = (
     ("new",),
     ("run",),
     ("compare",),
+    ("tune",),
     ("reproduce",),
     ("predict",),
     ("report",),

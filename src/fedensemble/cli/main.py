@@ -219,6 +219,48 @@ def advise_command(
     advise(file, all_settings(set_, device), pilot, modes, seeds, runs)
 
 
+@app.command("tune")
+def tune_command(
+    file: File = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Override a setting, e.g. --set rounds=50, or search it: a range, e.g. --set "
+            "algorithm.lr=log:0.01..1, integers, e.g. --set ensemble.modes=1..8, or choices, e.g. "
+            "--set 'algorithm=fedavg|fedprox'. Can be repeated.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Number of trials.", min=1)] = 32,
+    batch: Annotated[
+        int,
+        typer.Option(
+            help="Trials that train together. More are faster; fewer learn more from each other.",
+            min=1,
+        ),
+    ] = 16,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Objective on the validation data: accuracy (default), nll or brier; for "
+            "regression mse (default) or crps."
+        ),
+    ] = None,
+    seeds: Seeds = None,
+    device: Device = None,
+    runs: RunsFolder = RUNS,
+) -> None:
+    """Search hyperparameters on validation data.
+
+    Trials train together in batches. The test set is not used. If the search was interrupted, the
+    same command continues it; with more --trials, it is extended. Needs the extra "tune".
+    """
+    from .config import all_settings
+    from .tune import tune_settings
+
+    tune_settings(file, all_settings(set_, device), trials, batch, metric, seeds, runs)
+
+
 @app.command("reproduce")
 def reproduce_command(
     names: Annotated[

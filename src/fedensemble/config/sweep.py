@@ -60,8 +60,8 @@ def split_sweeps(settings: Sequence[str]) -> tuple[list[str], list[Sweep]]:
     return single, sweeps
 
 
-def split_values(text: str) -> list[str]:
-    """Returns the parts between commas; commas in quotes, lists and tables do not separate.
+def split_values(text: str, separator: str = ",") -> list[str]:
+    """Returns the parts between separators; those in quotes, lists and tables do not separate.
 
     >>> split_values("0.1, 0.3"), split_values("[64,32],[16]"), split_values("'a,b',c")
     (['0.1', '0.3'], ['[64,32]', '[16]'], ["'a,b'", 'c'])
@@ -81,7 +81,7 @@ def split_values(text: str) -> list[str]:
             depth += 1
         elif character in "]}":
             depth -= 1
-        elif character == "," and depth == 0:
+        elif character == separator and depth == 0:
             parts.append(text[start:at].strip())
             start = at + 1
     # With a quote or bracket that is never closed, the text is one value: a string.
@@ -113,7 +113,7 @@ def cross(factors: Sequence[Rows], sweeps: Sequence[Sweep], seeds: int) -> Rows:
             f"{seeds} seed{'s' * (seeds > 1)} each; at most {MOST_ROWS:,} rows are possible. "
             "Compare fewer values, or split the comparison."
         )
-    names = _short_names([sweep.key for sweep in sweeps])
+    names = short_names([sweep.key for sweep in sweeps])
     swept = [_rows_of(sweep, name) for sweep, name in zip(sweeps, names, strict=True)]
     rows = []
     for combination in product(*factors, *swept):
@@ -142,10 +142,10 @@ def _rows_of(sweep: Sweep, name: str) -> Rows:
     return rows
 
 
-def _short_names(keys: Sequence[str]) -> list[str]:
+def short_names(keys: Sequence[str]) -> list[str]:
     """Returns the last part of each key, or the whole key if two of them end in the same part.
 
-    >>> _short_names(["algorithm.lr", "algorithm.name"]), _short_names(["model.lr", "algorithm.lr"])
+    >>> short_names(["algorithm.lr", "algorithm.name"]), short_names(["model.lr", "algorithm.lr"])
     (['lr', 'algorithm'], ['model.lr', 'algorithm.lr'])
     """
     # `algorithm.name` is the algorithm, as `model.name` is the model.

@@ -43,12 +43,15 @@ class RunCallbacks:
         on_train_start: called with the config and the number of completed rounds.
         on_round_end: called with the report of each round and the latest test metrics.
         on_error: called with the error if one of several runs fails; the others continue.
+        stop_exploded: end a run whose loss has exploded with a DivergedError, as one whose loss is
+            not finite; otherwise there is a warning, and training continues.
     """
 
     on_message: Say = lambda text: None
     on_train_start: Callable[[Config, int], None] = lambda config, round: None
     on_round_end: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
     on_error: Callable[[Exception], None] = lambda error: None
+    stop_exploded: bool = False
 
 
 def run(
@@ -251,6 +254,8 @@ def _train(
             tracker.record(record)
         callbacks.on_round_end(report, latest_test)
         monitor.observe(report.loss)
+        if monitor.message and callbacks.stop_exploded:
+            raise DivergedError(monitor.message)
         if monitor.message and not warned:
             callbacks.on_message(f"warning: {store.path}: {monitor.message} Training continues.")
             warned = True
