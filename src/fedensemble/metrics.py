@@ -38,10 +38,10 @@ CLASSIFICATION = (
     "coverage_at_5_risk",
 )
 REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance", "crps")
-_BINS = 15  # of the expected calibration error, as in Guo et al. 2017
+BINS = 15  # of the expected calibration error, as in Guo et al. 2017
 # Lower bound of probabilities in the negative log-likelihood. Without it one confident mistake
 # would make the mean infinite.
-_MIN_PROBABILITY = 1e-12
+MIN_PROBABILITY = 1e-12
 
 
 def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
@@ -62,15 +62,15 @@ def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float
     if prediction.task == "regression":
         target = targets.to(modes.dtype).reshape(modes.shape[1:])
         return {
-            "mse": [_round_to_6_digits(((mode - target) ** 2).double().mean()) for mode in modes]
+            "mse": [round_to_6_digits(((mode - target) ** 2).double().mean()) for mode in modes]
         }
     target = targets.reshape(-1).long()
     accuracy, nll = [], []
     for mode in modes:  # one at a time, to avoid a float64 copy of all modes
         probabilities = mode.reshape(len(target), -1)
         of_target = probabilities.gather(1, target.unsqueeze(1)).double()
-        accuracy.append(_round_to_6_digits((probabilities.argmax(-1) == target).double().mean()))
-        nll.append(_round_to_6_digits(-of_target.clamp(min=_MIN_PROBABILITY).log().mean()))
+        accuracy.append(round_to_6_digits((probabilities.argmax(-1) == target).double().mean()))
+        nll.append(round_to_6_digits(-of_target.clamp(min=MIN_PROBABILITY).log().mean()))
     return {"accuracy": accuracy, "nll": nll}
 
 
@@ -100,9 +100,9 @@ def evaluate_classes(prediction: Prediction, targets: Any) -> dict[str, dict[str
     names = prediction.class_names or [str(number) for number in range(classes)]
     return {
         name: {
-            "precision": _round_to_6_digits(precision[number]),
-            "recall": _round_to_6_digits(recall[number]),
-            "f1": _round_to_6_digits(f1[number]),
+            "precision": round_to_6_digits(precision[number]),
+            "recall": round_to_6_digits(recall[number]),
+            "f1": round_to_6_digits(f1[number]),
             "examples": float(actual[number]),
         }
         for number, name in enumerate(names)
@@ -162,7 +162,7 @@ def ood_metrics(
     }
 
 
-def _round_to_6_digits(value: Tensor) -> float:
+def round_to_6_digits(value: Tensor) -> float:
     """The value rounded to 6 significant digits, which keeps result files short."""
     return float(f"{float(value):.6g}")
 
@@ -187,15 +187,15 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
         "mode_accuracy_mean": float(accuracies.mean()),
         "mode_accuracy_min": float(accuracies.min()),
         "mode_accuracy_max": float(accuracies.max()),
-        "nll": float(-of_target.clamp(min=_MIN_PROBABILITY).log().mean()),
+        "nll": float(-of_target.clamp(min=MIN_PROBABILITY).log().mean()),
         "brier": float(((mean - onehot) ** 2).sum(1).mean()),
-        "ece": float(multiclass_calibration_error(mean, target, num_classes=classes, n_bins=_BINS)),
+        "ece": float(multiclass_calibration_error(mean, target, num_classes=classes, n_bins=BINS)),
         "entropy": float(prediction.entropy.double().mean()),
         "mode_entropy": float(prediction.member_entropy.double().mean()),
         "mutual_information": float(prediction.mutual_information.double().mean()),
         "disagreement": disagreement(modes),
-        "adaptive_ece": adaptive_calibration_error(mean, target, _BINS),
-        "classwise_ece": classwise_calibration_error(mean, target, _BINS),
+        "adaptive_ece": adaptive_calibration_error(mean, target, BINS),
+        "classwise_ece": classwise_calibration_error(mean, target, BINS),
         "aurc": selective.aurc(),
         "augrc": selective.augrc(),
         "coverage_at_5_risk": selective.coverage_at_risk(0.05),

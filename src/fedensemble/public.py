@@ -23,6 +23,7 @@ from .algorithms import (
     Scaffold,
 )
 from .averages import EMA, SWA, SWAG, Snapshots
+from .client_metrics import ClientMetrics, evaluate_clients
 from .core.aggregator import Aggregator, aggregators
 from .core.algorithm import Algorithm, algorithms
 from .core.attack import Attack, attacks
@@ -140,6 +141,7 @@ __all__ = [
     "Average",
     "Balanced",
     "CenteredClipping",
+    "ClientMetrics",
     "Cohort",
     "DataError",
     "Devices",
@@ -192,6 +194,7 @@ __all__ = [
     "averages",
     "evaluate",
     "evaluate_classes",
+    "evaluate_clients",
     "load_ensemble",
     "ood_metrics",
     "register",

@@ -98,6 +98,7 @@ def keys() -> list[str]:
             *Config.model_fields,
             "data.validation",
             "data.calibration",
+            "data.new_clients",
             "data.server_share",
             "data.server_file",
             "nothing",

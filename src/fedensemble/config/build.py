@@ -80,6 +80,8 @@ def build_data(
     options = _select_options(table, parameters(partition_function, GIVEN_TO_PARTITIONS))
     with raise_on_oom("The data do", torch.device("cpu"), _OOM_ADVICE):
         data = partition(source, table["partition"], table["clients"], table["seed"], **options)
+        if table.get("new_clients") is not None:
+            data = data.with_new_clients(table["new_clients"], table["seed"])
         if table.get("calibration") is not None:
             data = data.with_calibration(table["calibration"], table["seed"])
     return with_recipe(data, table)

@@ -94,6 +94,7 @@ _COMMON_DATA: dict[str, Parameter] = {
     "seed": (NonNegativeInt | None, None),
     "validation": (float | None, None),
     "calibration": (float | None, None),
+    "new_clients": (float | None, None),
     "test_examples": (PositiveInt | None, None),
     "server_share": (float | None, None),
     "server_file": (Path | None, None),

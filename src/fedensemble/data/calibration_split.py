@@ -11,7 +11,7 @@ from .. import prng
 from ..arguments import require_fraction, require_integer
 from ..errors import InputError, setting
 from .client_rows import ClientRows
-from .recipe import with_recipe
+from .recipe import extend_recipe, with_recipe
 
 if TYPE_CHECKING:
     from .federated import FederatedData
@@ -58,7 +58,7 @@ def split_calibration(data: FederatedData, share: float, seed: int) -> Federated
         info={**data.info, "calibration": share},
         notes=(*data.notes, *((note,) if without else ())),
     )
-    # A config has one seed for the partition and this split.
-    recipe = data.recipe
-    same_seed = recipe is not None and recipe.get("seed", 0) == seed
-    return with_recipe(result, {**recipe, "calibration": share} if recipe and same_seed else None)
+    if data.new_clients is not None:
+        new = split_calibration(data.new_clients, share, seed)
+        result = replace(result, new_clients=new)
+    return with_recipe(result, extend_recipe(data.recipe, "calibration", share, seed))

@@ -38,6 +38,7 @@ from .federated_checks import (
 )
 from .label_checks import check_numbering, count_classes, unseen_labels
 from .label_names import encode_labels
+from .new_clients import hold_out_clients
 from .normalize import Standardise
 from .recipe import Recipe
 
@@ -56,6 +57,7 @@ class FederatedData:
         test_owner: index of the client of each test row, int64 [n_test], and -1 for rows of no
             client; None if test rows have no clients.
         calibration: rows of the clients that are not trained on, or None.
+        new_clients: data of clients that are not trained on, with their own test set, or None.
         x_server: unlabelled inputs of the server, or None.
         standardise: normalization that is applied to the inputs of each batch, or None.
         classes: number of classes (or tokens); None for regression.
@@ -85,6 +87,7 @@ class FederatedData:
     recipe: Recipe | None = None
     calibration: ClientRows | None = None
     test_owner: Tensor | None = None
+    new_clients: FederatedData | None = None
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -155,6 +158,18 @@ class FederatedData:
         ([8, 2], [0, 0])
         """
         return split_calibration(self, share, seed)
+
+    def with_new_clients(self, share: float, seed: int = 0) -> FederatedData:
+        """Returns the data with a random `share` of the clients in `new_clients`.
+
+        They are not trained on. The test set stays whole; `new_clients` has a copy of their rows.
+
+        >>> data = FederatedData.from_arrays([[float(i)] for i in range(12)], [0, 1] * 6, [3] * 4)
+        >>> data = data.with_new_clients(0.25)
+        >>> len(data), len(data.new_clients)
+        (3, 1)
+        """
+        return hold_out_clients(self, share, seed)
 
     def label_counts(self) -> Tensor:
         """Returns the number of examples per client and class, [N, C]; raises for regression."""

@@ -24,6 +24,10 @@ def check_field_types(data: FederatedData) -> None:
     for name in ("x_test", "y_test", "x_server"):
         if getattr(data, name) is not None:
             _check_tensor(name, getattr(data, name))
+    if data.new_clients is not None and not isinstance(data.new_clients, type(data)):
+        raise DataError(
+            f"new_clients must be FederatedData or None; got {type(data.new_clients).__name__}."
+        )
     for name in ("start", "size"):
         value = getattr(data, name)
         if value.dtype != torch.int64 or value.dim() != 1:

@@ -23,6 +23,15 @@ def with_recipe(data: _T, recipe: Recipe | None) -> _T:
     return data
 
 
+def extend_recipe(recipe: Recipe | None, key: str, value: Any, seed: int) -> Recipe | None:
+    """The recipe with one more setting; None if a config cannot say the same.
+
+    Args:
+        seed: with which the data were changed; a config has one seed for all of `[data]`.
+    """
+    return {**recipe, key: value} if recipe and recipe.get("seed", 0) == seed else None
+
+
 def partition_recipe(
     source: Recipe | None,
     load: Callable[..., Any] | None,

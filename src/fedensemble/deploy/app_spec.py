@@ -122,13 +122,16 @@ def write_app_spec(folder: Path, config: Config) -> AppSpec:
     schema, and stays in example.toml as data to try the app with.
     """
     if config.data["source"] != "schema":
-        schema = Schema.from_data(build_data(config))
+        data = build_data(config)
+        schema = Schema.from_data(data)
         values = config.values()
         example, values["data"] = values["data"], schema.to_options()
         kept = ["clients"]
         if example.get("calibration") is not None:
             kept += ["calibration", "seed"]
         values["data"] |= {key: example[key] for key in kept if example.get(key) is not None}
+        if data.new_clients is not None:
+            values["data"]["clients"] = len(data)
         # The rows of the example are whole, because each client of the fleet splits its own.
         example.pop("calibration", None)
         config = resolve(values)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..config.schema import Config
+from ..data import FederatedData
+from ..federation.training import evaluate_by_client
 from ..metrics import evaluate, evaluate_modes
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble, Prediction
@@ -19,7 +21,7 @@ from .storage.run_folder import RunFolder
 # normalizes with the statistics of the test batch.
 AUTHORS_BATCH = 16
 # Keys of the metrics that `evaluate_run` returns, in the record of a round with a test.
-TEST_KEYS = ("test", "modes", "test_last", "test_dropout")
+TEST_KEYS = ("test", "modes", "test_last", "test_dropout", "test_clients", "test_new_clients")
 # Predictions with up to this number of elements stay on the device while metrics are computed.
 _MAX_ELEMENTS_ON_DEVICE = 100_000_000
 
@@ -65,8 +67,9 @@ def evaluate_run(
     """Returns metrics on the test set and the prediction; ({}, None) without a test set.
 
     The metrics are "test" (ensemble), "modes" (each mode), with an average "test_last" (the current
-    modes without it) and, if the config asks for it, "test_dropout" (ensemble with dropout
-    enabled). The prediction is that of "test".
+    modes without it), if the config asks for it, "test_dropout" (ensemble with dropout enabled),
+    and if test rows belong to clients, "test_clients" and "test_new_clients". The prediction is
+    that of "test".
     """
     if data.x_test is None or data.y_test is None:
         return {}, None
@@ -87,6 +90,13 @@ def evaluate_run(
         if config.evaluation.dropout:
             with_dropout = _predict(config, ensemble, x, y, data.classes, dropout=True)
             metrics["test_dropout"] = evaluate(with_dropout, y)
+        if isinstance(data, FederatedData):
+            metrics |= evaluate_by_client(
+                data,
+                prediction,
+                lambda new: _predict(config, ensemble, *new, data.classes),
+                config.report.publish_clients,
+            )
         return metrics, prediction
 
 

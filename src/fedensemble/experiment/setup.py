@@ -103,17 +103,24 @@ def fingerprint(data: FederatedData) -> str:
     if data in _FINGERPRINTS:
         return _FINGERPRINTS[data]
     digest = sha256()
-    tensors = [data.x, data.y, data.size, data.x_test, data.y_test, data.x_server]
-    if data.calibration is not None:
-        tensors += [data.calibration.x, data.calibration.y, data.calibration.owner]
     # `test_owner` is left out: it changes no training, and earlier versions did not have it.
-    for tensor in tensors:
+    for tensor in [*_tensors(data), *_tensors(data.new_clients)]:
         if tensor is None:
             continue
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         # `.data` is a view of the array's memory: the data are hashed without a copy.
         digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)
     return _FINGERPRINTS.setdefault(data, digest.hexdigest())
+
+
+def _tensors(data: FederatedData | None) -> list[Tensor | None]:
+    """Returns all examples and their division among clients."""
+    if data is None:
+        return []
+    tensors = [data.x, data.y, data.size, data.x_test, data.y_test, data.x_server]
+    if (held := data.calibration) is not None:
+        tensors += [held.x, held.y, held.owner]
+    return tensors
 
 
 def _require_equal(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..client_metrics import ClientMetrics
 from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
@@ -264,6 +265,15 @@ class Federation:
             options: of `Ensemble.predict`.
         """
         return training.evaluate_federation(self, x, y, **options)
+
+    def evaluate_clients(self, *, new: bool = False, **options: Any) -> ClientMetrics:
+        """Metrics of each client on its own test rows, `data.test_owner`.
+
+        Args:
+            new: whether to test the clients that are not trained on, `data.new_clients`.
+            options: of `Ensemble.predict`.
+        """
+        return training.evaluate_federation_clients(self, new=new, **options)
 
     def run_round(self, result: RoundResult | None = None) -> RoundReport:
         """Runs one round; returns its report. `rounds` is the usual way to train.

@@ -7,10 +7,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..arguments import require_integer
+from ..client_metrics import ClientMetrics, evaluate_clients
 from ..core.types import RoundReport
+from ..data import FederatedData
 from ..errors import InputError, UntrainedWarning
 from ..metrics import evaluate, evaluate_modes
+from ..predict import Prediction
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -91,12 +96,61 @@ def evaluate_federation(
     prediction = federation.predict(inputs, **options)
     metrics = evaluate(prediction, targets)
     if not options:  # metrics with dropout, for example, are no part of the usual curve
-        tests = {"test": metrics, "modes": evaluate_modes(prediction, targets)}
+        tests: dict[str, Any] = {"test": metrics, "modes": evaluate_modes(prediction, targets)}
         # With an average, the modes as they are now are tested, too.
         if (last := federation.last_ensemble) is not None:
             tests["test_last"] = evaluate(last.predict(inputs), targets)
+        tests |= evaluate_by_client(
+            federation.data, prediction, lambda new: federation.predict(new[0])
+        )
         federation.history.add_test(federation.round, tests)
     return metrics
+
+
+def evaluate_by_client(
+    data: FederatedData,
+    prediction: Prediction,
+    predict: Callable[[tuple[Tensor, Tensor]], Prediction],
+    publish: bool = True,
+) -> dict[str, dict[str, float]]:
+    """Summaries of the metrics of each client: "test_clients", and "test_new_clients" if any are.
+
+    Both are left out if test rows belong to no client.
+
+    Args:
+        prediction: for the test set.
+        predict: returns the prediction for other inputs, given inputs and targets.
+        publish: whether values of single clients may be in the result.
+    """
+    tests = {}
+    if data.test_owner is not None and bool((data.test_owner >= 0).any()):
+        own = evaluate_clients(prediction, data.y_test, data.test_owner, len(data))
+        tests["test_clients"] = own.summary(publish)
+    new = data.new_clients
+    if new is not None and new.x_test is not None and new.y_test is not None:
+        seen = predict((new.x_test, new.y_test))
+        tests["test_new_clients"] = evaluate_clients(
+            seen, new.y_test, new.test_owner, len(new)
+        ).summary(publish)
+    return tests
+
+
+def evaluate_federation_clients(
+    federation: Federation, *, new: bool, **options: Any
+) -> ClientMetrics:
+    """Metrics of each client; see `Federation.evaluate_clients`."""
+    data = federation.data.new_clients if new else federation.data
+    if data is None:
+        raise InputError(
+            "These data have no new clients: hold some out with data.with_new_clients(0.1)."
+        )
+    x, y = data.x_test, data.y_test
+    if x is None or y is None or data.test_owner is None:
+        raise InputError(
+            "The test rows of these data belong to no client: use partition(), or pass x_test, "
+            "y_test and test_owner to FederatedData."
+        )
+    return evaluate_clients(federation.predict(x, **options), y, data.test_owner, len(data))
 
 
 def _test_set(federation: Federation) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from ..experiment.studies.compare import (
 )
 from .best import best_by_column
 from .bibliography import bibliography
+from .client_tables import CLIENTS_FILE, compare_clients
 from .figures.plots import comparison_figure, save_for_print
 from .latex import latex
 from .runs_table import means_table, runs_table
@@ -94,7 +95,7 @@ def write_comparison(
 
     The files are report.md, the table as table.csv and table.tex, one row per run in runs.csv,
     references.bib, runs.json, and the figure "curves" as PNG, PDF and SVG; with "time" as another
-    figure if all runs have a simulated clock.
+    figure if all runs have a simulated clock, and clients.csv if test rows belong to clients.
 
     Args:
         root: folder under which all runs are stored.
@@ -116,6 +117,10 @@ def write_comparison(
     text += "".join(f"- {line}\n" for line in failures(results)) + "\n" * any(
         result.failed for result in results
     )
+    by_client = compare_clients(results, comparison.metric)
+    if by_client is not None:
+        write_bytes(folder / CLIENTS_FILE, by_client.csv().encode())
+        text += f"## {by_client.title}\n\n{by_client.markdown()}\n"
     text += "![curves](curves.png)\n"
     if all(has_clock(records) for result in results for records in result.curves):
         timed = comparison_figure(results, comparison.metric, hours=True)

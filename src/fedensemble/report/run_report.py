@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..experiment.records import simulated
 from ..experiment.storage.read_json import need_keys, need_numbers
 from ..experiment.storage.run_folder import RunFolder
+from .client_tables import clients_table
 from .figures.plots import run_figure, save
 from .tables import TextTable, run_table, time_table
 
@@ -24,6 +25,10 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     state += f"\nDiverged: {divergence}\n" if (divergence := store.divergence()) else ""
     times = time_table(records)
     spent = f"\n## {times.title}\n\n{times.markdown()}" if times else ""
+    if summary is None:
+        summary = store.summary() if store.done else unfinished(values, records)
+    by_client = clients_table(summary)
+    spent += f"\n## {by_client.title}\n\n{by_client.markdown()}" if by_client else ""
     text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\n"
     text += "Settings: `config.toml`.\n"
     write_bytes(folder / "report.md", text.encode())

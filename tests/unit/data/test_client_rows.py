@@ -153,8 +153,8 @@ def test_owners_must_be_clients():
         FederatedData.from_arrays(x, y, [1, 1], calibration=(x, y))
     with pytest.raises(DataError, match="must be a tensor"):
         ClientRows(x, y, [0, 1])
+    rows = ClientRows(x, y + 5, torch.tensor([0, 1]))
     with pytest.raises(DataError, match="below the number of classes"):
-        rows = ClientRows(x, y + 5, torch.tensor([0, 1]))
         FederatedData.from_arrays(x, y, [1, 1], classes=2, calibration=rows)
 
 

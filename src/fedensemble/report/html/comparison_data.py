@@ -7,10 +7,12 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from ...errors import StoreError
+from ..client_tables import CLIENTS_FILE, CLIENTS_TITLE
 from ..figures.paper_grid import FULL
 from ..tables import TITLES, TextTable
 from .run_data import RunData, optional, read_run
@@ -44,6 +46,7 @@ class ComparisonData:
     paper: Mapping[str, float] = field(default_factory=dict)  # by row label; at full scale only
     notes: Sequence[str] = ()
     pictures: Sequence[tuple[str, str]] = ()  # names and data URLs
+    clients: TextTable | None = None  # metrics of clients
 
 
 def read_comparison_folder(folder: Path) -> ComparisonData:
@@ -60,6 +63,7 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
     scale = optional(folder / "results.json").get("scale", FULL)
     # Next to results of a smaller scale, the paper's values would only stretch the axis.
     paper = _paper(numbers or table) if scale == FULL else {}
+    by_client = _read_csv(folder / CLIENTS_FILE)
     name = folder.resolve().name if text else folder.resolve().parent.name
     return ComparisonData(
         name,
@@ -70,6 +74,7 @@ def read_comparison_folder(folder: Path) -> ComparisonData:
         paper,
         _notes(text or _failure_lines(folder)),
         _pictures(folder, text),
+        None if by_client is None else replace(by_client, title=CLIENTS_TITLE),
     )
 
 
@@ -137,11 +142,9 @@ def _read_csv(file: Path) -> TextTable | None:
 def _from_markdown(text: str) -> TextTable | None:
     """The first table of a Markdown text, or None."""
     lines = [line.strip() for line in text.splitlines()]
-    cells = [
-        tuple(c.strip().strip("*") for c in line.strip("|").split("|"))
-        for line in lines
-        if line.startswith("|")
-    ]
+    lines = lines[next((at for at, line in enumerate(lines) if line.startswith("|")), 0) :]
+    lines = list(takewhile(lambda line: line.startswith("|"), lines))
+    cells = [tuple(c.strip().strip("*") for c in line.strip("|").split("|")) for line in lines]
     return _table(
         [line for line in cells if not all(cell and set(cell) <= set("-: ") for cell in line)]
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...experiment.studies.compare import mean_and_std
+from ..client_tables import CLIENTS_TITLE, ON_CLIENTS
 from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
 from ..tables import (
@@ -51,6 +52,10 @@ def comparison_sections(comparison: ComparisonData, out: Path) -> list[Section]:
             pictures=comparison.pictures,
         )
     ]
+    if comparison.clients is not None:
+        sections.append(
+            Section("per-client", CLIENTS_TITLE, ON_CLIENTS, tables=[comparison.clients])
+        )
     rows = [
         row for row in comparison.rows if any(_tested(run, comparison.metric) for run in row.runs)
     ]

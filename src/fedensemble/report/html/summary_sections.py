@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..client_tables import clients_table
 from ..tables import PERCENT, TITLES, TextTable, run_table, show
 from .charts import Chart, Line, downsample_indices, line_chart
 from .run_data import RunData
@@ -134,7 +135,10 @@ def _from_to(first: int, last: int) -> str:
 def results(run: RunData) -> Section:
     """The section with all metrics."""
     text = "" if run.done else "The run is not finished: these are the results of its latest test."
-    return Section("results", "Results", text, tables=[run_table(run.summary, run.records)])
+    tables = [run_table(run.summary, run.records)]
+    if (by_client := clients_table(run.summary)) is not None:
+        tables.append(by_client)
+    return Section("results", "Results", text, tables=tables)
 
 
 def settings(run: RunData) -> Section:
