@@ -49,6 +49,7 @@ ALLOWED = {
     "uncertainty": DATA | {"uncertainty"},
     "predict": METHOD | {"uncertainty"},
     "metrics": METHOD | {"predict", "uncertainty"},
+    "client_metrics": METHOD | {"metrics", "predict", "uncertainty"},
     "tracking": GROUND | {"tracking", "checkpoint_file"},
 }
 # Ensemble.export imports it when it is called; at import time, export imports predict.
