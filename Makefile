@@ -10,7 +10,7 @@ TORCH ?= 2.8.0
 TORCH_VENV := .venv-torch-$(TORCH)
 TESTS ?= tests src
 
-.PHONY: run test test-torch lint types docs clean
+.PHONY: run test test-torch lint types docs dist clean
 
 run: $(BASE)
 	$(BIN)/fedensemble compare
@@ -35,6 +35,12 @@ docs: $(DOCS)
 	$(BIN)/python docs/site/pages.py build/docs/source
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -n -q --keep-going -j 2 -c docs/site build/docs/source build/docs/html
 	@echo "The site is build/docs/html/index.html."
+
+# A source distribution and a wheel made from it, in dist/, tried in an environment that has nothing else.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	FEDENSEMBLE_DIST=dist OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/package
 
 $(BASE): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); PyTorch is large, so this can take some minutes."

@@ -63,7 +63,11 @@ RUNS = Path("runs")
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(VERSION)
+        from importlib.metadata import version
+        from platform import python_version
+
+        # From torch's metadata, because importing torch takes a second.
+        typer.echo(f"fedensemble {VERSION} (torch {version('torch')}, Python {python_version()})")
         raise typer.Exit
 
 

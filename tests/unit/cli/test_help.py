@@ -71,7 +71,7 @@ def test_help_does_not_import_torch():
         "    assert result.exit_code == 0, (words, result.output)\n"
         "    heavy = {'torch', 'numpy', 'matplotlib', 'pydantic', 'flwr'} & set(sys.modules)\n"
         "    assert not heavy, (words, heavy)\n"
-        f"assert result.output.strip() == {VERSION!r}\n"
+        f"assert result.output.startswith('fedensemble {VERSION} (torch 2.'), result.output\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
