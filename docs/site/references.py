@@ -30,6 +30,12 @@ def _after_napoleon(
     lines[:] = _properties.pop(name, lines)
 
 
+def _skip(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out methods that another package adds to a class, with references of its own."""
+    module = getattr(value, "__module__", None) or "fedensemble"
+    return None if module.partition(".")[0] == "fedensemble" else True
+
+
 def _resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element
 ) -> nodes.Element | None:
@@ -52,5 +58,6 @@ def _resolve(
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
+    app.connect("autodoc-skip-member", _skip)
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
