@@ -26,7 +26,7 @@ from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import DivergedError, InputError, RankError
 from fedensemble.experiment.setup import check_ranks_agree
 from fedensemble.federation.federation import Federation
-from fedensemble.participation import Devices
+from fedensemble.participation import Devices, Everybody
 from fedensemble.robust import attacks
 from fedensemble.schedules import Stratified
 from fedensemble.testing.assertions import remembered, require, require_close, require_equal
@@ -68,7 +68,7 @@ def agree_with_one_process(make, ranks, rounds=ROUNDS):
     """Trains in one process and on all ranks; compares plans, losses, bytes and all state."""
     alone, many = make(), distribute(make(), ranks)
     for mine, theirs in zip(many.rounds(rounds), alone.rounds(rounds), strict=True):
-        require_equal(mine.plan._asdict(), theirs.plan._asdict(), "the plan")
+        require_equal(mine.plan.tensors(), theirs.plan.tensors(), "the plan")
         require_close(
             {"losses": mine.losses}, {"losses": theirs.losses}, f"losses of round {mine.round}"
         )
@@ -88,6 +88,10 @@ def methods(engine):
             algorithm, engine, modes=2, strata=2, average=SWAG(start=0, rank=2)
         )
         for algorithm in (FedAvg(), FedAvg(weighting="uniform"), Scaffold(), FedDyn(), Middle())
+    } | {
+        f"visits that stop early on {engine}": lambda: small_federation(
+            Scaffold(), engine, modes=2, strata=2, participation=Everybody(stragglers=0.7)
+        )
     }
 
 

@@ -162,7 +162,7 @@ def test_plans_where_strata_divide_clients_and_visits_stay_as_they_were(setting)
     schedule = kind(modes=modes, strata=strata, clients_per_round=per_round)
     state = schedule.init(population, seed=7)
     plans = b"".join(
-        torch.stack(schedule.plan(state, round)).numpy().tobytes() for round in range(4 * modes)
+        torch.stack(schedule.plan(state, round)[:2]).numpy().tobytes() for round in range(4 * modes)
     )
     assert sha256(plans).hexdigest()[:16] == PLANS[setting]
 

@@ -2,7 +2,7 @@
 
 w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);
 then as FedAvg. Stragglers upload their model after a random fraction of their steps, and it is
-averaged like any other.
+averaged like any other; see `core/partial_work.py`.
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
 networks", MLSys 2020.
@@ -10,7 +10,6 @@ networks", MLSys 2020.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
@@ -28,8 +27,9 @@ class FedProx(FedAvg):
     Args:
         mu: strength of the proximal term.
         stragglers: probability that a visit stops early, after a number of steps that is uniform
-            from one to all of them. (The paper counts epochs and selects a fixed share of the
-            clients of a round; here each visit is drawn independently.)
+            from one to all of them: the option of the same name of the participation, which works
+            with every algorithm. (The paper counts epochs and selects a fixed share of the clients
+            of a round; here each visit is drawn independently.)
     """
 
     reference = "Li et al. 2020"
@@ -50,10 +50,4 @@ class FedProx(FedAvg):
         def add_proximal_term(theta: Tensor, gradient: Tensor) -> Tensor:
             return gradient + self.mu * (theta - start)
 
-        straggler_draw, fraction = (problem.uniform(start[..., :1]) for _ in range(2))
-        num_steps = torch.where(
-            straggler_draw < self.stragglers,
-            torch.ceil(fraction * problem.counts),
-            problem.counts,
-        )
-        return {"theta": problem.descend(start, add_proximal_term, num_steps)}, memory
+        return {"theta": problem.descend(start, add_proximal_term)}, memory

@@ -12,7 +12,7 @@ from .. import prng
 from ..errors import InputError
 
 LastBatch = Literal["keep", "wrap", "drop"]
-_MAX_STEPS = 1_000_000  # epochs or steps per visit
+MAX_STEPS = 1_000_000  # epochs or steps per visit
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class LocalWork:
                 f"got {self.epochs} and {self.steps}."
             )
         # The rows of all steps are drawn before the first step, so their number must be limited.
-        if max(self.epochs, self.steps or 1) > _MAX_STEPS:
+        if max(self.epochs, self.steps or 1) > MAX_STEPS:
             raise InputError(
-                f"Local training needs epochs and steps of at most {_MAX_STEPS:,}; "
+                f"Local training needs epochs and steps of at most {MAX_STEPS:,}; "
                 f"got {self.epochs} and {self.steps}."
             )
         if not isinstance(self.last_batch, str) or self.last_batch not in ("keep", "wrap", "drop"):
@@ -64,21 +64,30 @@ class LocalWork:
         return full_batches + (sizes % self.batch_size > 0)
 
     def count(self, sizes: Tensor) -> Tensor:
-        """Local steps per round, for clients of these sizes."""
+        """Local steps per visit, for clients of these sizes, unless a plan asks for others."""
         if self.steps is not None:
             return torch.full_like(sizes, self.steps)
         return self.epochs * self.steps_per_epoch(sizes)
 
-    def samples(self, sizes: Tensor) -> Tensor:
-        """Examples that clients of these sizes process per round, without padding."""
-        steps, steps_per_epoch = self.count(sizes), self.steps_per_epoch(sizes)
+    def samples(self, sizes: Tensor, steps: Tensor | None = None) -> Tensor:
+        """Examples that clients of these sizes process per visit, without padding.
+
+        Args:
+            steps: local steps of each visit; None for those of `count`.
+        """
+        steps = self.count(sizes) if steps is None else steps
+        steps_per_epoch = self.steps_per_epoch(sizes)
         if self.last_batch != "keep":
             return steps * self.batch_size
         return steps // steps_per_epoch * sizes + steps % steps_per_epoch * self.batch_size
 
 
 def batch_table(
-    keys: Tensor, sizes: Tensor, work: LocalWork, cpu_sizes: Tensor | None = None
+    keys: Tensor,
+    sizes: Tensor,
+    work: LocalWork,
+    cpu_sizes: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows and weights of every local step of J visits.
 
@@ -88,6 +97,7 @@ def batch_table(
         keys: PRNG key of each visit, [J].
         sizes: number of examples of each visit's client, [J].
         cpu_sizes: the same sizes on the CPU. Shapes are read from it, which avoids a device sync.
+        counts: local steps of each visit, [J], on the CPU; None for those of `work`.
 
     Returns:
         Rows [S, J, B], which index the client's examples, and weights [S, J, B], which are 1 for
@@ -95,10 +105,12 @@ def batch_table(
         visit's last one.
     """
     cpu_sizes = sizes if cpu_sizes is None else cpu_sizes
-    num_steps, per_epoch = work.count(cpu_sizes), work.steps_per_epoch(cpu_sizes)
+    num_steps = work.count(cpu_sizes) if counts is None else counts
+    per_epoch = work.steps_per_epoch(cpu_sizes)
     epochs = int(torch.max((num_steps + per_epoch - 1) // per_epoch))
     steps, batch, max_size = int(num_steps.max()), work.batch_size, int(cpu_sizes.max())
-    steps_per_epoch, counts = work.steps_per_epoch(sizes), work.count(sizes)
+    steps_per_epoch = work.steps_per_epoch(sizes)
+    counts = work.count(sizes) if counts is None else counts.to(sizes.device)
     # [E, J, n]
     orders = torch.stack(
         [prng.permutation(prng.fold_in(keys, e), max_size, sizes) for e in range(epochs)]

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..flat_params import Tree
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
 from .algorithm import Algorithm
 from .batches import LocalWork
+from .hyperparameters import check_hyperparameters
+from .partial_work import stop_early
 from .probe import Messages, probe
 from .schedule import Schedule
 from .traffic import bytes_down, bytes_up, takes_optional_argument
@@ -54,8 +57,9 @@ class Costs:
         work: LocalWork,
         seed: int,
     ) -> None:
-        self._algorithm, self._theta, self._carried, self._seed = algorithm, theta, carried, seed
-        self.samples = work.samples(sizes.cpu())  # [N] per round
+        self._algorithm, self._theta, self._carried, self.seed = algorithm, theta, carried, seed
+        self._work, self._sizes = work, sizes.cpu()
+        self.samples = work.samples(self._sizes)  # [N] per visit, unless a plan asks for other work
 
     @cached_property
     def _messages(self) -> Messages:
@@ -66,6 +70,14 @@ class Costs:
         costs = copy(self)
         costs.look = look
         return costs
+
+    def steps(self, plan: Plan) -> Tensor:
+        """Local steps of each visit of a plan, [J]."""
+        return self._work.count(self._sizes[plan.client]) if plan.steps is None else plan.steps
+
+    def examples(self, plan: Plan) -> Tensor:
+        """Examples that each visit of a plan processes, [J]."""
+        return self._work.samples(self._sizes[plan.client], plan.steps)
 
     def of_visits(self, round: int, plan: Plan) -> tuple[Tensor, Tensor]:
         """Bytes down and up of each visit of a plan, [J] each, equal to the engine's own count."""
@@ -78,7 +90,7 @@ class Costs:
             down, up = self.traffic(round, 1 + max(plan.mode.tolist(), default=0))
             return down[plan.mode], up[plan.mode]
         sent, memory = self.look(plan)
-        shared_draw = shared_uniform(self._seed, round, plan.mode).to(self._theta.dtype)
+        shared_draw = shared_uniform(self.seed, round, plan.mode).to(self._theta.dtype)
         down = torch.as_tensor(bytes_down(algorithm, sent, memory, shared_draw)).cpu()
         up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, shared_draw)).cpu()
         down, up = (size.expand(len(plan.mode), 1)[:, 0] for size in (down, up))
@@ -89,7 +101,7 @@ class Costs:
 
         In an ordinary visit the client has missed no earlier round of its mode.
         """
-        shared_draw = shared_uniform(self._seed, round, torch.arange(modes)).to(self._theta.dtype)
+        shared_draw = shared_uniform(self.seed, round, torch.arange(modes)).to(self._theta.dtype)
         down = self._carried + self._algorithm.download_bytes(self._messages.sent, shared_draw)
         up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, shared_draw)
         return tuple(torch.as_tensor(size).expand(modes, 1)[:, 0] for size in (down, up))  # type: ignore[return-value]
@@ -97,10 +109,34 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(ABC):
-    """A rule for which clients are selected and which of them reply.
+    """A rule for which clients are selected, which of them reply, and how much work they do.
 
     It depends on the seed, the round and the simulated clock only.
+
+    Args:
+        stragglers: probability that a visit stops early, after a number of local steps that is
+            uniform from one to all of them, and uploads what it has. None is 0.
     """
+
+    # `outcome` calls `limit_steps` itself, because its clock needs the steps
+    limits_steps: ClassVar[bool] = False
+
+    # None and not 0: a setting that is None is not part of a run's hash.
+    stragglers: float | None = None
+
+    def __post_init__(self) -> None:
+        check_hyperparameters(self)
+        if self.stragglers is not None and not 0 <= self.stragglers <= 1:
+            name = participations.name_of(type(self)) or type(self).__name__
+            raise InputError(
+                f"Participation '{name}' needs 0 <= stragglers <= 1; got {self.stragglers}."
+            )
+
+    def limit_steps(self, plan: Plan, round: int, costs: Costs) -> Plan:
+        """The plan with the local steps of visits that stop early."""
+        if not self.stragglers:
+            return plan
+        return stop_early(plan, costs.steps(plan), self.stragglers, costs.seed, round)
 
     def selection_schedule(self, schedule: Schedule) -> Schedule:
         """The schedule that selects clients: `schedule`, or one with more clients per round.

@@ -139,17 +139,12 @@ class LocalProblem:
             state = new
         return state
 
-    def descend(
-        self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None
-    ) -> Tensor:
+    def descend(self, start: Tensor, adjust: Adjust | None = None) -> Tensor:
         """The parameters after local training from `start` with the local optimizer.
 
         Args:
             adjust: `adjust(theta, gradient)` replaces the gradient; most algorithms differ only
                 here.
-            limit: number of steps after which a visit stops early, [..., 1]. A stopped visit still
-                evaluates its batches, which affects only the reported loss and BatchNorm's
-                statistics.
         """
 
         def step(state: Tree, gradient: Gradient) -> Tree:
@@ -160,16 +155,4 @@ class LocalProblem:
             theta, slots = self.optimizer.step(theta, value, slots, self.lr)
             return {"theta": theta, **slots}
 
-        def step_until_limit(state: Tree, gradient: Gradient) -> Tree:
-            left = state["left"]
-            state = {name: value for name, value in state.items() if name != "left"}
-            new = step(state, gradient)
-            return {
-                "left": left - 1,
-                **{name: torch.where(left > 0, new[name], old) for name, old in state.items()},
-            }
-
-        state = {"theta": start, **self.optimizer.init_state(start)}
-        if limit is None:
-            return self.iterate(state, step)["theta"]
-        return self.iterate({**state, "left": limit.to(start.dtype)}, step_until_limit)["theta"]
+        return self.iterate({"theta": start, **self.optimizer.init_state(start)}, step)["theta"]

@@ -19,6 +19,7 @@ from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm, algorithms
 from .average import NO_AVERAGE, Average, update_average
 from .engine import Engine
+from .partial_work import check_steps
 from .schedule import Schedule
 from .shared import Shared
 from .types import Cohort, EnsembleState, Outcome, Plan, RoundReport, RoundResult
@@ -94,6 +95,7 @@ def start_round(
         outcome: if given, its plan is used: only the visits whose replies will count.
     """
     plan = schedule.plan(state.schedule, state.round) if outcome is None else outcome.plan
+    check_steps(plan)
     return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
 
 

@@ -32,6 +32,15 @@ class Plan(NamedTuple):
 
     client: Tensor  # [J] int64
     mode: Tensor  # [J] int64
+    steps: Tensor | None = None  # [J] int64 local steps of each visit; None: those of `LocalWork`
+
+    def select(self, index: Tensor) -> Plan:
+        """The plan of the visits at `index`: their positions, or True for each of them."""
+        return Plan(*(None if values is None else values[index] for values in self))  # type: ignore[arg-type]
+
+    def tensors(self) -> Tree:
+        """The tensors of the plan by name, without those that are None."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class GatheredUploads(NamedTuple):

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from flwr.serverapp import Grid
 from ..config.plugins import build_aggregator, build_average, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
+from ..core.participation import Costs
 from ..core.round import run_round
 from ..core.shared import check_patterns
-from ..core.types import EnsembleState, RoundReport
+from ..core.types import EnsembleState, Outcome, RoundReport
 from ..durable import json_bytes, write_json
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.engine import FlowerEngine
@@ -31,7 +33,12 @@ from ..experiment.records import describe, environment
 from ..experiment.storage.ensemble_file import write_modes
 from ..experiment.storage.read_json import need_keys, read_json
 from ..experiment.storage.run_folder import RunFolder
-from ..federation.resolve import resolve_schedule, resolve_shared
+from ..federation.resolve import (
+    resolve_participation,
+    resolve_schedule,
+    resolve_shared,
+    resolve_work,
+)
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
@@ -92,7 +99,10 @@ class Fleet:
             logger.info("%s", note)
         # With over-selection the schedule selects more clients than `clients_per_round`; the round
         # then keeps the replies of as many as the config wants.
-        self.schedule = build_participation(config.participation).selection_schedule(base_schedule)
+        self.participation = resolve_participation(
+            build_participation(config.participation), spec.algorithm
+        )
+        self.schedule = self.participation.selection_schedule(base_schedule)
         over_selects = base_schedule.clients_per_round < self.schedule.clients_per_round
         visits = base_schedule.clients_per_round * (
             1 if base_schedule.one_mode_per_client else base_schedule.modes
@@ -139,6 +149,14 @@ class Fleet:
             schedule_state,
             average=self.average.init(theta, buffers),
         )
+        local = config.training
+        work = resolve_work(
+            self.model, local.epochs, local.steps, local.batch_size, local.last_batch
+        )
+        sizes = self.engine.sizes
+        work = replace(work, batch_size=min(work.batch_size, int(sizes.max())))
+        # The steps of visits are needed if some of them stop early.
+        self.costs = Costs(self.algorithm, theta[0], 0, sizes, work, config.seed)
         # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
         # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
@@ -165,8 +183,11 @@ class Fleet:
 
     def train_one_round(self) -> None:
         """Trains one round and saves it."""
+        plan = self.schedule.plan(self.state.schedule, self.state.round)
+        plan = self.participation.limit_steps(plan, self.state.round, self.costs)
         self.state, report = run_round(
             self.state,
+            outcome=Outcome(plan, self.state.participation),
             algorithm=self.algorithm,
             schedule=self.schedule,
             engine=self.engine,

@@ -131,7 +131,7 @@ class Federation:
         self.schedule = resolve.resolve_schedule(
             schedule, modes, strata, clients_per_round, len(data)
         )
-        self.participation = resolve.resolve_participation(participation)
+        self.participation = resolve.resolve_participation(participation, self.algorithm)
         self.aggregator = resolve.resolve_aggregator(aggregator)
         self.attack = resolve.resolve_attack(attack)
         self.average = resolve.resolve_average(average)
@@ -325,6 +325,7 @@ class Federation:
         """
         if (
             type(self.participation) is Everybody
+            and not self.participation.stragglers
             and type(self.schedule).observe is Schedule.observe
         ):
             plan = self.schedule.plan(self.state.schedule, self.round + 1)
@@ -358,6 +359,9 @@ class Federation:
                     state.round,
                     self.costs.seeing(self._look_up_messages),
                 )
+                if not self.participation.limits_steps:
+                    plan = self.participation.limit_steps(outcome.plan, state.round, self.costs)
+                    outcome = outcome._replace(plan=plan)
             self._outcome = (state, outcome)
         return self._outcome[1]
 

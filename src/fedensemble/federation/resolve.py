@@ -21,7 +21,7 @@ from ..core.schedule import Schedule, check_number, schedules
 from ..core.shared import Shared
 from ..core.shared_checks import check_server_update, check_sharing
 from ..data.federated import FederatedData
-from ..errors import InputError
+from ..errors import InputError, setting
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.server_context import ServerContext
 from .preflight import check_outputs as check_outputs  # noqa: PLC0414 (deploy imports it here)
@@ -68,15 +68,29 @@ def resolve_schedule(
     return schedules[schedule](modes=modes, strata=strata, clients_per_round=per_round)
 
 
-def resolve_participation(participation: Spec | Participation) -> Participation:
-    """The participation model; a name gives its default options."""
+def resolve_participation(
+    participation: Spec | Participation, algorithm: Algorithm | None = None
+) -> Participation:
+    """The participation model; a name gives its default options.
+
+    Args:
+        algorithm: its option `stragglers`, if it has one, is that of the participation.
+    """
     resolved = participations.build(participation)
     if not isinstance(resolved, Participation):
         raise InputError(
             "participation must be one such as Devices(ask=130), or a registered name; "
             f"got {_describe_argument(participation)}."
         )
-    return resolved
+    stragglers = getattr(algorithm, "stragglers", 0)
+    if not stragglers or resolved.stragglers == stragglers:
+        return resolved
+    if resolved.stragglers is not None:
+        raise InputError(
+            f"{setting('participation.stragglers')} is {resolved.stragglers}, and "
+            f"{setting('algorithm.stragglers')} is {stragglers}: leave one of them out."
+        )
+    return replace(resolved, stragglers=stragglers)
 
 
 def resolve_aggregator(aggregator: Spec | Aggregator) -> Aggregator:

@@ -56,6 +56,7 @@ def replace_unavailable_clients(
     if bool(is_available[plan.client].all()):
         return plan
     stratum = torch.zeros(len(is_available), dtype=torch.int64) if stratum is None else stratum
+    # Substitutes take over what the visit asks for, its mode and local steps.
     client, filled = plan.client.clone(), is_available[plan.client]
     modes = sorted(set(plan.mode.tolist()))
     groups = (
@@ -81,4 +82,4 @@ def replace_unavailable_clients(
         replaced = vacant[rank_in_stratum < num_substitutes[stratum[client[vacant]]]]
         client[replaced], filled[replaced] = substitutes, True
     order = torch.argsort(client[filled], stable=True)
-    return Plan(client[filled][order], plan.mode[filled][order])
+    return plan._replace(client=client).select(filled).select(order)

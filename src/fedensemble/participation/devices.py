@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .. import prng
-from ..core.hyperparameters import check_hyperparameters
 from ..core.participation import Costs, Participation, participations
 from ..core.schedule import Schedule
 from ..core.types import Outcome, ParticipationStats, Plan
@@ -53,6 +52,9 @@ class Devices(Participation):
             a random time of the day on; 24 is always. A client that is away is replaced by another
             of its stratum. A client whose window closes before its visit ends drops out.
         deadline: seconds after which a round ends with the replies received so far.
+        partial: clients that would not finish by the deadline, or before they become unavailable,
+            train fewer local steps, as many as they have time for and at least one. None is False.
+        stragglers: probability that a visit stops early, see `Participation`.
     """
 
     ask: int | None = None
@@ -67,9 +69,12 @@ class Devices(Participation):
     least_hours: float = 24.0
     most_hours: float = 24.0
     deadline: float | None = None
+    partial: bool | None = None
+
+    limits_steps = True
 
     def __post_init__(self) -> None:
-        check_hyperparameters(self)
+        super().__post_init__()
         if self.trace is not None and (not isinstance(self.trace, str) or "\0" in self.trace):
             raise InputError(
                 "Participation 'devices' needs the path of a CSV file for trace; "
@@ -129,8 +134,11 @@ class Devices(Participation):
                 round,
                 schedule.one_mode_per_client,
             )
+        selected = self.limit_steps(selected, round, costs)
         down, up = costs.of_visits(round, selected)
-        finish = self.finish(state, selected, down + up, costs.samples)
+        if self.partial:
+            selected = self.fit_steps(state, selected, down + up, costs, available_seconds)
+        finish = self.finish(state, selected, down + up, costs.examples(selected))
         draw = prng.uniform(prng.key(seed, "drop-out", round, selected.client), 1)[:, 0]
         dropped = draw < self.drop
         if available_seconds is not None:
@@ -155,7 +163,7 @@ class Devices(Participation):
             bytes_down=int(down.sum()),
         )
         new_state = {**state, "clock": torch.tensor(turnout.clock, dtype=torch.float64)}
-        return Outcome(Plan(selected.client[counted], selected.mode[counted]), new_state, turnout)
+        return Outcome(selected.select(counted), new_state, turnout)
 
     def seconds_left(self, population: int, clock: float, seed: int) -> Tensor | None:
         """Seconds until each client becomes unavailable, [N]; None if all are always available."""
@@ -163,13 +171,50 @@ class Devices(Participation):
             return None
         return seconds_left(*windows(population, self.least_hours, self.most_hours, seed), clock)
 
-    def finish(self, state: Tree, selected: Plan, traffic: Tensor, samples: Tensor) -> Tensor:
+    def fit_steps(
+        self,
+        state: Tree,
+        selected: Plan,
+        traffic: Tensor,
+        costs: Costs,
+        available_seconds: Tensor | None,
+    ) -> Plan:
+        """The plan in which each visit has as many local steps as its client has time for.
+
+        A visit has at least one step, and at most those it would have without the limit. A client
+        with several visits divides its time equally among them.
+        """
+        limit = torch.full(traffic.shape, math.inf if self.deadline is None else self.deadline)
+        limit = limit.double()
+        if available_seconds is not None:
+            limit = torch.minimum(limit, available_seconds[selected.client])
+        _, which, visits = torch.unique(selected.client, return_inverse=True, return_counts=True)
+        compute, transfer = self._seconds_per_visit(
+            state, selected, traffic, costs.examples(selected)
+        )
+        steps = costs.steps(selected)
+        share = ((limit / visits[which] - transfer) / compute).clamp(0, 1)
+        return selected._replace(steps=torch.floor(share * steps).long().clamp(min=1))
+
+    def finish(self, state: Tree, selected: Plan, traffic: Tensor, examples: Tensor) -> Tensor:
         """Seconds after which each visit finishes, [J]; a client trains its modes sequentially.
 
         Args:
             traffic: bytes down plus bytes up of each visit, [J].
-            samples: number of examples that each client processes, [N].
+            examples: number of examples that each visit processes, [J].
         """
+        compute, transfer = self._seconds_per_visit(state, selected, traffic, examples)
+        seconds = compute + transfer
+        _, visits_per_client = torch.unique_consecutive(selected.client, return_counts=True)
+        if len(visits_per_client) == len(seconds):
+            return seconds
+        per_client = torch.split(seconds, visits_per_client.tolist())
+        return torch.cat([part.cumsum(0) for part in per_client])
+
+    def _seconds_per_visit(
+        self, state: Tree, selected: Plan, traffic: Tensor, examples: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Seconds of computation and of transfers of each visit, [J] each."""
         seed = int(state["seed"])
         if self.trace is None:
             median = (self.compute_ms, self.bandwidth_kbps)
@@ -177,14 +222,8 @@ class Devices(Participation):
             speed = log_normal(selected.client, median, spread, seed)
         else:
             speed = from_trace(selected.client, state["trace"], seed)
-        seconds = samples[selected.client] * speed[:, 0] * self.factor / 1000 + traffic / (
-            speed[:, 1] * _BYTES_PER_KILOBIT
-        )
-        _, visits_per_client = torch.unique_consecutive(selected.client, return_counts=True)
-        if len(visits_per_client) == len(seconds):
-            return seconds
-        per_client = torch.split(seconds, visits_per_client.tolist())
-        return torch.cat([part.cumsum(0) for part in per_client])
+        compute = examples * speed[:, 0] * self.factor / 1000
+        return compute, traffic / (speed[:, 1] * _BYTES_PER_KILOBIT)
 
     def seconds(self, finish: Tensor, counted: Tensor, late: Tensor, slots_left: int) -> float:
         """Duration of the round: until the last reply that counts, or until the deadline.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..algorithms import FedAvg
 from ..core.algorithm import Algorithm
+from ..core.participation import Everybody, Participation
 from ..core.problem import LocalProblem
 from ..core.types import Cohort, Plan
 from ..errors import EngineWarning
@@ -21,6 +22,7 @@ from .assertions import remembered, require, require_close, require_equal, snaps
 from .cases import CASES, Case
 
 _ROUNDS = 3
+_EVERYBODY = Everybody()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ def check_engine(name: str, **options: Any) -> None:
     check_cohort(name, options)
     check_empty_round(name, options)
     check_memory(name, options)
+    check_partial_work(name, options)
     for case in CASES:
         check_case(name, case, options)
 
@@ -104,6 +107,19 @@ def check_memory(name: str, options: dict[str, Any]) -> None:
     )
 
 
+def check_partial_work(name: str, options: dict[str, Any]) -> None:
+    """Checks that visits have the local steps that the plan asks for."""
+    algorithm, late = _Stateful(lr=0.1), Everybody(stragglers=0.7)
+    got, reference = (
+        _federation(n, CASES[0], o, algorithm, late) for n, o in ((name, options), ("loop", {}))
+    )
+    what = f"Engine '{name}' disagrees with 'loop' on visits that stop early, `plan.steps`"
+    for report, expected in zip(got.rounds(_ROUNDS), reference.rounds(_ROUNDS), strict=True):
+        require_close({"losses": report.losses}, {"losses": expected.losses}, what)
+    require_close(got.state.modes, reference.state.modes, what)
+    require_close(remembered(got.engine), remembered(reference.engine), what)
+
+
 def check_cohort(name: str, options: dict[str, Any]) -> None:
     """Checks that the cohort has the round and its learning rate."""
     federation = _federation(
@@ -124,7 +140,7 @@ def check_cohort(name: str, options: dict[str, Any]) -> None:
 
 def check_empty_round(name: str, options: dict[str, Any]) -> None:
     """Checks a round without visits: no losses, no bytes, the same statistics and client state."""
-    empty_plan = Plan(*(torch.empty(0, dtype=torch.int64) for _ in Plan._fields))
+    empty_plan = Plan(*(torch.empty(0, dtype=torch.int64) for _ in range(2)))
     for case in (case for case in CASES if case.name in ("MLP", "BatchNorm")):
         federation = _federation(name, case, options, _Stateful(lr=0.1))
         next(federation.rounds(1))
@@ -166,7 +182,11 @@ def snapshot_of(federation: Federation) -> Tree:
 
 
 def _federation(
-    name: str, case: Case, options: dict[str, Any], algorithm: Algorithm | None = None
+    name: str,
+    case: Case,
+    options: dict[str, Any],
+    algorithm: Algorithm | None = None,
+    participation: Participation = _EVERYBODY,
 ) -> Federation:
     data = case.data()
     settings: dict[str, Any] = {"batch_size": 3, "loss": "cross_entropy", **case.settings}
@@ -181,6 +201,7 @@ def _federation(
             schedule=schedule,
             engine=name,
             engine_options=options,
+            participation=participation,
             dtype=torch.float64,
             **settings,
         )

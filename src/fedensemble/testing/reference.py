@@ -56,15 +56,20 @@ def without_ensemble(
     memory: dict[int, Tree] = {}
     shares = data.size if algorithm.weighting == "examples" else torch.ones_like(data.size)
     for round in range(rounds):
-        clients = federation.schedule.plan(federation.state.schedule, round).client.tolist()
+        plan = federation.schedule.plan(federation.state.schedule, round)
+        plan = federation.participation.limit_steps(plan, round, federation.costs)
+        clients = plan.client.tolist()
         sent, shared_draw = algorithm.broadcast(mode), shared_uniform(seed, round, torch.tensor(0))
         sums: Tree = {}
         total, all_uploads = 0.0, []
-        for client in clients:
+        for j, client in enumerate(clients):
             x, y = data.client(client)
             visit = (seed, round, torch.tensor([client]), torch.tensor([0]))
             rows, weight = batch_table(
-                visit_key("batches", *visit), data.size[client : client + 1], work
+                visit_key("batches", *visit),
+                data.size[client : client + 1],
+                work,
+                counts=None if plan.steps is None else plan.steps[j : j + 1],
             )
             steps = AutogradSteps(model, x, y, rows[:, 0], weight[:, 0])
             size, count = (

@@ -66,7 +66,7 @@ def check_plans(schedule: Schedule, population: int) -> None:
     for seed, round in product(range(3), range(3 * schedule.modes)):
         plan = schedule.plan(schedule.init(population, seed), round)
         where = f"{name}, seed {seed}, round {round}"
-        for what, values in plan._asdict().items():
+        for what, values in plan.tensors().items():
             require(
                 values.dtype == torch.int64 and values.dim() == 1,
                 f"{where}: {what} must be int64 [J].",
@@ -110,7 +110,7 @@ def check_purity(schedule: Schedule, population: int) -> None:
     require_equal(again, state, f"{name}: the same seed gave another state")
     fresh = [schedule.plan(again, round) for round in rounds]
     for first, *others in zip(forwards, backwards, copied, fresh, strict=True):
-        same = all(torch.equal(torch.stack(first), torch.stack(other)) for other in others)
+        same = all(_values(first) == _values(other) for other in others)
         require(
             same,
             f"{name}: plan is not a function of state and round alone; "
@@ -187,11 +187,13 @@ def _check_rates(visits: Tensor, rounds: int, what: str, columns: int = 1) -> No
     )
 
 
-def _plans(schedule: Schedule, population: int, seed: int) -> list[list[list[int]]]:
+def _plans(schedule: Schedule, population: int, seed: int) -> list[dict[str, list[int]]]:
     state = schedule.init(population, seed)
-    return [
-        torch.stack(schedule.plan(state, round)).tolist() for round in range(2 * schedule.modes)
-    ]
+    return [_values(schedule.plan(state, round)) for round in range(2 * schedule.modes)]
+
+
+def _values(plan: Plan) -> dict[str, list[int]]:
+    return {name: value.tolist() for name, value in plan.tensors().items()}
 
 
 def _name(schedule: Schedule, population: int) -> str:

@@ -61,8 +61,12 @@ def small_federation(
         engine=engine,
         batch_size=BATCH,
         dtype=torch.float64,
-        schedule=Stratified(modes=modes, strata=strata, clients_per_round=4),
-        **{"epochs": 2, "seed": SEED, **options},
+        **{
+            "schedule": Stratified(modes=modes, strata=strata, clients_per_round=4),
+            "epochs": 2,
+            "seed": SEED,
+            **options,
+        },
     )
 
 

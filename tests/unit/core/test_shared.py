@@ -30,6 +30,7 @@ SHARING = {
     "fedyogi",
     "fedac",
     "qsgd",
+    "ditto",
 }
 
 

@@ -204,7 +204,7 @@ class DistributedEngine(Engine):
     def _own_visits(self, plan: Plan) -> tuple[Tensor, Plan]:
         """Positions of this rank's visits in the plan, and the plan of these visits alone."""
         own = torch.nonzero(plan.client % self.ranks.size == self.ranks.rank).flatten()
-        return own, Plan(plan.client[own], plan.mode[own])
+        return own, plan.select(own)
 
     def read_client_state(self, plan: Plan, fresh: Tree) -> Tree:
         """Client state of the plan's visits; each rank looks up the rows of its own clients."""

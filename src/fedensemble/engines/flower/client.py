@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from torch import Tensor
 
 from ...core.algorithm import Algorithm
-from ...core.batches import LocalWork
+from ...core.batches import MAX_STEPS, LocalWork
 from ...core.secret import system_uniform
 from ...core.types import Plan
 from ...core.visit_keys import shared_uniform
@@ -55,6 +55,7 @@ def check_visit(visit: Visit) -> None:
         "mode": (0, 2**20),
         "counted": (-1, visit.round),
         "largest": (1, 2**53),
+        "steps": (0, MAX_STEPS + 1),
     }
     for name, (start, end) in ranges.items():
         value = getattr(visit, name)
@@ -168,7 +169,8 @@ class LocalClient:
         engine = LoopEngine(self.model, data, work, self.seed)
         # Secret noise must not come from the run's seed, because the server knows the seed.
         engine.secret = system_uniform
-        plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]))
+        steps = torch.tensor([visit.steps]) if visit.steps else None
+        plan = Plan(torch.tensor([visit.client]), torch.tensor([visit.mode]), steps)
         modes = {name: value.unsqueeze(0) for name, value in sent.items()}
         mode_index = torch.tensor([0], device=buffers.device)
         inputs = engine.prepare(

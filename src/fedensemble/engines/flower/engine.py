@@ -119,9 +119,7 @@ class FlowerEngine(Engine):
         bytes_down = payload_bytes({**sent, BUFFERS: buffers})
         pending = _PendingRound(round, inputs, bytes_down, skipped, self.recent_lengths)
         self._pending = pending
-        messages, visits = self._build_messages(
-            sent, buffers, Plan(plan.client[~suspended], plan.mode[~suspended]), round
-        )
+        messages, visits = self._build_messages(sent, buffers, plan.select(~suspended), round)
         replies, pending.passed, pending.failed = self.collector.collect(
             messages, visits, self._validate, self.log
         )
@@ -230,13 +228,14 @@ class FlowerEngine(Engine):
         }
         messages, visits = [], []
         pairs = list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))
+        steps = [0] * len(pairs) if plan.steps is None else plan.steps.tolist()
         # If a mode has too few online clients, their replies could not count. Do not let them train
         # in vain.
         small = find_small_cohorts(
             [mode for client, mode in pairs if client in nodes], self.limits.min_cohort
         )
         self.log.small_cohorts = sorted(small)
-        for client, mode in pairs:
+        for (client, mode), visit_steps in zip(pairs, steps, strict=True):
             if client not in nodes:
                 self.log.add_lost(self.roster.members[client].name, "its node is offline")
                 continue
@@ -244,7 +243,9 @@ class FlowerEngine(Engine):
                 self.log.asked -= 1
                 continue
             counted = int(self.counted[client, mode])
-            visit = Visit(self.training, round, client, mode, counted, int(self.sizes.max()))
+            visit = Visit(
+                self.training, round, client, mode, counted, int(self.sizes.max()), visit_steps
+            )
             visits.append(visit)
             messages.append(
                 build_visit_message(models[mode], visit, nodes[client], self.round_timeout.timeout)

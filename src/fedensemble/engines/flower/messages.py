@@ -41,6 +41,7 @@ class Visit(NamedTuple):
     mode: int
     counted: int  # last round in which this client's reply for this mode counted, or -1
     largest: int  # number of examples of the largest client
+    steps: int = 0  # local steps; 0 for those that the config says
 
 
 class UnreadableError(Exception):
@@ -137,7 +138,7 @@ def read_visit(content: RecordDict) -> Visit:
     if record is None:
         raise UnreadableError(f"there is no record '{VISIT}'")
     values = [record.get(name) for name in Visit._fields]
-    types = (str, int, int, int, int, int)
+    types = (str, int, int, int, int, int, int)
     if any(type(value) is not expected for value, expected in zip(values, types, strict=True)):
         raise UnreadableError(f"the record '{VISIT}' is not that of a visit")
     return Visit(*values)  # type: ignore[arg-type]

@@ -75,13 +75,11 @@ class CapturedProblem(LocalProblem):
     # [J, 1], set while a step is captured in which some visits may have finished; otherwise None
     active: Tensor | None = None
 
-    def descend(
-        self, start: Tensor, adjust: Adjust | None = None, limit: Tensor | None = None
-    ) -> Tensor:
+    def descend(self, start: Tensor, adjust: Adjust | None = None) -> Tensor:
         # Exactly SGD, because a subclass may override `step`.
         plain_sgd = type(self.optimizer) is SGD and self.optimizer.momentum == 0
-        if not plain_sgd or limit is not None:
-            return super().descend(start, adjust, limit)
+        if not plain_sgd:
+            return super().descend(start, adjust)
 
         # Plain SGD updates the parameters in place, in one pass over memory. The same pass writes
         # the copy that the next step's matmuls read (bf16, or aligned rows). The general path in

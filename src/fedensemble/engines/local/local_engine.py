@@ -86,6 +86,10 @@ class LocalEngine(Engine):
         self.data, self.starts = data, data.start.to(self.model.device)
         self._prefetched = None
 
+    def count_steps(self, plan: Plan) -> Tensor:
+        """Local steps of each visit of a plan, [J] on the CPU."""
+        return self.work.count(self.host_sizes[plan.client]) if plan.steps is None else plan.steps
+
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
         """The order in which to train visits with these numbers of local steps, as indices."""
@@ -149,8 +153,7 @@ class LocalEngine(Engine):
         """Makes the batch plan of the first block of a later round in advance."""
         if not len(plan.client):
             return
-        first = self.order(self.work.count(self.host_sizes[plan.client]))[: self.block]
-        part = Plan(plan.client[first], plan.mode[first])
+        part = plan.select(self.order(self.count_steps(plan))[: self.block])
         try:
             self._prefetched = (round, part, self._make_batch_plan(part, round))
         except OOM_ERRORS as error:
@@ -163,7 +166,10 @@ class LocalEngine(Engine):
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is not None:
             known_round, known_plan, batch_plan = prefetched
-            if known_round == round and all(map(torch.equal, known_plan, plan)):
+            known, wanted = known_plan.tensors(), plan.tensors()
+            if (known_round, set(known)) == (round, set(wanted)) and all(
+                torch.equal(value, wanted[name]) for name, value in known.items()
+            ):
                 return batch_plan
         return self._make_batch_plan(plan, round)
 
@@ -176,13 +182,17 @@ class LocalEngine(Engine):
             for purpose in ("batches", "model", "algorithm")
         )
         if len(sizes) * int(sizes.max()) <= _MAX_CPU_EXAMPLES:
-            index, weight = batch_table(batch_key, sizes, self.work)
+            index, weight = batch_table(batch_key, sizes, self.work, counts=plan.steps)
         else:
             index, weight = batch_table(
-                to_device_async(batch_key, device), to_device_async(sizes, device), self.work, sizes
+                to_device_async(batch_key, device),
+                to_device_async(sizes, device),
+                self.work,
+                sizes,
+                plan.steps,
             )
         starts = self.starts[to_device_async(plan.client, device)]
-        counts = self.work.count(sizes)
+        counts = self.count_steps(plan)
         return BatchPlan(
             batch_index=to_device_async(index, device) + starts.reshape(1, -1, 1),
             weight=to_device_async(weight, device),

@@ -41,7 +41,7 @@ class RunAccumulator:
     def __init__(self, engine: LocalEngine, request: Request) -> None:
         self.engine, self.request = engine, request
         device, visits = engine.model.device, len(request.plan.client)
-        self.counts = engine.work.count(engine.host_sizes[request.plan.client])  # [J] local steps
+        self.counts = engine.count_steps(request.plan)  # [J] local steps
         # hyperparameters that differ from those of the runs trained together with this one
         self.hyperparameters: dict[str, float] = {}
         self.means = ModeMeans(len(request.buffers))
@@ -58,7 +58,7 @@ class RunAccumulator:
         All transfers to the device are queued here, before the block is trained.
         """
         algorithm, sent, buffers, plan, round = self.request
-        part = Plan(plan.client[positions], plan.mode[positions])
+        part = plan.select(positions)
         modes = row = to_device_async(part.mode, buffers.device)
         if len(buffers) > len(modes):  # more modes than visits: pass on only the rows in use
             sent, row = select_rows(sent, modes), torch.arange(len(modes), device=modes.device)

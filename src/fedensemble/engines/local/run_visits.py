@@ -42,6 +42,7 @@ NOT_PASSED_PER_VISIT = (
     "lr_cycle",
     "lr_cycle_end",
     "weighting",
+    "stragglers",
     "server_lr_decay",
     "server_lr_decay_every",
 )

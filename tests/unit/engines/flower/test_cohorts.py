@@ -78,7 +78,7 @@ def test_small_cohorts_leave_no_trace(name):
         assert set(log.small_cohorts) == small | late
         assert log.unused == sorted(f"partition-{client}" for client, mode in pairs if mode in late)
         seen |= {("small", bool(small)), ("late", bool(late))}
-        assert list(zip(*(t.tolist() for t in report.plan), strict=True)) == [
+        assert list(zip(*(t.tolist() for t in report.plan[:2]), strict=True)) == [
             p for p in pairs if p[1] not in late
         ]
         plans.append(report.plan)

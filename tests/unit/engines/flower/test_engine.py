@@ -39,6 +39,20 @@ def test_two_ages_equal_the_loop_engine(name):
     assert not any(log.lost or log.refused or log.forgot for _, log in logs)
 
 
+def test_visits_have_as_many_steps_as_the_plan_asks_for():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Hurried(fe.Stratified):
+        def plan(self, state, round):
+            plan = super().plan(state, round)
+            return plan._replace(steps=1 + torch.arange(len(plan.client)))
+
+    schedule = Hurried(modes=2, strata=2, clients_per_round=4)
+    federation = small_federation(fe.Scaffold(), "loop", 2, 2, schedule=schedule)
+    fleet = FakeFleet(federation)
+    fleet.rounds(3)
+    close(fleet, train(federation, 3))
+
+
 EXACT = [
     fe.FedSplit(average="all"),
     fe.FedPD(average="all", weighting="examples"),
