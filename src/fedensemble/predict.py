@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,11 +40,24 @@ from .uncertainty.abstention import (
     require_share,
     risk_threshold,
 )
-from .uncertainty.scores import SCORES, Score, ensemble_energy, variation_ratio
+from .uncertainty.calibration import Calibration
+from .uncertainty.scores import (
+    SCORES,
+    Score,
+    ensemble_energy,
+    entropy,
+    mutual_information,
+    probability_score,
+)
 from .uncertainty.targets import check_below, check_targets
+from .uncertainty.temperature import (
+    combine_members,
+    mean_over_samples,
+    scale_members,
+    scaled_mean,
+)
 
 if TYPE_CHECKING:
-    from .export.mode_ranking import ModeRanking
     from .export.write import ExportedFile
 
 Combine = Literal["probabilities", "logits", "outputs"]
@@ -67,6 +79,8 @@ class Prediction:
         class_names: name of each class, or None.
         member_energy: -logsumexp of the logits of each member, [K * S, B, ...]; None if they are
             not known. Probabilities do not contain it.
+        calibration: of the ensemble, if it has one.
+        client: that the inputs belong to, see `Ensemble.predict`.
     """
 
     mean: Tensor
@@ -76,6 +90,8 @@ class Prediction:
     mode_index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     class_names: tuple[str, ...] | None = None
     member_energy: Tensor | None = None
+    calibration: Calibration | None = None
+    client: Any = None
 
     def __post_init__(self) -> None:
         if not len(self.mode_index):
@@ -141,7 +157,7 @@ class Prediction:
     def mutual_information(self) -> Tensor:
         """Entropy of the mean minus mean entropy, [B, ...]: how much members disagree; >= 0."""
         self._require_classification("mutual_information")
-        return (entropy(self.members.mean(0)) - self.member_entropy).clamp(min=0)
+        return mutual_information(self.members)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -151,6 +167,42 @@ class Prediction:
         prediction interval.
         """
         return self.members.var(0) if len(self.members) > 1 else torch.zeros_like(self.mean)
+
+    @cached_property
+    def sets(self) -> Tensor:
+        """Which classes the true one is among, bool [B, C]; a calibrated ensemble has them.
+
+        A set can be empty: no class fits as well as the true ones of the calibration rows did.
+        """
+        self._require_classification("sets")
+        return self._calibrated("sets").sets(self.mean, self.client)
+
+    @cached_property
+    def set_names(self) -> list[list[str]]:
+        """The names of the classes in each prediction set, most probable first, B lists."""
+        names = self.class_names or [str(number) for number in range(self.mean.shape[-1])]
+        order = self.mean.argsort(dim=-1, descending=True, stable=True)
+        inside = self.sets.gather(-1, order)
+        return [
+            [names[label] for label, has in zip(labels, row, strict=True) if has]
+            for labels, row in zip(order.tolist(), inside.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def interval(self) -> Tensor:
+        """Lower and upper end of each target's interval, [B, 2]; a calibrated ensemble has them."""
+        if self.task != "regression":
+            raise InputError("'interval' is for regression; prediction sets are in .sets.")
+        return self._calibrated("intervals").interval(self.mean, self.client).to(self.mean.dtype)
+
+    def _calibrated(self, what: str) -> Calibration:
+        """The calibration; raises if it does not make prediction sets or intervals."""
+        if self.calibration is None or not self.calibration.has_sets:
+            raise InputError(
+                f"There are no prediction {what} without calibration: call Federation.calibrate(), "
+                "or `fedensemble calibrate` with the folder of the run."
+            )
+        return self.calibration
 
     def uncertainty(self, score: Score = "entropy") -> Tensor:
         """A score of uncertainty of each input, [B, ...]; the higher, the less certain.
@@ -164,13 +216,11 @@ class Prediction:
         """
         require_one_of("uncertainty()", "score", score, SCORES)
         self._require_classification(score)
-        if score == "max_probability":
-            return 1 - self.mean.amax(-1)
-        if score == "variation_ratio":
-            return variation_ratio(self.members)
-        if score != "energy":
+        if score in ("entropy", "mutual_information"):  # cached
             values: Tensor = getattr(self, score)
             return values
+        if score != "energy":
+            return probability_score(score, self.mean, self.members)
         if self.member_energy is None:
             raise InputError(
                 "'energy' needs the logits of the members, which this prediction does not have. "
@@ -194,14 +244,15 @@ class Prediction:
         Exactly one of `risk`, `coverage` and `threshold` decides it.
 
         Args:
-            risk: largest share of errors among the answered rows. `calibration` is required, and
-                certifies it with the probability `confidence`; if no threshold is certified,
+            risk: largest share of errors among the answered rows. Calibration data are required,
+                and certify it with the probability `confidence`; if no threshold is certified,
                 nothing is answered.
-            coverage: share of the rows to answer: of those of `calibration`, or else of this
+            coverage: share of the rows to answer: of the calibration data, or without them of this
                 prediction. Ties can make it more.
             threshold: largest uncertainty to answer.
             calibration: a prediction of the same ensemble for data that it was not trained on, and
-                its labels. `coverage` needs no labels: it also takes the prediction alone.
+                its labels. `coverage` needs no labels: it also takes the prediction alone. None
+                takes the clients' calibration rows, if the ensemble was calibrated.
             score: measure of uncertainty; see `uncertainty`.
             confidence: probability that the risk is kept, over calibration data.
         """
@@ -215,13 +266,21 @@ class Prediction:
         elif coverage is not None:
             coverage = require_share("coverage", coverage, or_one=True)
             reference = self if calibration is None else self._calibration(calibration)[0]
-            largest = coverage_threshold(reference.uncertainty(score), coverage)
+            known_values = (
+                self.calibration.abstention_rows(score)[0]
+                if calibration is None and self.calibration is not None
+                else reference.uncertainty(score)
+            )
+            largest = coverage_threshold(known_values, coverage)
         else:
             risk = require_share("risk", risk)
             confidence = require_share("confidence", confidence)
-            known, target = self._calibration(calibration, labels=True)
-            wrong = is_wrong(known.label, target)
-            largest = risk_threshold(known.uncertainty(score), wrong, risk, confidence)
+            if calibration is None and self.calibration is not None:
+                known_values, wrong = self.calibration.abstention_rows(score)
+            else:
+                known, target = self._calibration(calibration, labels=True)
+                known_values, wrong = known.uncertainty(score), is_wrong(known.label, target)
+            largest = risk_threshold(known_values, wrong, risk, confidence)
         return abstain_above(largest, values, self.label, score)
 
     def _calibration(self, given: Any, *, labels: bool = False) -> tuple[Prediction, Any]:
@@ -278,6 +337,7 @@ class Ensemble:
         shared: True for the parameters that all modes have in common, bool [P]; None if there are
             none.
         trained: whether any round was trained; if not, predictions warn.
+        calibration: by clients' calibration rows; predictions apply it. None if there is none.
     """
 
     def __init__(
@@ -297,8 +357,9 @@ class Ensemble:
         feature_names: Sequence[str] | None = None,
         shared: Tensor | None = None,
         trained: bool = True,
+        calibration: Calibration | None = None,
     ) -> None:
-        self.shared = shared
+        self.shared, self.calibration = shared, calibration
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         # [K, S, R], or [K, 1, R] if the predictors of a mode have the same
@@ -393,6 +454,7 @@ class Ensemble:
         dropout: bool = False,
         batch_statistics: bool = False,
         on_device: bool = False,
+        client: Any = None,
     ) -> Prediction:
         """The ensemble's prediction for inputs [B, ...], in the format of the training data.
 
@@ -405,6 +467,30 @@ class Ensemble:
                 together are the model in train mode, in which the authors' published code
                 evaluates, with batches of 16.
             on_device: leave the result on the device of the modes instead of the CPU.
+            client: that the inputs belong to, if the ensemble was calibrated for each client: name
+                or index, or a list of one per input; None or -1 if it did not take part.
+        """
+        raw = self.outputs(
+            x,
+            batch_size=batch_size,
+            dropout=dropout,
+            batch_statistics=batch_statistics,
+            on_device=on_device,
+        )
+        return self._combine_outputs(raw, client)
+
+    def outputs(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 1024,
+        dropout: bool = False,
+        batch_statistics: bool = False,
+        on_device: bool = False,
+    ) -> Tensor:
+        """The outputs of all models, [K, S, B, ..., C]: logits, or values for regression.
+
+        The arguments are those of `predict`.
         """
         if not self.trained:
             warnings.warn(
@@ -465,44 +551,10 @@ class Ensemble:
             # [K, S, B, ..., C]
             raw = torch.cat([part if on_device else part.cpu() for part in outputs], dim=2)
             check_predictions(raw)
-            return self._combine_outputs(raw)
-
-    def select(self, modes: Sequence[int]) -> Ensemble:
-        """The ensemble of some of the modes, in the given order."""
-        chosen = list(modes)
-        known = all(type(mode) is int and 0 <= mode < len(self) for mode in chosen)
-        if not chosen or not known or len(set(chosen)) < len(chosen):
-            raise InputError(
-                f"select() needs different modes from 0 to {len(self) - 1}, at least one; got "
-                f"{chosen}."
-            )
-        part = copy(self)
-        for name in ("theta", "buffers", "predictors", "predictor_buffers"):
-            setattr(part, name, getattr(self, name)[chosen])
-        return part
-
-    def rank_modes(self, x: Any, y: Any) -> ModeRanking:
-        """The modes in the order of a greedy selection, with accuracy and NLL of every prefix.
-
-        Use rows that no mode was trained on, and not those of the final test: the selected modes
-        look better on the rows that selected them.
-
-        Args:
-            x, y: inputs and targets.
-        """
-        # Imported here, because it builds on this module.
-        from .export.mode_ranking import rank_modes
-
-        return rank_modes(self, x, y)
+            return raw
 
     def export(
-        self,
-        path: str | Path,
-        *,
-        modes: str | Sequence[int] | None = None,
-        validation: tuple[Any, Any] | None = None,
-        examples: Any = None,
-        tolerance: float = 1e-5,
+        self, path: str | Path, *, examples: Any = None, tolerance: float = 1e-5
     ) -> ExportedFile:
         """Writes all models as one file that runs without this package; returns facts about it.
 
@@ -513,38 +565,40 @@ class Ensemble:
 
         Args:
             path: a name that ends in .onnx, or in .pt2 for torch.export.
-            modes: those to write: their numbers, or "best:3" for the first three of `rank_modes` on
-                `validation`; None writes all.
-            validation: inputs and targets that no mode was trained on.
             examples: some inputs to trace and compare with; None draws random ones.
             tolerance: largest difference to `predict`, relative to the largest value of an output
                 where that is above 1.
         """
+        # Imported here, because it builds on this module and few programs export.
         from .export.write import export_ensemble
 
-        return export_ensemble(self, path, modes, validation, examples, tolerance)
+        return export_ensemble(self, path, examples, tolerance)
 
-    def _combine_outputs(self, raw: Tensor) -> Prediction:
+    def _combine_outputs(self, raw: Tensor, client: Any = None) -> Prediction:
         """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""
+        calibration = self.calibration
         mode_index = torch.arange(len(raw)).repeat_interleave(raw.shape[1])
         if self.model.task == "regression":
             return Prediction(
-                _mean_over_samples(raw).mean(0),
+                mean_over_samples(raw).mean(0),
                 raw.flatten(0, 1),
                 "regression",
                 "outputs",
                 mode_index,
+                calibration=calibration,
+                client=client,
             )
+        if calibration is not None and calibration.place == "member":
+            raw = scale_members(raw, calibration.temperatures)
         members = torch.softmax(raw, dim=-1)
         # -logsumexp(raw) = log(p) - logit for each class. The most probable class loses no digits,
         # and two reductions need no temporary copy of all outputs, as logsumexp does.
         energy = members.amax(-1).log() - raw.amax(-1)
         by_logits = self.combine == "logits"
-        mean = (
-            torch.softmax(_mean_over_samples(raw).mean(0), dim=-1)
-            if by_logits
-            else _mean_over_samples(members).mean(0)
-        )
+        if calibration is not None and calibration.place == "mean":
+            mean = scaled_mean(raw, calibration.temperatures[0], by_logits=by_logits)
+        else:
+            mean = combine_members(raw, members, by_logits=by_logits)
         # A model may have more outputs than there are classes; the names would then not fit.
         fits = self.class_names is not None and len(self.class_names) == mean.shape[-1]
         return Prediction(
@@ -555,6 +609,8 @@ class Ensemble:
             mode_index,
             self.class_names if fits else None,
             energy.flatten(0, 1),
+            calibration,
+            client,
         )
 
     def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:
@@ -579,11 +635,6 @@ class Ensemble:
         return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])
 
 
-def _mean_over_samples(values: Tensor) -> Tensor:
-    """The mean over the S models of each mode, [K, S, ...] -> [K, ...]; a view if S = 1."""
-    return values.mean(1) if values.shape[1] > 1 else values.squeeze(1)
-
-
 def check_predictions(raw: Tensor) -> None:
     """Raises DivergedError if an output is nan or infinity, [K, S, B, ..., C]."""
     if not raw.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(raw))).all()):
@@ -595,9 +646,3 @@ def check_predictions(raw: Tensor) -> None:
         "or the inputs are far larger than those it was trained on. Check the inputs, or train "
         "with a lower learning rate."
     )
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy over the last dimension, in nats."""
-    terms: Tensor = torch.special.xlogy(probabilities, probabilities)
-    return -terms.sum(-1)

@@ -53,6 +53,7 @@ from .registry import Registry
 from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .schedules import Balanced, Independent, IndependentKFold, Stratified
 from .uncertainty.abstention import Abstention
+from .uncertainty.calibration import Calibration
 
 if TYPE_CHECKING:
     from .estimators import FedEnsembleClassifier, FedEnsembleRegressor
@@ -140,6 +141,7 @@ __all__ = [
     "Attack",
     "Average",
     "Balanced",
+    "Calibration",
     "CenteredClipping",
     "ClientMetrics",
     "Cohort",

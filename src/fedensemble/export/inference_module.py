@@ -37,6 +37,9 @@ class InferenceModule(nn.Module):
         self.standardise = ensemble.standardise
         self.loss: str | Loss = ensemble.model.user_loss
         self.by_logits = ensemble.combine == "logits"
+        calibration = ensemble.calibration
+        self.place = None if calibration is None else calibration.place
+        self.temperatures = () if calibration is None else calibration.temperatures
         self.output_names = (
             CLASSIFICATION if ensemble.model.task == "classification" else REGRESSION
         )
@@ -52,8 +55,16 @@ class InferenceModule(nn.Module):
         if self.output_names == REGRESSION:
             spread = raw.var(0) if len(outputs) > 1 else torch.zeros_like(raw[0])
             return {"mean": raw.mean(0), "variance": spread, "members": raw}
+        if self.place == "member":
+            scale = torch.tensor(self.temperatures, dtype=raw.dtype)
+            scale = scale.repeat_interleave(self.samples)
+            raw = raw / scale.reshape(-1, *[1] * (raw.dim() - 1))
         members = raw.softmax(-1)
         mean = raw.mean(0).softmax(-1) if self.by_logits else members.mean(0)
+        if self.place == "mean":
+            # As `scaled_mean`: by logarithms, because a probability can be 0 in floating point.
+            logits = raw.mean(0) if self.by_logits else raw.log_softmax(-1).logsumexp(0)
+            mean = (logits / self.temperatures[0]).softmax(-1)
         member_entropy = _entropy(members).mean(0)
         return {
             "mean": mean,

@@ -26,14 +26,24 @@ from ..core.shared import check_patterns
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
 from ..data.federated import FederatedData
 from ..display import federation_table
-from ..errors import AggregatorWarning, EngineWarning, FedEnsembleError, StoreError, first_line
+from ..errors import (
+    AggregatorWarning,
+    EngineWarning,
+    FedEnsembleError,
+    InputError,
+    StoreError,
+    first_line,
+)
 from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
 from ..predict import Combine, Ensemble, Prediction
 from ..runtime.oom import out_of_memory
+from ..uncertainty.calibration import Calibration
+from ..uncertainty.calibration_settings import CalibrationSettings
 from . import (
+    calibration,
     memory_limits,
     named_models,
     personal_models,
@@ -194,6 +204,8 @@ class Federation:
         # The plan of a later round, with the schedule's state and the round that it is for.
         self._prefetched: tuple[Tree, int, Plan] | None = None
         self.history = History()
+        # The last calibration, with the state that it is for.
+        self._calibrated: tuple[EnsembleState, Calibration] | None = None
         # Settings of the run folder that this federation was loaded from; `save` keeps them.
         self.run_settings: dict[str, Any] = {}
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
@@ -274,6 +286,31 @@ class Federation:
             options: of `Ensemble.predict`.
         """
         return training.evaluate_federation_clients(self, new=new, **options)
+
+    def calibrate(self, alpha: float = 0.1, **settings: Any) -> Calibration:
+        """Calibrates the current modes by the clients' calibration rows; returns the result.
+
+        Clients evaluate all modes on rows that were not trained on (`FederatedData.calibration`),
+        and send sums and histograms. Predictions then have calibrated probabilities, and
+        `Prediction.sets` or `Prediction.interval`, until the modes are trained further.
+
+        Args:
+            alpha: share of targets that may be outside of prediction sets or intervals.
+            settings: method, temperature, scope and others; see `CalibrationSettings`.
+        """
+        try:
+            chosen = CalibrationSettings(alpha=alpha, **settings)
+        except TypeError as error:
+            raise InputError(f"calibrate(): {first_line(error)}.") from None
+        made = calibration.calibrate(self, chosen)
+        self._calibrated = (self.state, made)
+        return made
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of the current modes; None if there is none."""
+        calibrated = self._calibrated
+        return calibrated[1] if calibrated and calibrated[0] is self.state else None
 
     def run_round(self, result: RoundResult | None = None) -> RoundReport:
         """Runs one round; returns its report. `rounds` is the usual way to train.
@@ -376,6 +413,11 @@ class Federation:
     @property
     def ensemble(self) -> Ensemble:
         """The K modes, or their averages over rounds if there is an `average`, ready to predict."""
+        return self._make_ensemble(self.average, self.calibration)
+
+    @property
+    def uncalibrated(self) -> Ensemble:
+        """The ensemble without its calibration."""
         return self._make_ensemble(self.average)
 
     @property
@@ -383,7 +425,7 @@ class Federation:
         """The K modes in their current state, without the average; None if there is no average."""
         return None if isinstance(self.average, NoAverage) else self._make_ensemble(NO_AVERAGE)
 
-    def _make_ensemble(self, average: Average) -> Ensemble:
+    def _make_ensemble(self, average: Average, calibration: Calibration | None = None) -> Ensemble:
         models = prediction_models(self.state, self.algorithm, average, self.seed)
         return Ensemble(
             self.model,
@@ -397,6 +439,7 @@ class Federation:
             feature_names=self.data.feature_names,
             shared=None if self._shared is None else self._shared.parameters,
             trained=self.round > 0,
+            calibration=calibration,
         )
 
     def personal_models(self, clients: Sequence[int] | Tensor) -> personal_models.PersonalModels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -48,3 +49,34 @@ def ensemble_energy(members: Tensor, member_energy: Tensor, *, by_logits: bool) 
     # The logits are the log-probabilities plus a constant, the negative energy.
     log_probabilities = members.clamp(min=torch.finfo(members.dtype).tiny).log()
     return -(log_probabilities - member_energy.unsqueeze(-1)).mean(0).logsumexp(-1)
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy over the last dimension, in nats."""
+    terms: Tensor = torch.special.xlogy(probabilities, probabilities)
+    return -terms.sum(-1)
+
+
+def mutual_information(members: Tensor) -> Tensor:
+    """Entropy of the mean minus mean entropy of the members, [B, ...]; >= 0."""
+    return (entropy(members.mean(0)) - entropy(members).mean(0)).clamp(min=0)
+
+
+def probability_score(score: str, mean: Tensor, members: Tensor) -> Tensor:
+    """A score that is a function of probabilities, which are all but the energy, [B, ...].
+
+    Args:
+        score: name of the score.
+        mean: combined probabilities, [B, ..., C].
+        members: of each member, [K, B, ..., C].
+    """
+    if score == "max_probability":
+        return 1 - mean.amax(-1)
+    if score == "variation_ratio":
+        return variation_ratio(members)
+    return entropy(mean) if score == "entropy" else mutual_information(members)
+
+
+def score_range(score: str, classes: int) -> float:
+    """The upper end of the range of a score; the lower end is 0."""
+    return math.log(classes) if score in ("entropy", "mutual_information") else 1.0

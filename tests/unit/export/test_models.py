@@ -19,6 +19,7 @@ from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.models.registry import models
 from fedensemble.predict import Ensemble
 from fedensemble.testing.toy_problems import numbers
+from fedensemble.uncertainty import Calibration, CalibrationSettings
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -161,6 +162,21 @@ def test_several_predictors_per_mode_and_logits(tmp_path):
     run = run_onnx(tmp_path / "m.onnx")
     assert_agrees(made, run)
     assert run(inputs_for(made, 5))["members"].shape == (6, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "temperatures"), [("mean", (0.4,)), ("member", (0.4, 3.0)), (None, ())]
+)
+@pytest.mark.parametrize("combine", ["probabilities", "logits"])
+def test_temperatures_of_a_calibration(place, temperatures, combine, tmp_path):
+    made = ensemble(lambda: nn.Linear(4, 3), (4,), modes=2, samples=2, combine=combine)
+    plain = made.predict(inputs_for(made, 5)).mean
+    made.calibration = Calibration(
+        CalibrationSettings(method="none"), 3, 2, 10, 1, place=place, temperatures=temperatures
+    )
+    made.export(tmp_path / "m.onnx")
+    assert_agrees(made, run_onnx(tmp_path / "m.onnx"))
+    assert torch.allclose(plain, made.predict(inputs_for(made, 5)).mean) == (place is None)
 
 
 def test_float64_one_mode_and_one_output(tmp_path):

@@ -1,0 +1,101 @@
+"""Calibrates a federation's ensemble by the clients' calibration rows, as real clients would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..data.client_rows import ClientRows
+from ..errors import InputError
+from ..predict import Ensemble
+from ..uncertainty.calibration import Calibration
+from ..uncertainty.calibration_client import (
+    Answer,
+    CalibrationClient,
+    Query,
+    answer_bytes,
+    query_bytes,
+)
+from ..uncertainty.calibration_server import CalibrationFacts, fit_calibration
+from ..uncertainty.calibration_settings import CalibrationSettings
+
+if TYPE_CHECKING:
+    from .federation import Federation
+
+
+class SimulatedClients:
+    """The clients with calibration rows; counts the bytes that real clients would exchange.
+
+    Args:
+        outputs: of all models for the rows, [K, S, n, ..., C].
+        rows: of all clients.
+        by_logits: whether the ensemble averages logits.
+        seed: of the run.
+    """
+
+    def __init__(self, outputs: Tensor, rows: ClientRows, by_logits: bool, seed: int) -> None:
+        self._clients = {}
+        for client in sorted(set(rows.owner.tolist())):
+            own = rows.owner == client
+            target = rows.y[own]
+            self._clients[client] = CalibrationClient(outputs[:, :, own], target, by_logits, seed)
+        self.bytes_up = self.bytes_down = 0
+
+    @property
+    def rows(self) -> Mapping[int, int]:
+        """Number of calibration rows of each client that has some."""
+        return {index: len(client.target) for index, client in self._clients.items()}
+
+    def ask(self, query: Query) -> Mapping[int, Answer]:
+        """The answer of each client to a query."""
+        answers = {index: client.answer(query) for index, client in self._clients.items()}
+        self.bytes_up += sum(answer_bytes(answer) for answer in answers.values())
+        self.bytes_down += query_bytes(query) * len(answers)
+        return answers
+
+
+def calibrate(federation: Federation, settings: CalibrationSettings) -> Calibration:
+    """The calibration of a federation's current modes; see `Federation.calibrate`."""
+    data = federation.data
+    if data.calibration is None or not len(data.calibration):
+        raise InputError(
+            "calibrate() needs rows that were not trained on, and these data have none: make them "
+            "with FederatedData.with_calibration(0.1) before training, or set data.calibration."
+        )
+    ensemble, rows = federation.uncalibrated, data.calibration
+    outputs = ensemble.outputs(rows.x).cpu()
+    rows = replace(rows, y=rows.y.cpu(), owner=rows.owner.cpu())
+    clients = SimulatedClients(outputs, rows, ensemble.combine == "logits", federation.seed)
+    facts = calibration_facts(ensemble, outputs, rows.y, len(data), data.names)
+    made = fit_calibration(clients, settings, facts)
+    # The models are sent once: clients keep their outputs between queries.
+    models = ensemble.prediction_bytes * len(clients.rows)
+    return replace(made, bytes_up=clients.bytes_up, bytes_down=clients.bytes_down + models)
+
+
+def calibration_facts(
+    ensemble: Ensemble, outputs: Tensor, target: Tensor, clients: int, names: Any
+) -> CalibrationFacts:
+    """What the server knows about the ensemble and the clients.
+
+    Args:
+        ensemble: that is calibrated.
+        outputs: of all models, [K, S, n, ...].
+        target: of the rows, [n, ...].
+        clients: number of clients.
+        names: of the clients, or None.
+    """
+    regression = ensemble.model.task == "regression"
+    per_row = outputs[0, 0].reshape(outputs.shape[2], -1).shape[1]
+    return CalibrationFacts(
+        ensemble.model.task,
+        len(ensemble),
+        per_row if regression else outputs.shape[-1],
+        target.reshape(len(target), -1).shape[1] == 1 if regression else target.dim() == 1,
+        clients,
+        ensemble.class_names,
+        names,
+    )
