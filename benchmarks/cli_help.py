@@ -24,6 +24,7 @@ COMMANDS = (
     ("reproduce",),
     ("predict",),
     ("report",),
+    ("watch",),
     ("deploy",),
     ("show",),
     ("ls",),

@@ -390,6 +390,24 @@ def report_command(
         typer.launch(page.resolve().as_uri())
 
 
+@app.command("watch")
+def watch_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, also one that has not begun.")],
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show the report of a run in a browser, and update it while the run trains.
+
+    Prints the address of the page, and serves it to this machine until Ctrl-C. The run may be
+    trained by another process. Nothing is written.
+    """
+    from .watch import watch
+
+    watch(run, port, open_)
+
+
 @app.command("deploy")
 def deploy_command(
     file: File = None,

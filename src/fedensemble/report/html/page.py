@@ -49,8 +49,12 @@ def write_all(folder: Path, out: Path | None = None) -> tuple[TextTable, Path]:
     return table, write_page(folder, out)
 
 
-def run_page(folder: Path) -> str:
-    """The page of one run."""
+def run_page(folder: Path, version: str = "") -> str:
+    """The page of one run.
+
+    Args:
+        version: of the run's files, for a page that follows them (`report.live`).
+    """
     run = read_run(folder)
     on_clients = fleet(run) if is_fleet(run) and run.clients else clients(run)
     shown = [curves(run), spread(run), *predictions(run), on_clients]
@@ -65,6 +69,14 @@ def run_page(folder: Path) -> str:
         warning=" ".join(warnings),
         figures=figures(run),
         sections=sections,
+        files_version=version,
+    )
+
+
+def message_page(title: str, message: str, version: str) -> str:
+    """The page of a run that has nothing to show yet, or whose files are damaged; it follows it."""
+    return _render(
+        title=title, subtitle="", warning=message, figures=[], sections=[], files_version=version
     )
 
 
@@ -104,7 +116,7 @@ def _subtitle(run: RunData) -> str:
 
 
 def _render(**content: Any) -> str:
-    values: Mapping[str, Any] = {**content, "version": VERSION}
+    values: Mapping[str, Any] = {"files_version": "", **content, "version": VERSION}
     return _environment().get_template("page.html.j2").render(**values)
 
 
