@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,7 @@ from .uncertainty.temperature import (
 )
 
 if TYPE_CHECKING:
+    from .export.mode_ranking import ModeRanking
     from .export.write import ExportedFile
 
 Combine = Literal["probabilities", "logits", "outputs"]
@@ -553,8 +555,42 @@ class Ensemble:
             check_predictions(raw)
             return raw
 
+    def select(self, modes: Sequence[int]) -> Ensemble:
+        """The ensemble of some of the modes, in the given order."""
+        chosen = list(modes)
+        known = all(type(mode) is int and 0 <= mode < len(self) for mode in chosen)
+        if not chosen or not known or len(set(chosen)) < len(chosen):
+            raise InputError(
+                f"select() needs different modes from 0 to {len(self) - 1}, at least one; got "
+                f"{chosen}."
+            )
+        part = copy(self)
+        for name in ("theta", "buffers", "predictors", "predictor_buffers"):
+            setattr(part, name, getattr(self, name)[chosen])
+        return part
+
+    def rank_modes(self, x: Any, y: Any) -> ModeRanking:
+        """The modes in the order of a greedy selection, with accuracy and NLL of every prefix.
+
+        Use rows that no mode was trained on, and not those of the final test: the selected modes
+        look better on the rows that selected them.
+
+        Args:
+            x, y: inputs and targets.
+        """
+        # Imported here, because it builds on this module.
+        from .export.mode_ranking import rank_modes
+
+        return rank_modes(self, x, y)
+
     def export(
-        self, path: str | Path, *, examples: Any = None, tolerance: float = 1e-5
+        self,
+        path: str | Path,
+        *,
+        modes: str | Sequence[int] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        examples: Any = None,
+        tolerance: float = 1e-5,
     ) -> ExportedFile:
         """Writes all models as one file that runs without this package; returns facts about it.
 
@@ -565,14 +601,16 @@ class Ensemble:
 
         Args:
             path: a name that ends in .onnx, or in .pt2 for torch.export.
+            modes: those to write: their numbers, or "best:3" for the first three of `rank_modes` on
+                `validation`; None writes all.
+            validation: inputs and targets that no mode was trained on.
             examples: some inputs to trace and compare with; None draws random ones.
             tolerance: largest difference to `predict`, relative to the largest value of an output
                 where that is above 1.
         """
-        # Imported here, because it builds on this module and few programs export.
         from .export.write import export_ensemble
 
-        return export_ensemble(self, path, examples, tolerance)
+        return export_ensemble(self, path, modes, validation, examples, tolerance)
 
     def _combine_outputs(self, raw: Tensor, client: Any = None) -> Prediction:
         """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""

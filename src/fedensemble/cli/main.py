@@ -357,6 +357,20 @@ def export_command(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The .onnx or .pt2 (torch.export) file to write.")
     ],
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            help="Modes to write: best:3 for the best three, or numbers such as 0,2,4; by default, "
+            "all."
+        ),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file with arrays x and y to choose the best modes by; by default, the "
+            "run's rows for calibration or validation, never its test rows."
+        ),
+    ] = None,
 ) -> None:
     """Write the ensemble of a finished run as one file that runs without fedensemble.
 
@@ -364,9 +378,12 @@ def export_command(
     members, or for regression mean, variance and members. It is compared with the predictions of
     the run before it is written. ONNX needs the extra "export".
     """
-    from .export import export_file
+    from .export import export_file, ranking_table
 
-    print_line(export_file(run, output))
+    file = export_file(run, output, modes, rows)
+    if (table := ranking_table(file)) is not None:
+        print_table(table)
+    print_line(file)
 
 
 @app.command("report")

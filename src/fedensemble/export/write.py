@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ..version import VERSION
 from . import onnx_model, torch_program
 from .example_inputs import ROWS, example_inputs
 from .inference_module import InferenceModule
+from .mode_ranking import ModeRanking, choose_modes
 
 if TYPE_CHECKING:
     from ..predict import Ensemble
@@ -37,6 +38,7 @@ class ExportedFile:
         outputs: their names.
         difference: largest difference to `Ensemble.predict`, relative to the largest value of an
             output where that is above 1; None if ONNX Runtime is not installed.
+        ranking: what "best:3" chose from; None otherwise.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class ExportedFile:
     models: int
     outputs: tuple[str, ...]
     difference: float | None
+    ranking: ModeRanking | None = None
 
     def __str__(self) -> str:
         checked = (
@@ -72,10 +75,17 @@ def check_path(path: str | Path) -> Path:
 
 
 def export_ensemble(
-    ensemble: Ensemble, path: str | Path, examples: Any, tolerance: float
+    ensemble: Ensemble,
+    path: str | Path,
+    modes: str | Sequence[int] | None,
+    validation: tuple[Any, Any] | None,
+    examples: Any,
+    tolerance: float,
 ) -> ExportedFile:
     """Writes the file; see `Ensemble.export`."""
     file = check_path(path)
+    chosen, ranking = choose_modes(ensemble, modes, validation)
+    ensemble = ensemble if chosen is None else ensemble.select(chosen)
     if not 0 < tolerance < math.inf:
         raise InputError(f"export() needs a tolerance above 0; got {tolerance}.")
     as_onnx = file.suffix == ".onnx"
@@ -86,6 +96,8 @@ def export_ensemble(
     ensemble.predict(inputs[:1])
     program = torch_program.trace(module, inputs[:ROWS])
     facts, names = describe(ensemble, inputs), module.output_names
+    if chosen is not None:
+        facts["selected_modes"] = list(chosen)
     if as_onnx:
         content = onnx_model.to_bytes(program, names, facts, type(module.models[0]).__name__)
         loaded = onnx_model.load(content)
@@ -101,7 +113,7 @@ def export_ensemble(
             "something else in the file: write the other format."
         )
     write_bytes(file, content)
-    return ExportedFile(file, len(content), len(module.models), names, difference)
+    return ExportedFile(file, len(content), len(module.models), names, difference, ranking)
 
 
 def describe(ensemble: Ensemble, inputs: Tensor) -> dict[str, Any]:

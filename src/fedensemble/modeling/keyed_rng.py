@@ -68,8 +68,8 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _REPLACEMENTS:
-            return _REPLACEMENTS[func](self, *args, **kwargs)
+        if func in REPLACEMENTS:
+            return REPLACEMENTS[func](self, *args, **kwargs)
         if func in RECURRENT:
             return RECURRENT[func](self.dropout, *args, **kwargs)
         if getattr(func, "__name__", "") in _UNSUPPORTED and kwargs.get("training", True):
@@ -160,7 +160,7 @@ def _as_shape(size: tuple[Any, ...]) -> Sequence[int]:
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.dropout: KeyedRandomness.dropout,
     torch.dropout: lambda mode, x, p, train: mode.dropout(x, p, train),
     F.dropout1d: KeyedRandomness.channel_dropout,

@@ -100,6 +100,11 @@ def aten(name: str) -> Any:
     return _find(torch.ops.aten, name)
 
 
+def weight_norm() -> Any:
+    """The function that nn.utils.parametrizations.weight_norm calls, or None."""
+    return getattr(torch, "_weight_norm", None)
+
+
 # Modules.
 
 

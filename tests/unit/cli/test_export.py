@@ -1,11 +1,13 @@
 """`fedensemble export` writes a file, or says in a sentence why not."""
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import fedensemble as fe
 from fedensemble.cli.main import app
+from fedensemble.data import load, partition
 from fedensemble.export import torch_program
 from fedensemble.testing.toy_problems import classification
 
@@ -19,6 +21,18 @@ def folder(tmp_path_factory):
     federation.train(2)
     federation.save(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A saved run of three modes whose clients keep rows for calibration."""
+    data = partition(load("digits"), "dirichlet", clients=10, seed=0, alpha=1.0)
+    data = data.with_calibration(0.1, seed=0)
+    federation = fe.Federation("mlp", data, modes=3, clients_per_round=6)
+    federation.train(3)
+    path = tmp_path_factory.mktemp("export") / "digits"
+    federation.save(path)
+    return path, federation
 
 
 def call(*words):
@@ -47,3 +61,30 @@ def test_mistakes(run, output, says, folder, tmp_path):
     result = call(folder.parent / run, "-o", tmp_path / output)
     assert isinstance(result.exception, fe.FedEnsembleError) and says in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_best_modes_by_the_rows_for_calibration(digits, tmp_path):
+    folder, federation = digits
+    result = call(folder, "-o", tmp_path / "m.pt2", "--modes", "best:2")
+    assert result.exit_code == 0, result.output
+    held = federation.data.calibration
+    ranking = federation.ensemble.rank_modes(held.x, held.y)
+    lines = [line for line in result.output.splitlines() if line.startswith("| ")][2:]
+    assert [int(line.split("|")[2]) for line in lines] == list(ranking.order)
+    assert f"on {len(held)} rows" in result.output and "2 models written" in result.output
+
+
+def test_the_best_modes_by_a_file(folder, digits, tmp_path):
+    _, federation = digits
+    x, y = federation.data.x_test[:50], federation.data.y_test[:50]
+    np.savez(tmp_path / "rows.npz", x=x.numpy(), y=y.numpy())
+    options = ("--modes", "best:1", "--rows", tmp_path / "rows.npz")
+    result = call(digits[0], "-o", tmp_path / "m.pt2", *options)
+    assert result.exit_code == 0 and "on 50 rows" in result.output, result.output
+
+
+def test_test_rows_choose_nothing(folder, tmp_path):
+    result = call(folder, "-o", tmp_path / "m.pt2", "--modes", "best:1")
+    assert "test rows are not used for choices" in str(result.exception)
+    result = call(folder, "-o", tmp_path / "m.pt2", "--modes", "0", "--rows", "rows.npz")
+    assert "--modes best:3 with it" in str(result.exception)

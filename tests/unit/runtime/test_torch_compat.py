@@ -79,6 +79,18 @@ def test_in_backward():
     assert seen == [True]
 
 
+def test_weight_norm_is_what_the_parametrization_calls(monkeypatch):
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2), dim=0)
+    v, g = torch.full((2, 3), 2.0), torch.ones(2, 1)
+    torch.testing.assert_close(torch_compat.weight_norm()(v, g, 0), v / 12**0.5)
+    calls = []
+    monkeypatch.setattr(torch, "_weight_norm", lambda v, g, dim: calls.append(dim) or v)
+    assert torch.equal(layer.weight, layer.parametrizations.weight.original1)
+    assert calls == [0]
+    monkeypatch.delattr(torch, "_weight_norm")
+    assert torch_compat.weight_norm() is None
+
+
 def test_module_tensors_can_be_replaced():
     layer = nn.BatchNorm1d(2)
     parameters, buffers = torch_compat.module_tensors(layer)

@@ -135,7 +135,10 @@ def _estimate(engine: VectorEngine) -> int:
     """
     batch = engine.work.batch_size
     model = engine.model.clone_module()  # a module may change its own attributes in `forward`
-    gradient = stacked_gradient(model) if engine.stacked else model.gradient_function(batched=False)
+    if engine.stacked:
+        gradient = stacked_gradient(model, calls=engine.direct_calls)
+    else:
+        gradient = model.gradient_function(batched=False)
     if batch > 2 * _FEW:
         try:
             small, large = (_saved_bytes(engine, gradient, count) for count in (_FEW, 2 * _FEW))

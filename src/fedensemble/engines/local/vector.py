@@ -89,7 +89,7 @@ class VectorEngine(LocalEngine):
             "A check of the model on a few examples does", self.model.device, advise_smaller_visit()
         )
         with explain_oom, num_threads(available_threads() if flops * index.numel() > _HEAVY else 1):
-            reason, self.fusions = check_stackable(self.model, x, y)
+            reason, self.fusions, self.direct_calls = check_stackable(self.model, x, y)
             if reason is not None:
                 check_vmap(self.model, x, y, reason)
         self.stacked = reason is None
@@ -122,7 +122,7 @@ class VectorEngine(LocalEngine):
         """The batched gradient function of a model: stacked layers or `vmap`, as was chosen."""
         if not self.stacked:
             return model.gradient_function(batched=True)
-        return stacked_gradient(model, self._matmul_dtype, self.fusions)
+        return stacked_gradient(model, self._matmul_dtype, self.fusions, calls=self.direct_calls)
 
     @property
     def _matmul_dtype(self) -> torch.dtype:

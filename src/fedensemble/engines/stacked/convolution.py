@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .forward import StackedForward
 
 
-@handles(F.conv1d)
+@handles(F.conv1d, layer=True)
 def conv1d(
     forward: StackedForward,
     x: Tensor,
@@ -44,7 +44,7 @@ def conv1d(
     return dispatch.conv2d(x, weight, bias, stride, padding, dilation, groups).squeeze(2)
 
 
-@handles(F.conv2d)
+@handles(F.conv2d, layer=True)
 def conv2d(
     forward: StackedForward,
     x: Tensor,
@@ -64,7 +64,7 @@ def conv2d(
     return dispatch.conv2d(x, weight, bias, _pair(stride), padding, dilation, groups, param)
 
 
-@handles(F.max_pool2d)
+@handles(F.max_pool2d, layer=True)
 def max_pool2d(
     forward: StackedForward,
     x: Tensor,

@@ -61,11 +61,12 @@ class DataDependenceDetector(_DispatchMode):  # type: ignore[misc]
     Args:
         inputs: what the pass gets: parameters, examples, targets.
         size: number of examples.
+        constant_lookups: allows embeddings of constants, such as positions.
     """
 
-    def __init__(self, inputs: Iterable[Tensor], size: int) -> None:
+    def __init__(self, inputs: Iterable[Tensor], size: int, constant_lookups: bool = False) -> None:
         super().__init__()
-        self.reason, self.size = "", size
+        self.reason, self.size, self.constant_lookups = "", size, constant_lookups
         self.modes = ExitStack()
         self.validating = False  # True while torch itself reads values
         self._place = "forward pass"
@@ -94,7 +95,7 @@ class DataDependenceDetector(_DispatchMode):  # type: ignore[misc]
     def _inspect(self, func: Any, args: Any, inputs: list[Tensor], out: Any) -> None:
         operator, tags = func.overloadpacket, func.tags
         constant_lookup = operator is aten("embedding") and not self.depends_on_data(args[1:2])
-        if constant_lookup and args[1].numel() % self.size:
+        if constant_lookup and args[1].numel() % self.size and not self.constant_lookups:
             self.reason = self.reason or LOOKUP
         elif torch.Tag.data_dependent_output in tags:
             self.flag()
@@ -171,9 +172,11 @@ def _is_validation(func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
 
 
 @contextmanager
-def detect_data_dependence(inputs: Iterable[Tensor], size: int) -> Iterator[DataDependenceDetector]:
+def detect_data_dependence(
+    inputs: Iterable[Tensor], size: int, constant_lookups: bool = False
+) -> Iterator[DataDependenceDetector]:
     """Watches what is done with the input tensors, of `size` examples, inside the context."""
-    detector = DataDependenceDetector(inputs, size)
+    detector = DataDependenceDetector(inputs, size, constant_lookups)
     with detector.modes:
         detector.modes.enter_context(detector)
         detector.modes.enter_context(_CallTracer(detector))

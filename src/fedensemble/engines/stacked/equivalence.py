@@ -9,7 +9,8 @@ Whole engines are compared with engine "loop" by `testing/engine.py`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from ...modeling.factory import ModelSpec
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import out_of_memory
 from ...runtime.torch_compat import MissingTorchName, has_forward_hooks
-from .errors import CONTROL_FLOW, NotStackable
+from .call_log import Call, record_calls
+from .errors import CALLS_CHANGE, CONTROL_FLOW, MIXES_EXAMPLES, PATH_CHANGED, NotStackable
 from .fusion import Fusion, FusionTracer
 from .gradient import stacked_gradient
 
@@ -55,6 +57,9 @@ class StackingReport(NamedTuple):
 
     reason: str | None  # why the model cannot be stacked, or None
     fusions: tuple[Fusion, ...] = ()  # of each norm, or empty if nothing is fused
+    # The calls of the pass, None for those that need not be known; None if no parameter is used
+    # outside of layers.
+    calls: tuple[Call | None, ...] | None = None
 
 
 def check_stackable(model: FunctionalModel, x: Tensor, y: Tensor) -> StackingReport:
@@ -74,25 +79,63 @@ def check_stackable(model: FunctionalModel, x: Tensor, y: Tensor) -> StackingRep
 def _run_check(
     model: FunctionalModel, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64
 ) -> StackingReport:
+    """Tries a stacked pass, and if it fails one that also runs parameters outside of layers."""
     check = _EquivalenceCheck(model, x, y, dtype)
     try:
-        stacked = check.run_traced(tracer := FusionTracer())
+        return _try_stacking(check)
+    except NotStackable as error:
+        reason = error
+    if CONTROL_FLOW not in str(reason):
+        try:
+            with _module_errors():
+                calls = check.record_calls()
+            return _try_stacking(check, calls)
+        except NotStackable as error:
+            reason = error
+    if isinstance(reason, _PassFailed) and dtype != model.dtype:
+        # The module may hold float32 tensors, such as class weights.
+        return _run_check(model, x, y, model.dtype)
+    return StackingReport(str(reason))
+
+
+def _try_stacking(
+    check: _EquivalenceCheck, calls: tuple[Call | None, ...] | None = None
+) -> StackingReport:
+    """The report of a model that can be stacked; raises NotStackable for others."""
+    with _module_errors():
+        stacked = check.run_traced(tracer := FusionTracer(), calls, needed := set[int]())
         expected = check.run_single()
-    except (NotStackable, MissingTorchName) as reason:
-        return StackingReport(str(reason))
-    except Exception as error:  # a module may raise anything
-        # Errors of the user's input are the same on every engine, and running out of memory says
-        # nothing about the model.
-        if isinstance(error, InputError) or out_of_memory(error):
-            raise
-        if dtype != model.dtype:  # the module may hold float32 tensors, such as class weights
-            return _run_check(model, x, y, model.dtype)
-        return StackingReport(first_line(error))
-    if not check.matches(stacked, expected) or check.mixes_examples():
-        return StackingReport("its forward pass has cross-example dependence")
+    if calls is not None:
+        calls = tuple(call if n in needed else None for n, call in enumerate(calls))
+    if not check.matches(stacked, expected) or check.mixes_examples(calls):
+        raise NotStackable(MIXES_EXAMPLES)
     if has_forward_hooks(check.model.training_model):
-        return StackingReport(None)  # a hook would see the intermediate values of a fused pass
-    return StackingReport(None, check.find_fusions(tracer.fusions(), expected))
+        # A hook would see the intermediate values of a fused pass.
+        return StackingReport(None, calls=calls)
+    return StackingReport(None, check.find_fusions(tracer.fusions(), expected, calls), calls)
+
+
+class _PassFailed(NotStackable):
+    """The module raised an error of its own."""
+
+
+@contextmanager
+def _module_errors() -> Iterator[None]:
+    """Raises errors of the module as NotStackable.
+
+    Errors of the user's input are the same on every engine, and running out of memory says nothing
+    about the model: these are raised as they are.
+    """
+    try:
+        yield
+    except (NotStackable, MissingTorchName) as reason:
+        raise NotStackable(str(reason)) from reason
+    except Exception as error:  # a module may raise anything
+        if str(error) == PATH_CHANGED:
+            raise NotStackable(CALLS_CHANGE) from error
+        if out_of_memory(error) or isinstance(error, InputError):
+            raise
+        raise _PassFailed(first_line(error)) from error
 
 
 class _EquivalenceCheck:
@@ -116,16 +159,29 @@ class _EquivalenceCheck:
         keys = torch.arange(len(weight), device=weight.device)
         return *self.start, self.x.clone(), self.y, weight, keys  # a model may write to its inputs
 
-    def run_traced(self, tracer: FusionTracer) -> list[Tensor]:
+    def record_calls(self) -> tuple[Call, ...]:
+        """The calls of a pass of the first visit."""
+        thetas, buffers = self.start
+        return record_calls(
+            self.model, thetas[0], buffers[0], self.x.flatten(0, 1), self.x.shape[1]
+        )
+
+    def run_traced(
+        self, tracer: FusionTracer, calls: tuple[Call | None, ...] | None, needed: set[int]
+    ) -> list[Tensor]:
         """As `run_stacked`; raises NotStackable if the pass has data-dependent control flow."""
         # Imported here because it needs private names of torch.
         from .data_dependence import detect_data_dependence
 
         arguments, loss = self.arguments(), self.model.loss
-        with detect_data_dependence(arguments, self.x.shape[:2].numel()) as detector:
+        size = self.x.shape[:2].numel()
+        with detect_data_dependence(
+            arguments, size, constant_lookups=calls is not None
+        ) as detector:
             self.model.loss = detector.wrap_loss(loss)
             try:
-                grad, rest = stacked_gradient(self.model, tracer=tracer)(*arguments)
+                gradient = stacked_gradient(self.model, tracer=tracer, calls=calls, needed=needed)
+                grad, rest = gradient(*arguments)
             except Exception as error:
                 # An error that follows from reading values is reported as what caused it.
                 if not detector.reason or isinstance(error, InputError) or out_of_memory(error):
@@ -149,13 +205,18 @@ class _EquivalenceCheck:
         return [torch.stack(values) for values in columns]
 
     def find_fusions(
-        self, traced: tuple[Fusion, ...], expected: Sequence[Tensor]
+        self,
+        traced: tuple[Fusion, ...],
+        expected: Sequence[Tensor],
+        calls: tuple[Call | None, ...] | None,
     ) -> tuple[Fusion, ...]:
         """The traced fusions, or those without additions, whichever gives equal gradients."""
         without_add: tuple[Fusion, ...] = tuple("" if f == "add_relu" else f for f in traced)
         for fusions in dict.fromkeys((traced, without_add)):
             try:
-                if any(fusions) and self.matches(self.run_stacked(fusions=fusions), expected):
+                if not any(fusions):
+                    continue
+                if self.matches(self.run_stacked(fusions=fusions, calls=calls), expected):
                     return fusions
             except (InputError, NotStackable):
                 continue
@@ -182,7 +243,7 @@ class _EquivalenceCheck:
         finally:
             self.start, self.x = (theta, buffers), x
 
-    def mixes_examples(self) -> bool:
+    def mixes_examples(self, calls: tuple[Call | None, ...] | None) -> bool:
         """True if stacked and single passes differ on perturbed examples.
 
         The first examples of a data set may be equal where it matters (all black corners, one
@@ -190,7 +251,7 @@ class _EquivalenceCheck:
         """
         before, self.x = self.x, _perturb(self.x)
         try:
-            return not self.matches(self.run_stacked(), self.run_single())
+            return not self.matches(self.run_stacked(calls=calls), self.run_single())
         except Exception as error:  # the model may reject such examples
             if out_of_memory(error):
                 raise

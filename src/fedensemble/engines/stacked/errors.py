@@ -10,6 +10,8 @@ PATH_CHANGED = (
     "use engine 'loop'."
 )
 CONTROL_FLOW = "has data-dependent control flow"
+MIXES_EXAMPLES = "its forward pass has cross-example dependence"
+CALLS_CHANGE = f"{MIXES_EXAMPLES}: which functions it calls depends on the batch size"
 LOOKUP = (
     "an embedding lookup without a batch dimension, such as positions; "
     "torch.arange(T).expand(len(x), T) has one"

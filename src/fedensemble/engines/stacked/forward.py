@@ -4,13 +4,16 @@ The inputs of all visits form one batch [J * B, ...], and the module's parameter
 stacks [J, *shape]. Layers with parameters (linear, convolution, norms, embedding, recurrent) are
 replaced by handlers that apply parameter j to the examples of visit j. Everything between them
 (activations, pooling, reshapes) works on the large batch without knowing of the stack. No `vmap` is
-involved: ordinary autograd of the sum of the visits' losses gives each visit its own gradient. A
-module that uses its parameters in any other way raises `NotStackable`, and the engine uses `vmap`.
+involved: ordinary autograd of the sum of the visits' losses gives each visit its own gradient.
+
+A module may also use a parameter outside of a layer, such as a class token. `DirectUses` runs these
+calls for each visit, if it is given a record of the pass; without one they raise `NotStackable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +21,20 @@ from torch import Tensor
 
 from ... import prng
 from ...errors import InputError
-from ...modeling.keyed_rng import KeyedRandomness
+from ...modeling.keyed_rng import REPLACEMENTS, KeyedRandomness
 
 # Imported for the handlers they register.
-from . import attention, convolution, dispatch, linear, normalization, recurrent  # noqa: F401
+from . import (  # noqa: F401
+    attention,
+    convolution,
+    dispatch,
+    grouped_convolution,
+    linear,
+    normalization,
+    recurrent,
+)
+from .call_log import Call
+from .direct_use import RANDOM, DirectUses, describe_function
 from .errors import CONTROL_FLOW, PATH_CHANGED, NotStackable
 from .fusion import ADDITIONS, RELUS, FusedNorms, FusionTracer
 from .handlers import HANDLERS, handles
@@ -49,6 +62,7 @@ class StackedForward(KeyedRandomness):
         params: the parameters as kernels read them, by `id` of the stacked tensor.
         fused: runs norms together with what follows them.
         tracer: records which norms could be fused.
+        calls: the calls of the pass, for modules that use parameters outside of layers.
     """
 
     def __init__(
@@ -59,6 +73,7 @@ class StackedForward(KeyedRandomness):
         params: Mapping[int, StackedParam] | None = None,
         fused: FusedNorms | None = None,
         tracer: FusionTracer | None = None,
+        calls: Sequence[Call | None] | None = None,
     ) -> None:
         super().__init__(key)
         self.visits, self.compute = len(key), compute
@@ -66,6 +81,7 @@ class StackedForward(KeyedRandomness):
         self.fused, self.tracer = fused or FusedNorms(), tracer
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by `id` of the old ones
         self._stacked_ids = {id(tensor) for tensor in stacked.values()}
+        self.direct = None if calls is None else DirectUses(calls, self.visits, stacked, compute)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -75,19 +91,46 @@ class StackedForward(KeyedRandomness):
             out = self._run_fused(func, args, kwargs)
             if out is not None:
                 return out
+        if self.direct is not None:
+            run = self._find_direct_run(self.direct, func, args, kwargs)
+            if run is not None:
+                return run()
         handler = HANDLERS.get(func)
         if handler is not None:
             first = (kwargs.pop("input"),) if "input" in (kwargs := dict(kwargs)) else ()
-            return handler(self, *first, *args, **kwargs)
+            return handler.run(self, *first, *args, **kwargs)
         if any(id(value) in self._stacked_ids for value in (*args, *kwargs.values())):
-            owner = getattr(func, "__self__", None)
-            name = getattr(owner, "__name__", getattr(func, "__name__", str(func)))
+            name = describe_function(func)
             if name not in _HARMLESS:
+                # With a record of the pass, this call used no parameter in the check.
+                if self.direct is not None:
+                    raise InputError(PATH_CHANGED)
                 raise NotStackable(f"the module uses a parameter in {name}")
         out = super().__torch_function__(func, types, args, kwargs)
         if self.tracer is not None:
             self.tracer.record_result(func, args, kwargs, out)
         return out
+
+    def _find_direct_run(
+        self, direct: DirectUses, func: Any, args: Any, kwargs: Any
+    ) -> Callable[[], Any] | None:
+        """What runs a call with a value without a batch, or None for an ordinary call."""
+        call = direct.next_call(func)
+        if call is None or func is Tensor.data_ptr:
+            return None
+        is_layer = func in HANDLERS and HANDLERS[func].layer
+        if func in RANDOM or is_layer:
+            if direct.batch_in_front(call, args, kwargs):
+                return None
+            if func in RANDOM:
+                replacement = partial(REPLACEMENTS[func], self)
+                return partial(direct.run_random, call, replacement, args, kwargs)
+        elif func in HANDLERS:
+            return None
+        if not direct.has_value((args, kwargs)):
+            # A layer whose weights are constants runs on the large batch as it is.
+            return partial(func, *args, **kwargs) if is_layer else None
+        return partial(direct.run, call, func, args, kwargs)
 
     def _run_fused(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         if func in RELUS:

@@ -12,6 +12,7 @@ from ...errors import InputError
 from ...modeling.functional_model import FunctionalModel, GradientFn
 from ...modeling.model_checks import require_tensor
 from ...modeling.parameter_swap import swap_parameters
+from .call_log import Call
 from .errors import PATH_CHANGED, NotStackable
 from .forward import StackedForward
 from .fusion import FusedNorms, Fusion, FusionTracer
@@ -23,6 +24,8 @@ def stacked_gradient(
     compute: torch.dtype | None = None,
     fusions: Sequence[Fusion] = (),
     tracer: FusionTracer | None = None,
+    calls: Sequence[Call | None] | None = None,
+    needed: set[int] | None = None,
 ) -> GradientFn:
     """The model's batched gradient function; arguments and results are those of the `vmap` one.
 
@@ -30,6 +33,8 @@ def stacked_gradient(
         compute: dtype of matmuls; None is the model's own.
         fusions: of each norm of the pass, see `FusedNorms`.
         tracer: records which norms could be fused.
+        calls: the calls of the pass, see `StackedForward`.
+        needed: gets the positions of those calls that have to be known.
     """
     compute = compute or model.dtype
     full_precision = _full_precision_names(model.training_model)
@@ -45,15 +50,18 @@ def stacked_gradient(
             counters = {name: count.clone() for name, count in model.non_float_buffers.items()}
             stacked = {**params.leaves, **statistics}
             fused = FusedNorms(fusions)
-            forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer)
+            forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer, calls)
+            examples = x.flatten(0, 1)
             with forward, swap_parameters(model.training_model, {**stacked, **counters}):
-                outputs = require_tensor(model.training_model(x.flatten(0, 1)))
+                outputs = require_tensor(model.training_model(examples))
             if outputs.shape[:1] != (visits * batch,):
                 raise NotStackable(
                     f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}"
                 )
-            if fused.unfinished:
+            if fused.unfinished or (forward.direct is not None and forward.direct.unfinished):
                 raise InputError(PATH_CHANGED)
+            if needed is not None and forward.direct is not None:
+                needed.update(forward.direct.needed)
             if tracer is not None:
                 tracer.record_use(None, (outputs,), {})
             losses = model.loss(outputs.to(model.dtype), y.flatten(0, 1)).reshape(visits, batch)

@@ -7,18 +7,31 @@ A new layer needs one module with handlers, an import of it in `forward.py`, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-HANDLERS: dict[Any, Callable[..., Any]] = {}
+HandlerFn = TypeVar("HandlerFn", bound=Callable[..., Any])
 
 
-def handles(*functions: Any) -> Callable[[Handler], Handler]:
-    """Decorator: registers a handler for these torch functions."""
+class Handler(NamedTuple):
+    """What runs in place of a torch function."""
 
-    def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(functions, handler))
-        return handler
+    run: Callable[..., Any]
+    layer: bool  # see `handles`
+
+
+HANDLERS: dict[Any, Handler] = {}
+
+
+def handles(*functions: Any, layer: bool = False) -> Callable[[HandlerFn], HandlerFn]:
+    """Decorator: registers a handler for these torch functions.
+
+    Args:
+        layer: the first argument must be a batch [J * B, ...]. A call with anything else, such as a
+            sequence-first batch [T, J * B, ...] or a parameter, is run by `direct_use.py`.
+    """
+
+    def register(run: HandlerFn) -> HandlerFn:
+        HANDLERS.update(dict.fromkeys(functions, Handler(run, layer)))
+        return run
 
     return register

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .forward import StackedForward
 
 
-@handles(F.linear)
+@handles(F.linear, layer=True)
 def linear(
     forward: StackedForward, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
@@ -39,7 +39,7 @@ def linear(
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-@handles(F.embedding)
+@handles(F.embedding, layer=True)
 def embedding(
     forward: StackedForward,
     tokens: Tensor,
@@ -66,7 +66,7 @@ def embedding(
     return torch.where(is_padding, out.detach(), out)
 
 
-@handles(F.prelu)
+@handles(F.prelu, layer=True)
 def prelu(forward: StackedForward, x: Tensor, weight: Tensor) -> Tensor:
     """As F.prelu with weights [J, 1] or [J, C]."""
     if weight.dim() != 2 or x.dim() < 2:

@@ -60,7 +60,7 @@ def batch_norm(
     return _run_norm(forward, x, norm)
 
 
-@handles(F.group_norm)
+@handles(F.group_norm, layer=True)
 def group_norm(
     forward: StackedForward,
     x: Tensor,
@@ -84,7 +84,7 @@ def group_norm(
     return _run_norm(forward, x, norm)
 
 
-@handles(F.instance_norm)
+@handles(F.instance_norm, layer=True)
 def instance_norm(
     forward: StackedForward,
     x: Tensor,
@@ -102,7 +102,7 @@ def instance_norm(
     return group_norm(forward, x, x.shape[1], weight, bias, eps)
 
 
-@handles(F.layer_norm)
+@handles(F.layer_norm, layer=True)
 def layer_norm(
     forward: StackedForward,
     x: Tensor,
@@ -121,7 +121,7 @@ def layer_norm(
     return split.reshape(x.shape)
 
 
-@handles(F.rms_norm)
+@handles(F.rms_norm, layer=True)
 def rms_norm(
     forward: StackedForward,
     x: Tensor,

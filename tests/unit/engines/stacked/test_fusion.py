@@ -7,7 +7,7 @@ from torch import nn
 
 from fedensemble import FedAvg, Federation
 from fedensemble.engines.stacked import equivalence
-from fedensemble.engines.stacked.equivalence import check_stackable
+from fedensemble.engines.stacked.equivalence import StackingReport, check_stackable
 from fedensemble.engines.stacked.gradient import stacked_gradient
 from fedensemble.errors import InputError
 from fedensemble.modeling.factory import ModelSpec
@@ -145,7 +145,7 @@ def test_which_are_found(case, norm):
         "add_relu": ("add_relu", ""),
         "two": ("add_relu", "", ""),
     }
-    assert found == (None, fusions[expected])
+    assert found[:2] == (None, fusions[expected])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_an_output_is_not_rectified():
     functional_model = FunctionalModel(
         lambda: Last(None), "cross_entropy", data.y[:1], dtype=torch.float64
     )
-    assert check_stackable(functional_model, *pairs(data)) == (None, ())
+    assert check_stackable(functional_model, *pairs(data)) == StackingReport(None)
 
 
 class Fickle(Net):
@@ -268,7 +268,7 @@ def test_a_recipe_is_tried_once():
             ModelSpec(model, {"hidden": hidden}), "cross_entropy", data.y[:1], dtype=torch.float64
         )
         built.clear()
-        findings.append((check_stackable(functional_model, *pairs(data)), len(built) > 0))
+        findings.append((check_stackable(functional_model, *pairs(data))[:2], len(built) > 0))
     assert findings == [
         ((None, ("relu",)), True),
         ((None, ("relu",)), False),
@@ -292,7 +292,7 @@ def test_too_little_memory_is_no_finding(monkeypatch):
         patched.setattr(equivalence, "stacked_gradient", crowded)
         with pytest.raises(torch.OutOfMemoryError):
             check_stackable(functional_model, *pairs(data))
-    assert check_stackable(functional_model, *pairs(data)) == (None, ("relu", ""))
+    assert check_stackable(functional_model, *pairs(data)).fusions == ("relu", "")
 
 
 class Hooked(nn.Module):
@@ -316,7 +316,7 @@ def test_a_forward_hook_sees_the_output_of_its_layer():
     data = classification()
     model = FunctionalModel(Hooked, "cross_entropy", data.y[:1], dtype=torch.float64)
     report = check_stackable(model, *pairs(data))
-    assert report == (None, ())
+    assert report == StackingReport(None)
     x, y = pairs(data)
     module = model.training_model
     keys = torch.zeros(3, dtype=torch.int64)
