@@ -28,9 +28,15 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("shapes.md", 20), ("explanation-theory.md", 8), ("how-to-scikit-learn.md", 30)],
+    [
+        ("shapes.md", 20),
+        ("explanation-theory.md", 8),
+        ("how-to-scikit-learn.md", 30),
+        ("how-to-data.md", 8),
+    ],
 )
-def test_examples(page, least):
+def test_examples(page, least, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
     output: list[str] = []
     result = doctest.DocTestRunner().run(test, out=output.append)

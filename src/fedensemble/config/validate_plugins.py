@@ -20,6 +20,7 @@ from ..core.schedule import Schedule
 from ..core.shared_checks import check_sharing
 from ..data import partitions
 from ..data.schema import Schema
+from ..data.sources.user_file import knows_clients
 from ..errors import InputError, unknown
 from ..registry import Registry
 from .hints import suggest_keys
@@ -50,6 +51,8 @@ def check_data(settings: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Returns the table `[data]` with its defaults."""
     if settings.get("source") == "schema":
         settings.setdefault("partition", "natural")  # the clients of a fleet are its sites
+    if knows_clients(settings):
+        settings.setdefault("partition", "natural")
     names = _plugin_names(DATA, settings, problems)
     table, valid = _fill_defaults("data", settings, names and DATA.schema(names), problems)
     if valid and table["source"] == "schema":

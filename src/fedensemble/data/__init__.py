@@ -21,6 +21,7 @@ from .sources import (  # noqa: F401
     openimage,
     shakespeare,
     synthetic,
+    table,
 )
 from .sources.download import get
 

@@ -50,6 +50,7 @@ class Dataset:
         feature_names: name of each column of the inputs; by default those of a DataFrame.
         info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
         recipe: the settings of a config that load the same dataset; None unless `load` made it.
+        notes: sentences for the user, such as on rows that were dropped.
     """
 
     x: Array
@@ -66,6 +67,7 @@ class Dataset:
     feature_names: tuple[str, ...] | None = None
     recipe: Recipe | None = None
     test_group: Rows | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._convert_names()

@@ -93,6 +93,39 @@ def unseen_labels(
     )
 
 
+def single_client_classes(
+    y: Tensor,
+    size: Tensor,
+    class_names: Sequence[str] | None = None,
+    client_names: Sequence[str] | None = None,
+) -> str | None:
+    """Returns a sentence on classes that only one client has, or None.
+
+    Args:
+        y: labels of all clients in their order, [n].
+        size: number of rows of each client, [N].
+    """
+    if not _is_label_vector(y) or len(size) < 2:
+        return None
+    owner = torch.repeat_interleave(torch.arange(len(size)), size)
+    pairs = torch.unique(torch.stack([y, owner]), dim=1)
+    classes, clients = torch.unique(pairs[0], return_counts=True)
+    alone = classes[clients == 1].tolist()
+    if not alone:
+        return None
+    shown = []
+    for label in alone[:3]:
+        client = int(pairs[1][pairs[0] == label][0])
+        name = str(label) if class_names is None else f"'{class_names[label]}'"
+        shown.append(f"{name} ({client if client_names is None else repr(client_names[client])})")
+    more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
+    return (
+        f"{len(alone)} of {len(classes)} classes occur at a single client: {', '.join(shown)}"
+        f"{more}. A mode learns such a class only in its visits to that client. Train for enough "
+        "rounds, or merge the class with another."
+    )
+
+
 def advise_labels(y: Tensor) -> str | None:
     """Returns advice for targets [n, ...] that look like classes in another encoding, or None.
 

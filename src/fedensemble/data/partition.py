@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..arguments import check_names, require_integer
 from ..errors import InputError
@@ -14,6 +15,7 @@ from ..registry import Registry
 from .convert import as_tensor
 from .dataset import Dataset, Rows, datasets, make_rng
 from .federated import FederatedData
+from .label_checks import single_client_classes
 from .recipe import partition_recipe, with_recipe
 from .test_owner import assign_test_rows
 
@@ -64,17 +66,21 @@ def partition(
         fields[field] = getattr(source, field)
     if name == "natural" and source.group is not None and source.group_names is not None:
         fields["names"] = tuple(source.group_names[source.group[part[0]]] for part in rows)
-    sizes = [len(part) for part in rows]
+    sizes, notes = [len(part) for part in rows], [*source.notes]
     if name == "natural" and source.group is not None and len(order) < len(source):
-        fields["notes"] = (
+        notes.append(
             f"Partition 'natural' takes {len(rows)} of {len(np.unique(source.group))} clients, "
             f"with {len(order)} of {len(source)} examples; the others are not used. "
-            "Leave clients and min_examples out to take all.",
+            "Leave clients and min_examples out to take all."
         )
     fields["test_owner"] = assign_test_rows(source, name, rows, seed)
-    data = FederatedData.from_arrays(
-        as_tensor(source.x)[order], as_tensor(source.y)[order], sizes, **fields
-    )
+    x, y = as_tensor(source.x)[order], as_tensor(source.y)[order]
+    if name == "natural":  # other partitions make such clients on purpose
+        alone = single_client_classes(
+            y, torch.tensor(sizes), source.class_names, fields.get("names")
+        )
+        notes += [alone] if alone else []
+    data = FederatedData.from_arrays(x, y, sizes, notes=notes, **fields)
     load = None if source.recipe is None else datasets[source.recipe["source"]]
     recipe = partition_recipe(source.recipe, load, name, clients, seed, options)
     return with_recipe(data, recipe)

@@ -13,6 +13,7 @@ from ..config.build import build_data, model_facts
 from ..config.schema import Config
 from ..core.types import RoundReport
 from ..data import FederatedData
+from ..data.sources.user_file import USER_FILES
 from ..durable import json_bytes
 from ..engines.distributed.process_group import ProcessGroup
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
@@ -211,7 +212,9 @@ def _read_finished(
     if changes := store.changes():
         say(changes)
     # Datasets other than the user's own files are fixed by their settings.
-    if config.data["source"] == "npz" and fingerprint(load_data(config)) != summary.get("data"):
+    if config.data["source"] in USER_FILES and fingerprint(load_data(config)) != summary.get(
+        "data"
+    ):
         raise StoreError(
             f"{config.data['path']} has changed since {store.path} was trained on it. "
             "Choose another --out or --runs."

@@ -128,9 +128,8 @@ def test_listed_defaults_are_those_of_a_config(what, tmp_path):
     """Writing a default into a config changes nothing; only required options must be given."""
     for record in listing(what, tmp_path):
         listed = record["options"]
-        required = {
-            o["name"]: "a.npz" if o["name"] == "path" else 2 for o in listed if "default" not in o
-        }
+        texts = {"path": "a.npz", "target": "y"}
+        required = {o["name"]: texts.get(o["name"], 2) for o in listed if "default" not in o}
         defaults = {o["name"]: o["default"] for o in listed if o.get("default") is not None}
         short, long = (
             resolve({"data": {"clients": 50}} | PLACES[what](record["name"], options)).values()

@@ -158,3 +158,20 @@ def test_division_is_the_same_on_every_machine():
     )
     expected = np.random.default_rng([7, zlib.crc32(b"partition/iid")]).permutation(8)[:4]
     assert data.client(0)[0].flatten().tolist() == sorted(expected)
+
+
+def test_classes_of_a_single_client_are_noted():
+    x = np.zeros((6, 1))
+    y = np.array(["a", "b", "a", "b", "c", "a"])
+    source = Dataset(x, y, group=np.array([0, 0, 1, 1, 1, 2]), group_names=("n", "s", "w"))
+    (note,) = partition(source, "natural").notes
+    assert note.startswith("1 of 3 classes occur at a single client: 'c' ('s'). A mode learns")
+    assert not partition(source, "iid", 3).notes
+    everywhere = Dataset(x, np.array([0, 1] * 3), group=np.array([0, 0, 1, 1, 2, 2]))
+    assert not partition(everywhere, "natural").notes
+    one = Dataset(x, y, group=np.zeros(6, np.int64))
+    assert not partition(one, "natural").notes
+    regression = Dataset(x, np.arange(6.0), group=np.array([0, 0, 1, 1, 1, 2]))
+    assert not partition(regression, "natural").notes
+    apart = Dataset(x, np.arange(6), group=np.array([0, 0, 1, 1, 1, 2]))
+    assert "0 (0), 1 (0), 2 (1) and 3 more" in partition(apart, "natural").notes[0]

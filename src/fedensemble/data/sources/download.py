@@ -96,6 +96,7 @@ MANUAL_INSTRUCTIONS = {
     "openimage": "It is too large to download here. Get it from https://fedscale.ai "
     "(benchmark/dataset/download.sh of FedScale) and unpack it to {folder}/openimage: "
     "client_data_mapping/train.csv and test.csv, train/ and test/.",
+    "table": "It is a .csv or .parquet file of your own: give its path.",
     "npz": "It is a file of your own: write one by numpy.savez with arrays x and y, and give its "
     "path.",
 }

@@ -1,0 +1,1 @@
+"""Tables of users: read from CSV and Parquet files, and encoded as numbers."""

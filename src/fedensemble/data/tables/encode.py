@@ -1,0 +1,126 @@
+"""Columns as numbers for a model: categories one-hot or by number, and targets as classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .columns import Column, Table
+
+Encoding = Literal["one-hot", "ordinal"]
+MOST_CATEGORIES = 256  # of one column in a one-hot encoding
+FALSE_TRUE = ["false", "true"]
+
+
+def encode_inputs(
+    table: Table, names: Sequence[str], encoding: Encoding
+) -> tuple[NDArray[np.float32], tuple[str, ...], NDArray[np.bool_]]:
+    """Returns inputs [n, columns], the name of each column, and which of them hold numbers.
+
+    A column of numbers stays one column. A column of text with the values a and b becomes the
+    columns "name=a" and "name=b" of zeros and ones, or one column of their numbers in sorted order.
+    "false" and "true" become one column of zeros and ones.
+
+    Args:
+        names: of the columns to encode.
+        encoding: of columns of text.
+    """
+    parts: list[NDArray[np.float32]] = []
+    titles: list[str] = []
+    numeric: list[bool] = []
+    for name in names:
+        column = table.columns[name]
+        if column.numbers is not None:
+            _check_finite(table, name, column.numbers)
+            parts.append(column.numbers.astype(np.float32).reshape(-1, 1))
+            titles.append(name)
+            numeric.append(True)
+            continue
+        if name in table.mixed:
+            raise DataError(
+                f"Column '{name}' of {table.file} {table.mixed[name]}. Correct the file, name the "
+                "column in categorical to take all its values as text, or leave it out by drop."
+            )
+        texts, codes = column.sorted_texts()
+        if encoding == "ordinal" or [text.lower() for text in texts] == FALSE_TRUE:
+            parts.append(codes.astype(np.float32).reshape(-1, 1))
+            titles.append(name)
+            numeric.append(encoding == "ordinal" and len(texts) > 2)
+            continue
+        if len(texts) > MOST_CATEGORIES:
+            raise DataError(
+                f"Column '{name}' of {table.file} holds {len(texts)} different texts, and a one-hot"
+                f" encoding takes {MOST_CATEGORIES}. Leave it out by drop, group the values, or "
+                "number them all by encoding = 'ordinal'."
+            )
+        parts.append(np.eye(len(texts), dtype=np.float32)[codes])
+        titles += [f"{name}={text}" for text in texts]
+        numeric += [False] * len(texts)
+    return np.concatenate(parts, axis=1), tuple(titles), np.array(numeric)
+
+
+def encode_classes(
+    table: Table, name: str, class_names: Sequence[str] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Returns the class of each row, [n], and the names of the classes.
+
+    Args:
+        class_names: all classes in the order of their numbers; None sorts the values that occur.
+    """
+    texts, codes = table.columns[name].sorted_texts()
+    if table.columns[name].numbers is not None and 2 * len(texts) > len(table) and len(texts) > 20:
+        raise DataError(
+            f"Column '{name}' of {table.file} holds {len(texts)} different whole numbers in "
+            f"{len(table)} rows, and each of them would be a class. For a quantity to predict set "
+            "regression = true."
+        )
+    if class_names is None:
+        return codes.astype(np.int64), tuple(texts)
+    number = {text: index for index, text in enumerate(class_names)}
+    extra = [text for text in texts if text not in number]
+    if extra:
+        row = int(np.flatnonzero(codes == list(texts).index(extra[0]))[0])
+        raise DataError(
+            f"Column '{name}' of {table.file} holds '{extra[0]}' ({table.place(row)}), which is not"
+            f" among class_names ({', '.join(class_names)}). Add it, or drop such rows."
+        )
+    order = np.array([number[text] for text in texts], np.int64)
+    return order[codes], tuple(class_names)
+
+
+def check_present(table: Table, gaps: Mapping[str, NDArray[np.bool_]]) -> None:
+    """Raises if a column has missing values; the message counts those of every column.
+
+    Args:
+        gaps: which rows have no value, [n], of each column.
+    """
+    counts = {name: int(missing.sum()) for name, missing in gaps.items() if missing.any()}
+    if not counts:
+        return
+    row = int(np.flatnonzero(gaps[next(iter(counts))])[0])
+    listed = [f"'{name}' {count}" for name, count in counts.items()]
+    shown = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+    raise DataError(
+        f"{table.file} has missing values, by column: {shown} (the first in {table.place(row)}). "
+        "Fill them, leave the columns out by drop, or their rows by missing = 'drop'."
+    )
+
+
+def is_whole(column: Column) -> bool:
+    """Whether a column holds classes: text, or whole numbers only."""
+    values = column.numbers
+    return values is None or bool((values == np.floor(values)).all())
+
+
+def _check_finite(table: Table, name: str, values: NDArray[np.float64]) -> None:
+    """Raises if a column holds infinity, or a number that float32 cannot hold."""
+    bad = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
+    if len(bad):
+        raise DataError(
+            f"Column '{name}' of {table.file} holds {values[bad[0]]:g} ({table.place(int(bad[0]))}"
+            "), which float32 cannot hold. Scale the column, or leave it out by drop."
+        )
