@@ -11,10 +11,12 @@ from .registry import models
 from .resnet18 import ResNet18
 from .resnet20 import ResNet20
 from .shufflenet import ShuffleNet
+from .transformer import GPT, ViT
 from .wide import Wide
 
 __all__ = [
     "CNN",
+    "GPT",
     "LSTM",
     "MLP",
     "BenchmarkCNN",
@@ -24,6 +26,7 @@ __all__ = [
     "ResNet18",
     "ResNet20",
     "ShuffleNet",
+    "ViT",
     "Wide",
     "models",
 ]

@@ -161,6 +161,33 @@ class _Attention(nn.Module):
         return self.out(self.layer(self.embedding(x)))  # type: ignore[no-any-return]
 
 
+class _ClassToken(nn.Module):
+    """Parameters outside of layers: a class token, positions and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, 4))
+        self.positions = nn.Parameter(torch.linspace(-1, 1, 4 * (_SIDE + 1)).reshape(1, -1, 4))
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+        self.rows, self.out = nn.Linear(2 * _SIDE, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rows(x.transpose(1, 2).flatten(2))  # one token per row of the image
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        x = x + self.scale * F.scaled_dot_product_attention(x, x, x)
+        return self.out(F.dropout(x, 0.2, self.training)[:, 0])  # type: ignore[no-any-return]
+
+
+def _autoencoder() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, 2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(3, 2, 3, 2, output_padding=1),
+        nn.Flatten(),
+        nn.Linear(2 * _SIDE * _SIDE, CLASSES),
+    )
+
+
 def _frozen() -> nn.Module:
     model = _mlp()
     next(model.parameters()).requires_grad_(False)
@@ -219,6 +246,8 @@ CASES = (
     ),
     Case("GRU", lambda: _Recurrent(nn.GRU), _texts),
     Case("attention", _Attention, _texts),
+    Case("parameters outside of layers", _ClassToken, _images),
+    Case("transposed convolutions", _autoencoder, _images),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
     Case("frozen parameters", _frozen, check=_check_frozen_unchanged),
     Case(

@@ -28,6 +28,7 @@ IMAGE = (3, 32, 32)
 VARIANTS: dict[str, tuple[dict, tuple[int, ...]]] = {
     "cnn": ({}, (1, 28, 28)),
     "cnn-pfl": ({}, IMAGE),
+    "gpt": ({"width": 8, "depth": 2}, (6,)),
     "lstm": ({"hidden": 8}, (6,)),
     "mlp": ({"hidden": [8], "dropout": 0.5}, (1, 8, 8)),
     "mobilenet": ({"width": 0.25}, (3, 16, 16)),
@@ -35,6 +36,7 @@ VARIANTS: dict[str, tuple[dict, tuple[int, ...]]] = {
     "resnet18": ({"width": 4}, (3, 16, 16)),
     "resnet20": ({"width": 4}, (3, 16, 16)),
     "shufflenet": ({"width": 0.5}, (3, 16, 16)),
+    "vit": ({"width": 8, "depth": 2}, IMAGE),
     "wide": ({"width": 16}, (4,)),
 }
 ALL = bool(os.environ.get("FEDENSEMBLE_EXPORT_ALL"))
@@ -65,7 +67,7 @@ def registered(name):
     options, shape = VARIANTS[name]
     model = build_model({"name": name, **options}, {"shape": shape, "outputs": 10})
     loss = "mse" if name == "rbf" else "cross_entropy"
-    return ensemble(model, shape, loss=loss, tokens=name == "lstm")
+    return ensemble(model, shape, loss=loss, tokens=name in ("lstm", "gpt"))
 
 
 def inputs_for(made, rows):

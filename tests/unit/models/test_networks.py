@@ -13,6 +13,7 @@ from fedensemble.config.plugin_tables import parameters, schema
 from fedensemble.federation.named_models import GIVEN_TO_MODELS
 from fedensemble.modeling.factory import ModelSpec
 from fedensemble.models import models
+from fedensemble.models.transformer import Block
 
 IMAGES = ("resnet18", "resnet20", "mobilenet", "shufflenet", "cnn-pfl")
 NORMED = IMAGES[:-1]
@@ -48,6 +49,8 @@ def make(name, **options):
         # 820,522 of Reddi et al. and a second bias of 4 * 256 in both layers
         ("lstm", {"outputs": 90}, 822_570),
         ("lstm", {"outputs": 97}, 798_720 + 265 * 97),
+        ("vit", CIFAR, 809_354),
+        ("gpt", {"outputs": 90}, 793_344 + 128 * (90 + 256)),
         ("cnn", {"shape": [1, 28, 28], "outputs": 10}, 21_840),
         ("wide", {"shape": [2], "outputs": 3, "width": 7, "depth": 2}, 21 + 56 + 24),
         ("wide", {"shape": [2], "outputs": 1, "width": 7, "bias_scale": 0.0}, 14 + 7),
@@ -94,8 +97,12 @@ def test_pixels_left_of_32(name, options, side):
     assert seen == [(side, side)]
 
 
-def test_lstm_gives_logits_at_every_position_and_does_not_look_ahead():
-    model = make("lstm", outputs=6, hidden=8, layers=2).eval()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("lstm", {"hidden": 8, "layers": 2}), ("gpt", {"width": 8, "depth": 2, "heads": 2})],
+)
+def test_language_models_give_logits_at_every_position_and_do_not_look_ahead(name, options):
+    model = make(name, outputs=6, **options).eval()
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     changed = tokens.clone()
     changed[0, 3] = 0
@@ -163,7 +170,7 @@ def test_examples_do_not_meet_without_batch_norm(name):
     torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [*IMAGES, "lstm"])
+@pytest.mark.parametrize("name", [*IMAGES, "vit", "lstm", "gpt"])
 def test_every_option_is_a_key_of_a_config(name):
     known = parameters(models[name], GIVEN_TO_MODELS)
     table = schema("model", known)().model_dump()
@@ -187,11 +194,57 @@ def test_every_option_is_a_key_of_a_config(name):
         ("shufflenet", {"width": 0.7}, "width 0.5, 1.0, 1.5, 2.0; got 0.7"),
         ("shufflenet", {"stem_stride": 3}, "stem_stride 1, 2 or 4; got 3"),
         ("cnn-pfl", {"shape": [3, 5, 8]}, "at least 6x6; got 5x8"),
+        ("vit", {"shape": [64]}, "needs images of shape"),
+        ("vit", {"patch": 5}, "patches of 5x5, which must divide the image: got 32x32"),
+        ("vit", {"patch": 0}, "integers of at least 1 in patch; got 0"),
+        ("vit", {"heads": 3}, "its heads divide; got width=128, heads=3"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, message):
     with pytest.raises(InputError, match=message):
         models[name](**{**CIFAR, **options})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_transformer_block_is_torchs(causal):
+    """With the weights of torch's layer, which has the same parts under other names."""
+    torch.manual_seed(0)
+    block = Block(8, 2, 0.0, causal).double()
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True, dtype=torch.float64
+    )
+    names = {
+        "first_norm": "norm1",
+        "second_norm": "norm2",
+        "in_projection.": "self_attn.in_proj_",
+        "out_projection": "self_attn.out_proj",
+        "expand": "linear1",
+        "contract": "linear2",
+    }
+    state = block.state_dict()
+    for ours, torchs in names.items():
+        state = {name.replace(ours, torchs): value for name, value in state.items()}
+    layer.load_state_dict(state)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    expected = layer(x, src_mask=mask if causal else None)
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_transformers_start_small_before_their_shortcuts():
+    model = make("gpt", outputs=90, depth=8)
+    weights = dict(model.named_parameters())
+    for name, std in (("expand", 0.02), ("contract", 0.02 / 4), ("out_projection", 0.02 / 4)):
+        found = weights[f"blocks.3.{name}.weight"].std().item()
+        assert found == pytest.approx(std, rel=SPREAD)
+    assert weights["positions"].std().item() == pytest.approx(0.02, rel=SPREAD)
+    assert bool((weights["norm.weight"] == 1).all() and (weights["norm.bias"] == 0).all())
+
+
+def test_sequences_that_are_too_long_are_refused():
+    model = make("gpt", outputs=6, width=8, depth=1, length=4)
+    with pytest.raises(InputError, match=r"positions for 4 tokens; got a sequence of 5"):
+        model(torch.zeros(1, 5, dtype=torch.long))
 
 
 @pytest.mark.parametrize("options", [{"layers": 0}, {"hidden": 0}, {"layers": 1, "dropout": 0.1}])

@@ -31,6 +31,10 @@ CASES = {
     "cnn-pfl": ("cnn-pfl", {}),
     "lstm": ("lstm", {"hidden": 6, "embedding": 4}),
     "lstm, dropout": ("lstm", {"hidden": 6, "layers": 3, "dropout": 0.3}),
+    "vit": ("vit", {"patch": 8, "width": 8, "depth": 2, "heads": 2}),
+    "vit, dropout": ("vit", {"patch": 8, "width": 8, "depth": 1, "dropout": 0.3, "augment": True}),
+    "gpt": ("gpt", {"width": 8, "depth": 2, "heads": 2}),
+    "gpt, dropout": ("gpt", {"width": 8, "depth": 1, "dropout": 0.3, "length": 5}),
 }
 # BatchNorm over the four numbers of a batch of 1x1 pixels multiplies rounding by up to a million:
 # 'loop' itself then
@@ -44,7 +48,7 @@ every_case = pytest.mark.parametrize(
 def problem(case, name, options):
     """A callable that makes the model, and data for it."""
     n = sum(SIZES)
-    if name == "lstm":
+    if name in ("lstm", "gpt"):
         x, y = (labels(n, LENGTH, classes=TOKENS, word=word) for word in (0, 1))
         return lambda: models[name](outputs=TOKENS, **options), ragged(x, y, SIZES)
     side = SIDES.get(case, 16)
