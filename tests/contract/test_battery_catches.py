@@ -279,13 +279,15 @@ class TwoModesAClient(Stratified):
 @dataclass(frozen=True, kw_only=True)
 class OneVisitTooFew(Stratified):
     def plan(self, state, round):
-        return Plan(*(part[:-1] for part in super().plan(state, round)))
+        plan = super().plan(state, round)
+        return plan.select(torch.arange(len(plan.client) - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsorted(Stratified):
     def plan(self, state, round):
-        return Plan(*(part.flip(0) for part in super().plan(state, round)))
+        plan = super().plan(state, round)
+        return plan.select(torch.arange(len(plan.client)).flip(0))
 
 
 @dataclass(frozen=True, kw_only=True)

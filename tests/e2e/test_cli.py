@@ -214,6 +214,7 @@ def test_compare_makes_one_table_and_one_plot(config: Path, tmp_path: Path) -> N
         "report.md",
         "table.csv",
         "table.tex",
+        "clients.csv",
         "runs.csv",
         "references.bib",
         "curves.png",

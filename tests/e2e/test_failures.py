@@ -64,6 +64,7 @@ def test_a_row_that_diverges_leaves_the_others_their_table(folder: Path) -> None
         "report.md",
         "table.csv",
         "table.tex",
+        "clients.csv",
         "runs.csv",
         "references.bib",
         "curves.png",

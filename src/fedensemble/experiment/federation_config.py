@@ -34,7 +34,7 @@ _BUILD: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 # Components that a config does not mention: the defaults of `Federation`.
 _DEFAULTS = {
-    "participation": {"name": "everybody"},
+    "participation": {"name": "everybody", "stragglers": None},
     "aggregator": {"name": "mean"},
     "average": {"name": "none"},
 }

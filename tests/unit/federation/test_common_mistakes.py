@@ -183,7 +183,7 @@ def test_other_arguments_of_a_wrong_type():
         ("schedule", Balanced, r"the class Balanced; write Balanced\(modes=\.\.\.\)"),
         ("schedule", 3, "int"),
         ("participation", Devices, r"the class Devices; write Devices\(\w+=\.\.\.\)"),
-        ("participation", Everybody, r"the class Everybody; write Everybody\(\)"),
+        ("participation", Everybody, r"the class Everybody; write Everybody\(\w+=\.\.\.\)"),
     ],
 )
 def test_classes_instead_of_instances(name, argument, got):

@@ -40,10 +40,10 @@ class Wide(nn.Module):
 
 
 class NotStackable(Wide):
-    """Uses a parameter outside its layer, so that only vmap can batch it."""
+    """Writes to a copy of a parameter, so that only vmap can batch it."""
 
     def forward(self, x):
-        return super().forward(x * self.out.weight.mean())
+        return super().forward(x * self.out.weight.clone().mul_(2.0).mean())
 
 
 def data(clients=4, batch=BATCH):
