@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedensemble as fe
-from fedensemble import prng
+from fedensemble import algorithms, prng
 from fedensemble.core.batches import batch_table
 from fedensemble.core.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import numbers
@@ -111,6 +111,26 @@ class FedAvgM(FedAvg):
     def server(self, state, mean, info):
         v = 0.7 * state["v"] + mean["w"] - state["w"]
         return {"w": state["w"] + 0.6 * info.decay * v, "v": v}
+
+
+class FedNova(FedAvg):
+    """The effective number of steps is found by the recursion that the gradients go through."""
+
+    def __init__(self, momentum):
+        self.momentum, sgd = momentum, fe.SGD(momentum=momentum)
+        self.make = lambda **o: algorithms.FedNova(server_lr=0.9, optimizer=sgd, **SERVER, **o)
+
+    def client(self, state, kept, visit):
+        w, v, steps, velocity = state["w"], 0 * state["w"], 0.0, 0.0
+        for batch in visit.batches:
+            v = self.momentum * v + visit.gradient(w, batch)
+            w = w - visit.lr * v
+            velocity = self.momentum * velocity + 1
+            steps += velocity
+        return {"d": (state["w"] - w) / (visit.lr * steps), "lr steps": visit.lr * steps}, kept
+
+    def server(self, state, mean, info):
+        return {"w": state["w"] - 0.9 * info.decay * mean["lr steps"] * mean["d"]}
 
 
 class Adaptive(FedAvg):
@@ -319,6 +339,8 @@ ORACLES = {
     "fedavg": FedAvg(),
     "fedprox": FedProx(),
     "fedavgm": FedAvgM(),
+    "fednova": FedNova(momentum=0.0),
+    "fednova, momentum": FedNova(momentum=0.8),
     "fedadagrad": Adaptive(fe.FedAdagrad, lambda v, square: v + square),
     "fedadam": Adaptive(fe.FedAdam, lambda v, square: 0.9 * v + 0.1 * square),
     "fedyogi": Adaptive(fe.FedYogi, lambda v, square: v - 0.1 * square * np.sign(v - square)),

@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedensemble as fe
+from fedensemble.algorithms import FedNova
 from fedensemble.core.batches import LocalWork, batch_table
 from fedensemble.core.participation import Everybody
 from fedensemble.core.types import Plan
 from fedensemble.testing.assertions import remembered, require_close, require_equal
 from fedensemble.testing.reference import without_ensemble
-from fedensemble.testing.toy_problems import SIZES, small_federation, train
+from fedensemble.testing.toy_problems import SIZES, numbers, small_federation, train
 
 ROUNDS = 3
 LATE = Everybody(stragglers=0.7)
@@ -37,6 +40,68 @@ def test_every_algorithm_on_both_engines(name):
     expected, _ = without_ensemble(loop.algorithm, make("loop", 1, 1), ROUNDS)
     got = {n: value[0] for n, value in train(make("vector", 1, 1), ROUNDS).state.modes.items()}
     require_close(got, expected, f"{name} without an ensemble")
+
+
+def least_squares(algorithm, engine="vector"):
+    """Clients of unlike size with other solutions; every step sees all that a client has."""
+    sizes = (7, 3, 5, 1, 9, 4, 6)
+    clients = [(numbers(n, 2, word=i), numbers(n, 1, word=20 + i)) for i, n in enumerate(sizes)]
+    return fe.Federation(
+        lambda: nn.Linear(2, 1, bias=False),
+        fe.FederatedData.from_clients(clients),
+        algorithm,
+        loss="mse",
+        steps=6,
+        batch_size=max(sizes),
+        engine=engine,
+        dtype=torch.float64,
+        modes=3,
+        strata=2,
+        clients_per_round=5,
+        participation=LATE,
+    )
+
+
+def fednova(made, lr, rounds):
+    """FedNova in NumPy: the visits stop when the library's plan says so."""
+    models, weights = made.state.modes["theta"].numpy().copy(), made.data.size.numpy()
+    for round in range(rounds):
+        plan = made.schedule.plan(made.state.schedule, round)
+        plan = made.participation.limit_steps(plan, round, made.costs)
+        for k in set(plan.mode.tolist()):
+            visits = [j for j in range(len(plan.client)) if plan.mode[j] == k]
+            p = weights[plan.client[visits]] / weights[plan.client[visits]].sum()
+            taus, directions = plan.steps[visits].numpy(), []
+            for i, tau in zip(plan.client[visits].tolist(), taus, strict=True):
+                x, y = (part.numpy() for part in made.data.client(i))
+                w = models[k].copy()
+                for _ in range(tau):
+                    w -= lr * 2 * x.T @ (x @ w - y[:, 0]) / len(x)
+                directions.append((models[k] - w) / (lr * tau))
+            models[k] -= lr * (p @ taus) * (p @ np.array(directions))
+    return models
+
+
+@pytest.mark.parametrize("engine", ["loop", "vector"])
+def test_fednova_with_stragglers(engine):
+    made = least_squares(FedNova(lr=0.1), engine)
+    expected = fednova(made, 0.1, rounds=8)
+    np.testing.assert_allclose(
+        train(made, 8).state.modes["theta"].numpy(), expected, rtol=0, atol=1e-10
+    )
+    plain = train(least_squares(fe.FedAvg(lr=0.1), engine), 8)
+    assert np.abs(plain.state.modes["theta"].numpy() - expected).max() > 1e-3
+
+
+def test_fednova_without_stragglers_is_fedavg():
+    """All clients take the same number of steps."""
+
+    def run(algorithm):
+        return train(small_federation(algorithm, "vector", 3, 2, epochs=1, steps=4), ROUNDS)
+
+    for optimizer in (fe.SGD(), fe.SGD(momentum=0.9), fe.Adam()):
+        nova, plain = (kind(lr=0.05, optimizer=optimizer) for kind in (FedNova, fe.FedAvg))
+        require_close(run(nova).state.modes, run(plain).state.modes, f"FedNova with {optimizer}")
 
 
 def test_a_loaded_run_has_the_same_stragglers(tmp_path):

@@ -11,6 +11,7 @@ from .fedbe import FedBE, FedBENoKD
 from .fedcross import FedCross
 from .feddyn import FedDyn
 from .fedma import FedMA
+from .fednova import FedNova
 from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedpd import FedPD
 from .fedprox import FedProx
@@ -39,6 +40,7 @@ __all__ = [
     "FedCross",
     "FedDyn",
     "FedMA",
+    "FedNova",
     "FedPD",
     "FedProx",
     "FedSDD",

@@ -47,12 +47,6 @@ def check_server_update(algorithm: Algorithm, theta: Tensor) -> None:
     """
     messages = probe(algorithm, theta)
     name = type(algorithm).__name__
-    for upload, value in messages.uploads.items():
-        if value.shape[-1:] != theta.shape[-1:]:
-            raise InputError(
-                f"{name} cannot be used with {setting('ensemble.shared')}: its clients upload "
-                f"'{upload}' of {value.shape[-1]} values for a whole mode. Share nothing."
-            )
     one = theta.new_ones(1, 1)
     cohort = Cohort(3 * one, 3 * one, one / 2, 6, one / 2, lr=algorithm.learning_rate(0))
     changed = torch.arange(len(theta), device=theta.device) % 2 == 1
@@ -98,6 +92,9 @@ def _reason_against(algorithm: Algorithm, theta: Tensor) -> str | None:
         # A count of rounds, say, would be that of one mode, not that of all visits.
         if value.shape[-1:] != theta.shape[-1:]:
             return f"its server keeps '{name}' of {value.shape[-1]} values for each whole mode"
+    for name, value in probe(algorithm, theta).uploads.items():
+        if value.shape[-1:] != theta.shape[-1:]:
+            return f"its clients upload '{name}' of {value.shape[-1]} values for a whole mode"
     return None
 
 

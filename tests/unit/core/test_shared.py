@@ -159,7 +159,7 @@ class Reporting(FedAvg):
     [
         (Normalised(), "Normalised .* server_update of 'theta' depends on the values of other"),
         (Counting(), "'Counting' .* its server keeps 'count' of 1 values for each whole mode"),
-        (Reporting(), "Reporting .* its clients upload 'length' of 1 values for a whole mode"),
+        (Reporting(), "'Reporting' .* its clients upload 'length' of 1 values for a whole mode"),
         (Scaffold(), "'scaffold' .* its clients keep a state for each mode"),
         ("fedbe-nokd", "'fedbe-nokd' .* its server combines the clients' whole models"),
     ],
