@@ -10,18 +10,22 @@ from . import (  # noqa: F401
 from .client_rows import ClientRows
 from .dataset import Dataset, data_folder, datasets, load
 from .federated import FederatedData
+from .folders.encode_text import hash_words
+from .folders.image_files import read_images
 from .normalize import Standardise
 from .partition import partition, partitions
 from .sources import (  # noqa: F401
     cifar,
     digits,
     fake,
+    images,
     mnist,
     npz,
     openimage,
     shakespeare,
     synthetic,
     table,
+    text,
 )
 from .sources.download import get
 
@@ -37,8 +41,10 @@ __all__ = [
     "data_folder",
     "datasets",
     "get",
+    "hash_words",
     "load",
     "partition",
     "partitions",
+    "read_images",
     "sources",
 ]

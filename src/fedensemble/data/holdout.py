@@ -1,14 +1,35 @@
 """Changes the test set of a dataset: a validation split in its place, or fewer test examples."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ..arguments import require_fraction, require_integer
+from ..errors import InputError
 from .convert import as_tensor
 from .dataset import Dataset, Rows, make_rng
 
+TEST_SHARE = 0.2  # of a user's data that come without a test set
 SEED = 0  # fixed, so that all runs of a search hold out the same examples
+
+
+def share_of_tests(owner: str, share: float | None, given: Mapping[str, object]) -> float:
+    """Returns the share of rows to draw as test set; raises if the test rows are given, too.
+
+    Args:
+        owner: for messages.
+        share: that the user asked for, or None.
+        given: options that give the test rows, by name.
+    """
+    set_ = [name for name, value in given.items() if value is not None]
+    if len(set_) > 1:
+        raise InputError(f"{' and '.join(set_)} both give the test rows: set only one.")
+    if set_ and share:
+        raise InputError(f"test_share draws test rows, and {set_[0]} gives them: set only one.")
+    if share is None:
+        return 0.0 if set_ else TEST_SHARE
+    return require_fraction(owner, "test_share", share) if share else 0.0
 
 
 def draw_holdout_mask(

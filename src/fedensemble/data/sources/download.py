@@ -97,6 +97,8 @@ MANUAL_INSTRUCTIONS = {
     "(benchmark/dataset/download.sh of FedScale) and unpack it to {folder}/openimage: "
     "client_data_mapping/train.csv and test.csv, train/ and test/.",
     "table": "It is a .csv or .parquet file of your own: give its path.",
+    "images": "It is a folder of your own, with one subfolder per class: give its path.",
+    "text": "It is a text file, a table or a folder of your own: give its path.",
     "npz": "It is a file of your own: write one by numpy.savez with arrays x and y, and give its "
     "path.",
 }

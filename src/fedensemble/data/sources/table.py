@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,15 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...arguments import require_bool, require_fraction, require_one_of
+from ...arguments import require_bool, require_one_of
 from ...errors import DataError, InputError
 from ..dataset import Dataset, Rows, datasets
-from ..holdout import SEED, draw_holdout_mask
+from ..holdout import SEED, draw_holdout_mask, share_of_tests
 from ..label_names import check_class_names
 from ..normalize import Standardise
 from ..pooled_moments import pooled_standardise
 from ..tables.columns import Column, Table, check_known, concatenate
-from ..tables.csv_file import read_csv
 from ..tables.encode import (
     Encoding,
     check_present,
@@ -26,11 +24,10 @@ from ..tables.encode import (
     encode_inputs,
     is_whole,
 )
-from ..tables.parquet_file import read_parquet
+from ..tables.read import read_table
 from .user_file import find_path
 
 Missing = Literal["error", "drop"]
-TEST_SHARE = 0.2
 LARGE_TARGET = 30.0  # with the default learning rate, targets beyond it diverge
 TEST_VALUES = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 
@@ -92,7 +89,7 @@ def table(
     flags = {"scale": scale, "scale_target": scale_target, "regression": regression}
     for flag, value in flags.items():
         require_bool(owner, flag, value)
-    share = _share_of_tests(test_share, test_file, test_column)
+    share = share_of_tests(owner, test_share, {"test_file": test_file, "test_column": test_column})
     roles = [name for name in (target, client, test_column) if name is not None]
     if len(set(roles)) < len(roles):
         raise InputError(f"target, client and test_column must be different; got {roles}.")
@@ -161,22 +158,6 @@ def table(
     )
 
 
-def _share_of_tests(
-    share: float | None, test_file: Path | str | None, test_column: str | None
-) -> float:
-    """Returns the share of rows to draw as test set; raises if the test rows are given twice."""
-    if test_file is not None and test_column is not None:
-        raise InputError("test_file and test_column both give the test rows: set only one.")
-    given = test_file is not None or test_column is not None
-    if given and share:
-        raise InputError(
-            "test_share draws test rows, and test_file or test_column gives them: set only one."
-        )
-    if share is None:
-        return 0.0 if given else TEST_SHARE
-    return require_fraction("dataset 'table'", "test_share", share) if share else 0.0
-
-
 def _complete_rows(
     rows: Table, used: list[str], client: str | None, is_test: NDArray[np.bool_], missing: str
 ) -> NDArray[np.bool_]:
@@ -196,20 +177,6 @@ def _complete_rows(
     elif not complete.any():
         raise DataError(f"Every row of {rows.file} has a missing value.")
     return complete
-
-
-def read_table(
-    file: Path, delimiter: str | None, drop: Collection[str], as_text: Collection[str]
-) -> Table:
-    """Returns the table of a file, whose name says of which kind it is."""
-    if file.suffix.lower() in (".parquet", ".pq"):
-        return read_parquet(file, drop, as_text)
-    if file.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
-        return read_csv(file, delimiter, drop, as_text)
-    raise DataError(
-        f"{file} must be a .csv, .tsv or .parquet file (.csv.gz works, too). Export the table as "
-        "one of them."
-    )
 
 
 def _append(rows: Table, test: Table, needed: list[str], client: str | None) -> Table:

@@ -10,12 +10,18 @@ from ...errors import DataError
 from ..dataset import data_folder
 
 # Datasets whose files the user may change between two runs.
-USER_FILES = ("npz", "table")
+USER_FILES = ("npz", "table", "images", "text")
 
 
 def knows_clients(settings: Mapping[str, Any]) -> bool:
     """Whether a table `[data]` says which client has which example, so that none need be drawn."""
-    return settings.get("source") == "table" and settings.get("client") is not None
+    if settings.get("source") not in ("table", "images", "text"):
+        return False
+    if settings.get("client") is not None or settings.get("client_file") is not None:
+        return True
+    # Each file of a folder of texts is a client; a path with a suffix is one file.
+    whole_texts = settings["source"] == "text" and settings.get("task", "next") == "next"
+    return whole_texts and not Path(str(settings.get("path", ""))).suffix
 
 
 def find_path(dataset: str, path: Path | str, root: Path | None, *, folder: bool = False) -> Path:

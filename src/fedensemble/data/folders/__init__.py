@@ -1,0 +1,1 @@
+"""Folders of files as data: which files there are, their classes and their clients."""
