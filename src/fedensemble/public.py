@@ -48,6 +48,9 @@ from .errors import (
 from .federation.federation import Federation
 from .metrics import evaluate, evaluate_classes, ood_metrics
 from .participation import Devices, Everybody
+from .personal.personalize import personalize
+from .personal.result import Personalization, read_personalization
+from .personal.result import file_name as _personal_file
 from .predict import Ensemble, Prediction
 from .registry import Registry
 from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
@@ -110,6 +113,24 @@ def load_ensemble(
     from .experiment.storage.ensemble_file import load_ensemble as load
 
     return load(folder, device, model)
+
+
+def load_personalization(
+    folder: str | Path,
+    method: str,
+    device: str = "cpu",
+    *,
+    model: Callable[[], nn.Module] | None = None,
+) -> Personalization:
+    """The personal models that `Personalization.save` or `fedensemble personalize` wrote.
+
+    Args:
+        folder: of the run.
+        method: with which they were made, such as "select".
+        device, model: as for `load_ensemble`.
+    """
+    ensemble = load_ensemble(folder, device, model=model)
+    return read_personalization(Path(folder) / _personal_file(method), ensemble)
 
 
 def report(run: str | Path | Federation, out: str | Path | None = None) -> Path:
@@ -180,6 +201,7 @@ __all__ = [
     "MultiKrum",
     "Optimizer",
     "Participation",
+    "Personalization",
     "Plan",
     "Prediction",
     "RoundReport",
@@ -198,7 +220,9 @@ __all__ = [
     "evaluate_classes",
     "evaluate_clients",
     "load_ensemble",
+    "load_personalization",
     "ood_metrics",
+    "personalize",
     "register",
     "report",
     "schedules",

@@ -61,7 +61,8 @@ FEDERATION = ALLOWED["federation"]
 ALLOWED["testing"] = FEDERATION | {"testing"}
 ALLOWED["estimators"] = FEDERATION | {"estimators"}
 ALLOWED["bench"] = FEDERATION | {"bench"}
-ALLOWED["config"] = FEDERATION | {"config"}
+ALLOWED["personal"] = FEDERATION | {"personal"}
+ALLOWED["config"] = FEDERATION | {"config", "personal"}
 ALLOWED["experiment"] = ALLOWED["config"] | {"experiment"}
 # Federation.save and load write and read run folders; see the docstring of that module.
 ALLOWED["federation/run_files"] = ALLOWED["experiment"]

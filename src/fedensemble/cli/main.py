@@ -338,6 +338,16 @@ def predict_command(
             "mutual_information, max_probability, energy or variation_ratio."
         ),
     ] = None,
+    personal: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict with the personal model of a client: the method given to `fedensemble "
+            "personalize`, with --client."
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Name or index of the client, with --personal.")
+    ] = None,
 ) -> None:
     """Predict with the ensemble of a finished run.
 
@@ -348,7 +358,67 @@ def predict_command(
     from .predict import AbstentionRule, predict_file
 
     rule = AbstentionRule(abstain_above, coverage, score)
-    print_line(predict_file(run, inputs, output, members=members, device=device, rule=rule))
+    who = None if personal is None and client is None else (personal, client)
+    print_line(
+        predict_file(run, inputs, output, members=members, device=device, rule=rule, personal=who)
+    )
+
+
+@app.command("personalize")
+def personalize_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How clients use the modes: select, mix, posterior, tune or head; several are "
+            "separated by commas."
+        ),
+    ] = "select,mix",
+    steps: Annotated[
+        int | None, typer.Option(help="Local steps of tune and head; by default 20.")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Their learning rate; by default that of the last round."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Their optimizer, such as adam; by default sgd.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Their batch size; by default that of the training.")
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names of the parameters that head trains, such as 'head.*'. Can be repeated."
+        ),
+    ] = None,
+    prior: Annotated[
+        float | None,
+        typer.Option(help="Imagined rows that speak for equal weights, of mix; by default 1."),
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Make models of single clients from a finished run, and test each client's own.
+
+    Each client gets the K modes once and compares them on its own validation rows
+    (data.calibration), never on test rows. The result is saved in the run's folder;
+    `fedensemble predict RUN x.npz --personal select --client 3 -o out.csv` uses it.
+    """
+    from .personalize import personalize_run
+
+    settings = {
+        "steps": steps,
+        "lr": lr,
+        "optimizer": optimizer,
+        "batch_size": batch_size,
+        "head": head or None,
+        "prior": prior,
+    }
+    table, lines = personalize_run(run, method, device, settings)
+    print_table(table)
+    for line in lines:
+        print_line(line)
 
 
 @app.command("export")

@@ -18,6 +18,7 @@ from ..experiment.storage.ensemble_file import load_ensemble
 from ..predict import Prediction
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.scores import SCORES
+from .personalize import predict_for_client
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,18 @@ class AbstentionRule:
 
 
 def predict_file(
-    run: Path, inputs: Path, output: Path, *, members: bool, device: str, rule: AbstentionRule
+    run: Path, inputs: Path, output: Path, *, members: bool, device: str, rule: AbstentionRule,
+    personal: tuple[str | None, str | None] | None = None,
 ) -> str:
-    """Writes the predictions of a finished run for `inputs`; returns a sentence on them."""
+    """Writes the predictions of a finished run for `inputs`; returns a sentence on them.
+
+    Args:
+        personal: method and client of a personal model; None for the ensemble.
+    """
+    if personal is not None and None in personal:
+        raise InputError(
+            "A personal model needs its method and its client: --personal select --client 3."
+        )
     if output.suffix not in (".npz", ".csv"):
         raise InputError(
             f"Predictions are written as .npz or .csv; got '{output}'. Use a name for -o that ends "
@@ -69,7 +79,12 @@ def predict_file(
         )
     rule.check()
     ensemble = load_ensemble(run, device)
-    prediction = ensemble.predict(read_inputs(inputs))
+    x = read_inputs(inputs)
+    prediction = (
+        ensemble.predict(x)
+        if personal is None
+        else predict_for_client(run, ensemble, x, str(personal[0]), str(personal[1]))
+    )
     abstention = rule.apply(prediction)
     if output.suffix == ".csv":
         write_bytes(output, to_csv(prediction, abstention).encode())

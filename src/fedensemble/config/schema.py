@@ -8,11 +8,21 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from ..core.schedule import schedules
 from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
+from ..data.sources.user_file import USER_FILES
+from ..personal.settings import PersonalSettings
 from ..predict import Combine
 from ..tracking.backends import trackers
 from .hints import suggest_keys
@@ -59,6 +69,34 @@ class EnsembleTable(Table):
     @classmethod
     def _empty_is_unset(cls, value: list[str] | None) -> list[str] | None:
         return value or None
+
+
+class PersonalizeTable(Table):
+    """Personal models that are made and tested after the last round."""
+
+    methods: list[Literal["select", "mix", "posterior", "tune", "head"]] = Field(
+        min_length=1, description="how clients use the modes"
+    )
+    steps: PositiveInt = Field(default=20, description="local steps of tune and head")
+    lr: PositiveFloat | None = Field(
+        default=None, description="of these steps; by default that of the last round"
+    )
+    optimizer: dict[str, Any] = Field(default_factory=lambda: {"name": "sgd"})
+    batch_size: PositiveInt | None = None
+    head: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, description="patterns of the names of the parameters that head trains"
+    )
+    prior: NonNegativeFloat = Field(
+        default=1.0, description="imagined rows for equal weights, of mix"
+    )
+
+    def settings(self) -> list[PersonalSettings]:
+        """Returns the settings of each method."""
+        values = self.model_dump(exclude={"methods", "head"})
+        return [
+            PersonalSettings(method=name, head=self.head if name == "head" else None, **values)
+            for name in self.methods
+        ]
 
 
 class TrainingTable(Table):
@@ -122,6 +160,7 @@ class Config(Table):
     attack: dict[str, Any] | None = None  # None: all clients are honest
     average: dict[str, Any] | None = None  # None: the current modes predict
     training: TrainingTable = TrainingTable()
+    personalize: PersonalizeTable | None = None  # None: no personal models are made
     evaluation: EvaluationTable = EvaluationTable()
     report: ReportTable = ReportTable()
     engine: EngineTable = EngineTable()
@@ -209,7 +248,19 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
         return None, problems + [
             sentence(item, Config, suggest=suggest_keys) for item in error.errors()
         ]
+    _check_personalize(config, problems)
     return (None if problems else config), problems
+
+
+def _check_personalize(config: Config, problems: list[str]) -> None:
+    """Checks the settings of personal models, and that there are rows to choose by."""
+    if config.personalize is None:
+        return
+    try_build("personalize", config.personalize.settings, problems)
+    if not config.data.get("calibration") and config.data.get("source") not in USER_FILES:
+        problems.append(
+            "personalize: the clients have no validation rows; set data.calibration, such as 0.1."
+        )
 
 
 def _check_schedule(filled: Mapping[str, Any], problems: list[str]) -> None:

@@ -38,11 +38,20 @@ class Shared:
     buffers: Tensor  # bool [R]
 
     @classmethod
-    def of(cls, patterns: Sequence[str], parameters: Layout, buffers: Layout) -> Shared:
+    def of(
+        cls,
+        patterns: Sequence[str],
+        parameters: Layout,
+        buffers: Layout,
+        name: str | None = None,
+    ) -> Shared:
         """The entries whose tensors match a pattern; raises if a pattern matches no tensor.
 
         A buffer is also shared if it belongs to a module whose parameters are all shared: the
         running statistics of a BatchNorm layer fit its weights.
+
+        Args:
+            name: of the setting that holds the patterns, in messages.
 
         >>> layout = Layout.of({"body.weight": torch.ones(2), "head.weight": torch.ones(1)})
         >>> Shared.of(["body.*"], layout, Layout.of({})).parameters.tolist()
@@ -50,8 +59,10 @@ class Shared:
         """
         names = [*parameters.names, *buffers.names]
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise InputError(_describe_unmatched(pattern, names))
+            if not any(fnmatchcase(each, pattern) for each in names):
+                raise InputError(
+                    _describe_unmatched(name or setting("ensemble.shared"), pattern, names)
+                )
 
         matching = {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
         siblings: dict[str, set[str]] = {}  # the parameters of each module
@@ -186,7 +197,7 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _describe_unmatched(pattern: str, names: Sequence[str]) -> str:
+def _describe_unmatched(setting_name: str, pattern: str, names: Sequence[str]) -> str:
     """The message for a pattern that matches no parameter."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     # The mistakes to expect: the name of a module without ".*", or a part of a name.
@@ -197,6 +208,6 @@ def _describe_unmatched(pattern: str, names: Sequence[str]) -> str:
     guess = next((text for text, found in guesses.items() if found and pattern.strip(".*")), None)
     hint = f" Did you mean {shorten(guess)!r}?" if guess else " Use one of them, with * for a part."
     return (
-        f"{setting('ensemble.shared')}: no parameter matches {shorten(pattern)!r}. "
+        f"{setting_name}: no parameter matches {shorten(pattern)!r}. "
         f"The model has {', '.join(names[:_MOST_NAMES])}{more}.{hint}"
     )

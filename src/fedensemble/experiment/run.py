@@ -22,6 +22,7 @@ from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
 from .evaluation import TEST_KEYS, evaluate_run, write_prediction_summary
 from .interrupt import Interruption, interruptible
+from .personal_tests import PERSONAL_KEYS, evaluate_personal
 from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, engine_facts, environment, run_notes, summarize
 from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerprint, resume
@@ -140,7 +141,7 @@ def run_steps(
         data, federation, facts = assemble(config, ranks, load_data)
         if resume(federation, store.resume(facts, callbacks.on_message, extendable), ranks):
             callbacks.on_message(f"Continuing {folder} after round {federation.round}.")
-        store.drop_test(config, TEST_KEYS)
+        store.drop_test(config, TEST_KEYS, PERSONAL_KEYS)
         notes = run_notes(federation)
         notes += [note] if (note := federation.average.note(config.rounds)) else []
         for note in notes:
@@ -185,7 +186,11 @@ def run_steps(
         # The record of the last round has the final metrics, unless it was lost (see
         # `RunFolder.resume`).
         complete = bool(records) and records[-1]["round"] == federation.round
-        metrics = records[-1] if complete else evaluate_run(config, federation, data)[0]
+        metrics = (
+            records[-1]
+            if complete
+            else evaluate_run(config, federation, data)[0] | evaluate_personal(config, federation)
+        )
         summary = {**summarize(config, store, federation, metrics), **facts}
         if monitor.message:
             # The run is finished, and its files are complete: nothing is lost if the user judges
@@ -251,6 +256,8 @@ def _train(
             metrics, prediction = evaluate_run(config, federation, data)
             final_prediction = prediction if report.round == config.rounds else None
             record |= metrics
+            if report.round == config.rounds:
+                record |= evaluate_personal(config, federation)
             latest_test = metrics.get("test", {})
         store.append_metrics(record)
         for tracker in trackers:

@@ -405,7 +405,7 @@ class RunFolder:
         self._log.restore(records)
         return tensors, int(metadata["round"])
 
-    def drop_test(self, config: Config, keys: Collection[str]) -> None:
+    def drop_test(self, config: Config, keys: Collection[str], final: Collection[str] = ()) -> None:
         """Removes the test from the last record if the config has none after that round.
 
         The last round of a run is always tested. In a longer run it need not be, and a run that was
@@ -414,11 +414,14 @@ class RunFolder:
         Args:
             config: of the run.
             keys: of a test in a record.
+            final: of what only the last round of a run records.
         """
         records = self.metrics()
-        if not records or records[-1]["round"] == config.last_test(records[-1]["round"]):
+        if not records or records[-1]["round"] >= config.rounds:
             return
-        last = {key: value for key, value in records[-1].items() if key not in keys}
+        tested = records[-1]["round"] == config.last_test(records[-1]["round"])
+        dropped = {*final} if tested else {*final, *keys}
+        last = {key: value for key, value in records[-1].items() if key not in dropped}
         if last != records[-1]:
             lines = self._log.read().splitlines(keepends=True)
             self._log.restore(b"".join(lines[:-1]) + encode_record(last))

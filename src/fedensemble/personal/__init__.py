@@ -1,0 +1,1 @@
+"""Models of single clients, made from a trained federation: choices, mixtures and fine-tuning."""

@@ -1,0 +1,92 @@
+"""Trains a model of its own for each client, all clients at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..algorithms.fedavg import FedAvg
+from ..core.batches import LocalWork
+from ..core.problem import LocalProblem
+from ..core.shared import Shared
+from ..core.types import Plan
+from ..data.federated import FederatedData
+from ..errors import DivergedError
+from ..federation.resolve import resolve_engine
+from ..flat_params import Tree, select_rows
+from .settings import PersonalSettings
+
+if TYPE_CHECKING:
+    from ..federation.federation import Federation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnTraining(FedAvg):
+    """Local SGD whose result stays on the client, as its state.
+
+    It is an algorithm, so that engines train it as any other: in blocks of many clients, with CUDA
+    graphs, and in halved blocks after running out of memory.
+    """
+
+    # Which entries are trained; None for all. Not a field, because fields are hyperparameters.
+    trained: ClassVar[Shared | None] = None
+
+    def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        start, statistics, trained = sent["theta"], problem.buffers, self.trained
+        if trained is None:
+            end = problem.descend(start)
+        else:
+            # Frozen entries have no gradient, so that the clipped norm is that of the others.
+            end = problem.descend(start, lambda theta, gradient: gradient * trained.parameters)
+            # Weight decay moves parameters without a gradient, too.
+            end = torch.where(trained.parameters, end, start)
+            if problem.buffers.shape[-1]:
+                problem.buffers = torch.where(trained.buffers, problem.buffers, statistics)
+        # Nothing is averaged. Engines need one value as an upload.
+        return {"theta": start[..., :1]}, {"personal": end, "statistics": problem.buffers}
+
+
+def train_own_models(
+    federation: Federation,
+    data: FederatedData,
+    settings: PersonalSettings,
+    start: tuple[Tensor, Tensor, Tensor],
+    visit: int,
+) -> tuple[Tensor, Tensor]:
+    """Parameters [N, P] and running statistics [N, R] of all clients after `settings.steps` steps.
+
+    Args:
+        data: of the clients; they train on their training rows.
+        start: models [M, P], running statistics [M, R], and the model of each client, [N].
+        visit: separates the random numbers of several trainings.
+    """
+    theta, buffers, row = start
+    model = federation.model
+    last = max(federation.round - 1, 0)
+    lr = federation.algorithm.learning_rate(last) if settings.lr is None else settings.lr
+    algorithm = _OwnTraining(lr=lr, optimizer=settings.optimizer)  # type: ignore[arg-type]
+    if settings.head:
+        trained = Shared.of(settings.head, model.theta_layout, model.buffer_layout, "head")
+        object.__setattr__(algorithm, "trained", trained.to(model.device))
+    batch_size = settings.batch_size or federation.work.batch_size
+    work = LocalWork(
+        steps=settings.steps,
+        batch_size=min(batch_size, int(data.size.max())),
+        last_batch=federation.work.last_batch,
+    )
+    engine = resolve_engine(*federation._engine, model, data, work, federation.seed)
+    plan = Plan(torch.arange(len(data)), row.cpu())
+    result = engine.run_visits(algorithm, {"theta": theta}, buffers, plan, visit)
+    if not bool(result.loss.isfinite().all()):
+        client = int(torch.nonzero(~result.loss.isfinite())[0])
+        raise DivergedError(
+            f"personalize(): the model of client {client} diverged within {settings.steps} local "
+            "steps. Lower lr, or clip the gradient, optimizer={'name': 'sgd', 'clip': 1.0}."
+        )
+    engine.commit()
+    fresh = {"personal": theta, "statistics": buffers}
+    state = engine.read_client_state(plan, select_rows(fresh, row.to(theta.device)))
+    return state["personal"], state["statistics"]
