@@ -35,7 +35,8 @@ def personalize_run(
         raise InputError("--method is empty: give select, mix, posterior, tune or head.")
     given = {name: value for name, value in settings.items() if value is not None}
     head = given.pop("head", None)
-    federation = Federation.load(run, **({} if device is None else {"device": device}))
+    changes: dict[str, Any] = {} if device is None else {"device": device}
+    federation = Federation.load(run, **changes)
     rows, lines = [], []
     regression = federation.model.task == "regression"
     metrics = REGRESSION if regression else CLASSIFICATION

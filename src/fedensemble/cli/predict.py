@@ -53,7 +53,13 @@ class AbstentionRule:
 
 
 def predict_file(
-    run: Path, inputs: Path, output: Path, *, members: bool, device: str, rule: AbstentionRule,
+    run: Path,
+    inputs: Path,
+    output: Path,
+    *,
+    members: bool,
+    device: str,
+    rule: AbstentionRule,
     personal: tuple[str | None, str | None] | None = None,
 ) -> str:
     """Writes the predictions of a finished run for `inputs`; returns a sentence on them.

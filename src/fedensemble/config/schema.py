@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from ..core.schedule import schedules
+from ..data.sources.user_file import USER_FILES
 from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
-from ..data.sources.user_file import USER_FILES
 from ..personal.settings import PersonalSettings
 from ..predict import Combine
 from ..tracking.backends import trackers

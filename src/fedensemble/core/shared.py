@@ -66,8 +66,8 @@ class Shared:
 
         matching = {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
         siblings: dict[str, set[str]] = {}  # the parameters of each module
-        for name in parameters.names:
-            siblings.setdefault(_module_of(name), set()).add(name)
+        for each in parameters.names:
+            siblings.setdefault(_module_of(each), set()).add(each)
         complete = {module for module, own in siblings.items() if own <= matching}
         matching |= {name for name in buffers.names if _module_of(name) in complete}
         return cls(_mask(parameters, matching), _mask(buffers, matching))

@@ -43,4 +43,3 @@ def summarize(made: Personalization, publish: bool = True) -> dict[str, float]:
         if made.data is not None and made.data.test_owner is not None:
             raise
     return {**found, "bytes_down": made.bytes_down, "without_rows": int((made.rows == 0).sum())}
-

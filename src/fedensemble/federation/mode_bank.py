@@ -44,7 +44,7 @@ class ModeBank:
         if self.theta is None:
             return self.ensemble.outputs(x, batch_size=batch_size)
         parts, places = [], []
-        for client in owner.unique().tolist():
+        for client in sorted(set(owner.tolist())):
             place = torch.nonzero(owner == client).flatten()
             parts.append(self.of_client(client).outputs(x[place], batch_size=batch_size))
             places.append(place)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.types import Plan
 from ..data.client_rows import ClientRows
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line
 from ..federation.federation import Federation
+from ..federation.mode_bank import ModeBank
 from ..metrics import MIN_PROBABILITY
 from .local_steps import train_own_models
-from ..federation.mode_bank import ModeBank
 from .result import Personalization
 from .settings import TRAINING, PersonalSettings
 from .weights import (
@@ -23,7 +22,6 @@ from .weights import (
     posterior_weights,
     regression_weights,
     select_weights,
-    sum_by,
 )
 
 _KNOWN, _NEW = 0, 1  # rounds in the keys of random numbers

@@ -15,9 +15,9 @@ from ..client_metrics import ClientMetrics, evaluate_clients
 from ..data.client_rows import NOBODY
 from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
+from ..federation.mode_bank import ModeBank, with_models
 from ..predict import Ensemble, Prediction
 from ..text import as_path, shorten
-from ..federation.mode_bank import ModeBank, with_models
 
 _FORMAT = 1
 
@@ -78,7 +78,7 @@ class Personalization:
         if self.theta is None or self.buffers is None:
             raise InputError(
                 f"Method '{self.method}' trains no model: a client uses modes with its weights. "
-                "Use ensemble.module(mode)."
+                "Use module(mode) of the ensemble."
             )
         index = int(self._clients(client, 1)[0])
         if index < 0:
@@ -101,7 +101,7 @@ class Personalization:
         if self.theta is None or self.buffers is None:
             return self._mix(inputs, owner, batch_size)
         means, places = [], []
-        for each in owner.unique().tolist():
+        for each in sorted(set(owner.tolist())):
             place = torch.nonzero(owner == each).flatten()
             own = self.bank.ensemble if each < 0 else self._own_model(each)
             means.append(own.predict(inputs[place], batch_size=batch_size).mean)
@@ -120,10 +120,12 @@ class Personalization:
 
     def _prediction(self, mean: Tensor) -> Prediction:
         like = self.bank.ensemble
-        names = like.class_names if like.class_names and len(like.class_names) == mean.shape[-1] else None
-        return Prediction(
-            mean, mean.unsqueeze(0), like.model.task, like.combine, class_names=names
+        names = (
+            like.class_names
+            if like.class_names and len(like.class_names) == mean.shape[-1]
+            else None
         )
+        return Prediction(mean, mean.unsqueeze(0), like.model.task, like.combine, class_names=names)
 
     def _own_model(self, client: int) -> Ensemble:
         assert self.theta is not None

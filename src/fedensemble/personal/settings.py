@@ -59,13 +59,10 @@ class PersonalSettings:
         object.__setattr__(self, "optimizer", optimizers.build(self.optimizer))
         if not isinstance(self.optimizer, Optimizer):
             raise InputError(
-                f"{who} needs an optimizer such as 'adam', SGD() or Adam(); got "
-                f"{self.optimizer!r}."
+                f"{who} needs an optimizer such as 'adam', SGD() or Adam(); got {self.optimizer!r}."
             )
         if isinstance(self.head, str):
-            raise InputError(
-                f"{who}: head is a list of patterns; write [{shorten(self.head)!r}]."
-            )
+            raise InputError(f"{who}: head is a list of patterns; write [{shorten(self.head)!r}].")
         if (self.method == "head") != bool(self.head):
             raise InputError(
                 f"{who}: method 'head' needs head=['head.*'], patterns of the names of the "

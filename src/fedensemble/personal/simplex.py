@@ -85,9 +85,9 @@ def _newton(objective: Objective, weights: Tensor) -> Tensor:
     current = objective(weights)
     for _ in range(_NEWTON_STEPS):
         direction = _direction(current, weights)
-        slope = (current.gradient * direction).sum(1)  # minus the squared Newton decrement
+        descent = (current.gradient * direction).sum(1)  # minus the squared Newton decrement
         # A client whose step promises nothing is done. The others go on.
-        moving = slope < -1e-14
+        moving = descent < -1e-14
         if not bool(moving.any()):
             break
         to_boundary = torch.where(direction < 0, -weights / direction, torch.inf).min(1).values
@@ -95,7 +95,7 @@ def _newton(objective: Objective, weights: Tensor) -> Tensor:
         for _ in range(_HALVINGS):
             trial = weights + size.unsqueeze(1) * direction
             reached = objective(trial)
-            rejected = moving & ~(reached.value <= current.value + 1e-4 * size * slope)
+            rejected = moving & ~(reached.value <= current.value + 1e-4 * size * descent)
             if not bool(rejected.any()):
                 break
             size = torch.where(rejected, size / 2, size)

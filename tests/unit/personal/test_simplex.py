@@ -97,7 +97,9 @@ def test_weights_do_not_underflow():
     loss = torch.tensor([[2000.0, 2001.0], [2000.0, 1990.0]], dtype=torch.float64)
     found = mixture_weights(loss, torch.tensor([0, 1]), 2, prior=0.0).weights
     np.testing.assert_allclose(found, [[1, 0], [0, 1]], atol=1e-6)
-    np.testing.assert_allclose(posterior_weights(loss, torch.tensor([0, 0]), 1)[0, 0], np.exp(-9), rtol=1e-3)
+    np.testing.assert_allclose(
+        posterior_weights(loss, torch.tensor([0, 0]), 1)[0, 0], np.exp(-9), rtol=1e-3
+    )
 
 
 @given(st.integers(1, 5), st.integers(0, 50), st.lists(st.integers(0, 6), min_size=1, max_size=5))
