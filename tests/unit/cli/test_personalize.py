@@ -81,7 +81,7 @@ def test_the_command_saves_models_that_predict(folder, tmp_path):
         1,
     )
     assert "3 predictions" in output
-    assert np.load(tmp_path / "out.npz")["mean"].shape == (3, 2)
+    assert np.load(tmp_path / "out.npz")["mean"].shape == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_errors_of_predictions(folder, tmp_path, words, text):
     [
         ({"methods": []}, "personalize.methods"),
         ({"methods": ["best"]}, "personalize.methods"),
-        ({"methods": ["head"]}, "personalize: personalize() needs"),
+        ({"methods": ["head"]}, "method 'head' needs head"),
         ({"methods": ["tune"], "optimizer": {"name": "sgdd"}}, "did you mean"),
         ({"methods": ["tune"], "rate": 1}, "personalize.rate"),
     ],
