@@ -12,6 +12,7 @@ from .dataset import Dataset, data_folder, datasets, load
 from .federated import FederatedData
 from .folders.encode_text import hash_words
 from .folders.image_files import read_images
+from .huggingface.read import read_huggingface
 from .normalize import Standardise
 from .partition import partition, partitions
 from .sources import (  # noqa: F401
@@ -45,6 +46,7 @@ __all__ = [
     "load",
     "partition",
     "partitions",
+    "read_huggingface",
     "read_images",
     "sources",
 ]

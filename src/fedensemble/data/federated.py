@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import check_names
 from ..errors import DataError
 from .calibration_split import split_calibration
 from .checks import (
@@ -365,3 +366,50 @@ class FederatedData:
             calibration=calibration,
             test_owner=None if test_owner is None else as_owners(test_owner),
         )
+
+    @classmethod
+    def from_huggingface(
+        cls, dataset: Any, *, x: str | Sequence[str], y: str, client: str, **options: Any
+    ) -> FederatedData:
+        """Returns the rows of a Hugging Face dataset, divided by a column of clients.
+
+        Args:
+            dataset: a Dataset, or a DatasetDict with the splits "train" and "test". Any dataset
+                with their interface will do; the package `datasets` is not imported.
+            x: the column of inputs (images, arrays or tokens), or a list of columns of numbers.
+            y: the column of targets: classes (ClassLabel, text, integers) or floating-point
+                numbers. The names of a ClassLabel become `class_names`.
+            client: the column with the client of each row. `fedensemble.data.read_huggingface`
+                reads a dataset without clients, which `fedensemble.data.partition` divides.
+            options: `test`, `size`, `fit`, `color` and `scale` of `read_huggingface`.
+        """
+        from .huggingface.read import read_huggingface
+        from .partition import partition
+
+        if not isinstance(client, str):
+            raise DataError(
+                f"client must be the name of a column; got {client!r}. Without such a column: "
+                "partition(read_huggingface(dataset, x=..., y=...), 'dirichlet', clients=10), both "
+                "from fedensemble.data."
+            )
+        check_names("from_huggingface", read_huggingface, options, ("dataset", "x", "y", "client"))
+        return partition(read_huggingface(dataset, x=x, y=y, client=client, **options), "natural")
+
+    @classmethod
+    def from_partitioner(
+        cls, partitioner: Any, *, x: str | Sequence[str], y: str, **options: Any
+    ) -> FederatedData:
+        """Returns the partitions of a partitioner of flwr-datasets, each as a client.
+
+        Args:
+            partitioner: such as a DirichletPartitioner whose `dataset` is set. Any object with
+                `num_partitions` and `load_partition(index)` will do; flwr-datasets is not imported.
+            x, y: columns, as in `from_huggingface`.
+            options: `test` (held-out rows, a Dataset), `size`, `fit`, `color` and `scale` of
+                `fedensemble.data.read_huggingface`.
+        """
+        from .huggingface.read import read_partitioner
+        from .partition import partition
+
+        check_names("from_partitioner", read_partitioner, options, ("partitioner", "x", "y"))
+        return partition(read_partitioner(partitioner, x=x, y=y, **options), "natural")

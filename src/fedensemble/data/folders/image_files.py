@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arguments import need_memory
-from ...errors import DataError, first_line
+from ...arguments import need_memory, require_integer
+from ...errors import DataError, InputError, first_line
 from ..normalize import Standardise
 
 SUFFIXES = frozenset(
@@ -35,7 +36,7 @@ class Header(NamedTuple):
 
 def read_images(
     files: Sequence[Path],
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     fit: Fit = "stretch",
     color: Color = "auto",
 ) -> NDArray[np.uint8]:
@@ -43,7 +44,8 @@ def read_images(
 
     Args:
         files: paths.
-        size: height and width to resize all images to; None if they have one size.
+        size: [height, width] to resize all images to, or [side] for squares; None if they have one
+            size.
         fit: how an image of another shape is resized: its sides are stretched, its longer side is
             cropped, or its shorter side is padded with black.
         color: one channel, three, or one if no image has color.
@@ -51,9 +53,9 @@ def read_images(
     pillow = import_pillow()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
         headers = list(pool.map(partial(_read_header, pillow), files))
-        height, width = size or _common_size(files, headers)
+        height, width = check_size(size) or _common_size(files, headers)
         gray = color == "gray" or (
-            color == "auto" and all(h.mode in (*GRAY, *SIXTEEN_BITS) for h in headers)
+            color == "auto" and all(is_gray(header.mode) for header in headers)
         )
         channels = 1 if gray else 3
         shape = (len(files), channels, height, width)
@@ -65,8 +67,14 @@ def read_images(
     return pixels
 
 
-def to_array(pillow: Any, image: Any, size: tuple[int, int], fit: Fit, gray: bool) -> Any:
-    """Returns the pixels of a Pillow image, uint8 [channels, height, width]."""
+def to_array(
+    pillow: Any, image: Any, size: tuple[int, int] | None, fit: Fit, gray: bool
+) -> NDArray[np.uint8]:
+    """Returns the pixels of a Pillow image, uint8 [channels, height, width].
+
+    Args:
+        size: height and width; None for those of the image.
+    """
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)
@@ -77,7 +85,7 @@ def to_array(pillow: Any, image: Any, size: tuple[int, int], fit: Fit, gray: boo
             "RGBA"
         )  # Pillow warns if a palette with transparency loses it at once
     image = image.convert("L" if gray else "RGB")
-    height, width = size
+    width, height = image.size if size is None else size[::-1]
     if image.size != (width, height):
         method = pillow.Resampling.BILINEAR
         if fit == "crop":
@@ -108,6 +116,38 @@ def pixel_moments(pixels: NDArray[np.uint8]) -> Standardise:
     variance = (counts * (values - mean[:, None]) ** 2).sum(1) / total
     std = np.where(variance > 0, np.sqrt(variance), 1.0)
     return Standardise(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def different_sizes(sizes: Sequence[tuple[int, ...]], name: Callable[[int], str]) -> str:
+    """Returns the message for images of different sizes.
+
+    Args:
+        sizes: height and width of each image.
+        name: returns what to call an image, given its index.
+    """
+    (usual, count), *_ = Counter(sizes).most_common(1)
+    other = next(row for row, size in enumerate(sizes) if size != usual)
+    (h, w), (other_h, other_w) = usual, sizes[other]
+    return (
+        f"The images have {len(set(sizes))} different sizes (height x width): {count} of "
+        f"{len(sizes)} are {h}x{w}, {name(other)} is {other_h}x{other_w}. Set size = [{h}, {w}] to "
+        "resize all of them when they are read."
+    )
+
+
+def check_size(size: Sequence[int] | None) -> tuple[int, int] | None:
+    """Returns height and width; one number stands for both."""
+    if size is None:
+        return None
+    if not isinstance(size, (list, tuple)) or len(size) not in (1, 2):
+        raise InputError(f"size must be [height, width], or [side] for squares; got size={size!r}.")
+    sides = [require_integer("Reading images", "size", side, minimum=1) for side in size]
+    return sides[0], sides[-1]
+
+
+def is_gray(mode: str) -> bool:
+    """Whether a mode of Pillow has no color."""
+    return mode in (*GRAY, *SIXTEEN_BITS)
 
 
 def import_pillow() -> Any:
@@ -144,27 +184,17 @@ def _read_one(
 ) -> NDArray[np.uint8]:
     try:
         with pillow.open(file) as image:
-            pixels: NDArray[np.uint8] = to_array(pillow, image, size, fit, gray)
-            return pixels
+            return to_array(pillow, image, size, fit, gray)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise _unreadable(file, error) from None
 
 
 def _common_size(files: Sequence[Path], headers: Sequence[Header]) -> tuple[int, int]:
     """Returns the size of all images; raises if they differ."""
-    sizes, first, counts = np.unique(
-        np.array([header.size for header in headers]), axis=0, return_index=True, return_counts=True
-    )
-    if len(sizes) == 1:
-        return headers[0].size
-    usual = sizes[int(counts.argmax())]
-    other = first[0 if int(counts.argmax()) else 1]
-    (h, w), (other_h, other_w) = usual, headers[int(other)].size
-    raise DataError(
-        f"The images have {len(sizes)} different sizes (height x width): {int(counts.max())} of "
-        f"{len(files)} are {h}x{w}, {files[int(other)]} is {other_h}x{other_w}. Set size = "
-        f"[{h}, {w}] to resize all of them when they are read."
-    )
+    sizes = [header.size for header in headers]
+    if len(set(sizes)) > 1:
+        raise DataError(different_sizes(sizes, lambda row: str(files[row])))
+    return sizes[0]
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:

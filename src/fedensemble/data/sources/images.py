@@ -7,12 +7,19 @@ from typing import get_args
 
 import numpy as np
 
-from ...arguments import require_bool, require_integer, require_one_of
-from ...errors import DataError, InputError
+from ...arguments import require_bool, require_one_of
+from ...errors import DataError
 from ..dataset import Dataset, datasets
 from ..folders.file_clients import clients_by_pattern, clients_of_files, split_clients
 from ..folders.find_files import find_labelled_files, note_ignored
-from ..folders.image_files import SUFFIXES, Color, Fit, pixel_moments, read_images
+from ..folders.image_files import (
+    SUFFIXES,
+    Color,
+    Fit,
+    check_size,
+    pixel_moments,
+    read_images,
+)
 from ..holdout import SEED, draw_holdout_mask, share_of_tests
 from ..label_names import check_class_names
 from .user_file import find_path
@@ -59,7 +66,7 @@ def images(
     require_one_of(owner, "fit", fit, get_args(Fit))
     require_one_of(owner, "color", color, get_args(Color))
     require_bool(owner, "scale", scale)
-    sides = _check_size(owner, size)
+    sides = check_size(size)
     share = share_of_tests(owner, test_share, {"test_path": test_path})
     names = None if class_names is None else check_class_names(class_names)
 
@@ -98,15 +105,3 @@ def images(
         info={"source": "images", "files": [str(folder)], "images": len(files)},
         notes=tuple(notes),
     )
-
-
-def _check_size(owner: str, size: list[int] | None) -> tuple[int, int] | None:
-    """Returns height and width; one number stands for both."""
-    if size is None:
-        return None
-    if not isinstance(size, (list, tuple)) or len(size) not in (1, 2):
-        raise InputError(
-            f"{owner} needs size to be [height, width], or [side] for squares; got size={size!r}."
-        )
-    sides = [require_integer(owner, "size", side, minimum=1) for side in size]
-    return sides[0], sides[-1]

@@ -1,0 +1,1 @@
+"""Datasets of Hugging Face's `datasets` and partitioners of flwr-datasets; neither is imported."""
