@@ -29,6 +29,7 @@ from .display import (
     prediction_table,
 )
 from .errors import DivergedError, InputError, UntrainedWarning, setting
+from .modeling.factory import ModelFactory
 from .modeling.functional_model import FunctionalModel
 from .modeling.losses import Task
 from .runtime.oom import raise_on_oom
@@ -47,6 +48,7 @@ from .uncertainty.scores import (
     Score,
     ensemble_energy,
     entropy,
+    expected_entropy,
     mutual_information,
     probability_score,
 )
@@ -59,6 +61,7 @@ from .uncertainty.temperature import (
 )
 
 if TYPE_CHECKING:
+    from .distillation.distill import Kind
     from .export.mode_ranking import ModeRanking
     from .export.write import ExportedFile
 
@@ -83,6 +86,8 @@ class Prediction:
             not known. Probabilities do not contain it.
         calibration: of the ensemble, if it has one.
         client: that the inputs belong to, see `Ensemble.predict`.
+        dirichlet: whether each member predicts a distribution over class probabilities, of which
+            `members` is the mean; see `Ensemble.distill`.
     """
 
     mean: Tensor
@@ -94,6 +99,7 @@ class Prediction:
     member_energy: Tensor | None = None
     calibration: Calibration | None = None
     client: Any = None
+    dirichlet: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.mode_index):
@@ -151,15 +157,20 @@ class Prediction:
 
     @cached_property
     def member_entropy(self) -> Tensor:
-        """Mean entropy of the members, [B, ...]: uncertainty that more members cannot reduce."""
+        """Mean entropy of the members, [B, ...]: uncertainty that more members cannot reduce.
+
+        For members that predict Dirichlet distributions, the entropy that is expected of them.
+        """
         self._require_classification("member_entropy")
+        if self.dirichlet and self.member_energy is not None:
+            return expected_entropy(self.members, self.member_energy).mean(0)
         return entropy(self.members).mean(0)
 
     @cached_property
     def mutual_information(self) -> Tensor:
         """Entropy of the mean minus mean entropy, [B, ...]: how much members disagree; >= 0."""
         self._require_classification("mutual_information")
-        return mutual_information(self.members)
+        return mutual_information(self.members, self.member_entropy)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -340,6 +351,8 @@ class Ensemble:
             none.
         trained: whether any round was trained; if not, predictions warn.
         calibration: by clients' calibration rows; predictions apply it. None if there is none.
+        dirichlet: whether the outputs are logarithms of the concentrations of Dirichlet
+            distributions over class probabilities; see `distill`.
     """
 
     def __init__(
@@ -360,8 +373,9 @@ class Ensemble:
         shared: Tensor | None = None,
         trained: bool = True,
         calibration: Calibration | None = None,
+        dirichlet: bool = False,
     ) -> None:
-        self.shared, self.calibration = shared, calibration
+        self.shared, self.calibration, self.dirichlet = shared, calibration, dirichlet
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         # [K, S, R], or [K, 1, R] if the predictors of a mode have the same
@@ -583,6 +597,54 @@ class Ensemble:
 
         return rank_modes(self, x, y)
 
+    def distill(
+        self,
+        x: Any,
+        *,
+        kind: Kind = "plain",
+        model: ModelFactory | None = None,
+        epochs: int = 100,
+        batch_size: int = 32,
+        lr: float = 0.003,
+        temperature: float | None = None,
+        mixup: bool = True,
+        seed: int = 0,
+    ) -> Ensemble:
+        """One model that predicts what all modes predict, as an ensemble of one mode.
+
+        It learns from the ensemble's predictions for inputs without labels, by Adam with a cosine
+        learning rate, and starts from the mode that predicts most like the ensemble.
+
+        Args:
+            x: inputs as in training, before normalization, such as `data.x_server`.
+            kind: "plain" learns the mean prediction. "dirichlet" (EnD², Malinin et al. 2020) learns
+                a distribution over class probabilities from the members' predictions, so that the
+                one model has mutual information, too.
+            model: a callable that returns the nn.Module, which then starts from random parameters;
+                None for the architecture of the modes.
+            epochs: passes over the inputs.
+            batch_size: inputs per step.
+            lr: learning rate at the start; it falls to 0.
+            temperature: of both predictions while it learns: 1 by default. For "dirichlet" that at
+                the start, which falls to 1; with `model` it is 10 by default.
+            mixup: learn on weighted means of two inputs each, which the ensemble predicts in each
+                step. Tokens are never mixed.
+            seed: of all random choices.
+        """
+        # Imported here, because it builds on this module.
+        from .distillation.distill import DistillSettings, distill
+
+        settings = DistillSettings(
+            kind=kind,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            temperature=temperature,
+            mixup=mixup,
+            seed=seed,
+        )
+        return distill(self, x, settings, model).ensemble
+
     def export(
         self,
         path: str | Path,
@@ -649,6 +711,7 @@ class Ensemble:
             energy.flatten(0, 1),
             calibration,
             client,
+            self.dirichlet,
         )
 
     def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:

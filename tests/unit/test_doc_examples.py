@@ -33,6 +33,7 @@ def blocks(page: str, language: str) -> list[str]:
         ("explanation-theory.md", 8),
         ("how-to-scikit-learn.md", 30),
         ("how-to-data.md", 8),
+        ("how-to-distill.md", 12),
     ],
 )
 def test_examples(page, least, tmp_path, monkeypatch):

@@ -53,8 +53,9 @@ ALLOWED = {
     "tracking": GROUND | {"tracking", "checkpoint_file"},
 }
 # Ensemble.export imports it when it is called; at import time, export imports predict.
-ALLOWED["predict"] |= {"export"}
-ALLOWED["export"] = ALLOWED["predict"] | {"predict", "metrics"}
+ALLOWED["predict"] |= {"export", "distillation"}
+ALLOWED["export"] = ALLOWED["predict"] - {"distillation"} | {"predict", "metrics"}
+ALLOWED["distillation"] = ALLOWED["predict"] | {"predict"}
 METHODS = METHOD | {name for name in ALLOWED if "/" not in name}
 ALLOWED["federation"] = METHODS | {"federation"}
 FEDERATION = ALLOWED["federation"]

@@ -456,6 +456,87 @@ def export_command(
     print_line(file)
 
 
+@app.command("distill")
+def distill_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Folder of the distilled model; by default, that of the run with -plain or "
+            "-dirichlet at its end.",
+        ),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="What the model learns: plain (the mean prediction) or dirichlet (the "
+            "distribution of the members' predictions)."
+        ),
+    ] = "plain",
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file with unlabelled inputs x; by default, those of the server in the "
+            "run's data (data.server_share, data.server_file)."
+        ),
+    ] = None,
+    ood: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file with inputs x unlike the training data, to compare scores of "
+            "uncertainty; by default, test inputs with shuffled features."
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Another architecture, e.g. --set model.hidden=[32]. Can be repeated. By default, "
+            "that of the modes.",
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the inputs.", min=1)] = 100,
+    batch_size: Annotated[int, typer.Option(help="Inputs per step.", min=1)] = 32,
+    lr: Annotated[float, typer.Option(help="Learning rate at the start; it falls to 0.")] = 0.003,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Temperature of both predictions while the model learns, by default 1. For "
+            "dirichlet that at the start, which falls to 1; with --set it is 10 by default."
+        ),
+    ] = None,
+    mixup: Annotated[
+        bool, typer.Option(help="Learn on weighted means of two inputs each; never of tokens.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Train one model to predict what the ensemble of a finished run predicts.
+
+    It learns on inputs without labels, and becomes a folder that predict, export and report take.
+    The report compares both: metrics on the test set, and how well they find unusual inputs.
+    """
+    from .distill import distill_and_report
+
+    distill_and_report(
+        run,
+        out,
+        inputs,
+        ood,
+        set_ or [],
+        device,
+        kind=kind,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        temperature=temperature,
+        mixup=mixup,
+        seed=seed,
+    )
+
+
 @app.command("report")
 def report_command(
     path: Annotated[

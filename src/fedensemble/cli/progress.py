@@ -21,6 +21,7 @@ from ..experiment.run import RunCallbacks
 from ..report.tables import show
 from ..report.time_to_accuracy import hours
 from ..text import printable
+from .console import console
 
 PLAIN_LINES = 5  # progress lines per run if the output is not a terminal
 MANY = 10  # from this number of runs on, each run prints a single progress line
@@ -121,3 +122,35 @@ def format_round(report: RoundReport, metrics: dict[str, float], tested: int) ->
         ensemble, modes = show("mse", metrics["mse"]), show("mse", metrics["mode_mse_mean"])
         text += f"  ensemble MSE {ensemble}  modes {modes}"
     return text if tested == report.round or not metrics else f"{text}  (round {tested})"
+
+
+class EpochBar:
+    """A bar over the epochs of one training with its loss; a context manager.
+
+    Args:
+        name: of the training.
+        epochs: their number.
+    """
+
+    def __init__(self, name: str, epochs: int) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(name, total=epochs, note="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def advance(self, epochs: int, loss: float) -> None:
+        """Shows the number of epochs so far, and the loss of the last one."""
+        self.bar.update(self.task, completed=epochs, note=f"loss {loss:.4g}")

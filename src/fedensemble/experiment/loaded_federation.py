@@ -68,6 +68,7 @@ def load_federation(
 
 def _read_newest(store: RunFolder) -> tuple[Path, Tree, dict[str, Any], list[Record]]:
     """Returns path, tensors, metadata and records of the newest checkpoint in a folder."""
+    store.refuse_distilled()
     if newest := store.newest():
         return newest
     if store.config_file.exists() and not (store.path / serialization.FILE).exists():

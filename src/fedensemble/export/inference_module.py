@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modeling.losses import Loss, class_logits
+from ..uncertainty.scores import concentration
 
 if TYPE_CHECKING:
     from ..predict import Ensemble
@@ -36,7 +37,7 @@ class InferenceModule(nn.Module):
         self.dtype = ensemble.model.dtype
         self.standardise = ensemble.standardise
         self.loss: str | Loss = ensemble.model.user_loss
-        self.by_logits = ensemble.combine == "logits"
+        self.by_logits, self.dirichlet = ensemble.combine == "logits", ensemble.dirichlet
         calibration = ensemble.calibration
         self.place = None if calibration is None else calibration.place
         self.temperatures = () if calibration is None else calibration.temperatures
@@ -65,7 +66,10 @@ class InferenceModule(nn.Module):
             # As `scaled_mean`: by logarithms, because a probability can be 0 in floating point.
             logits = raw.mean(0) if self.by_logits else raw.log_softmax(-1).logsumexp(0)
             mean = (logits / self.temperatures[0]).softmax(-1)
-        member_entropy = _entropy(members).mean(0)
+        if self.dirichlet:
+            member_entropy = _expected_entropy(members, -raw.logsumexp(-1)).mean(0)
+        else:
+            member_entropy = _entropy(members).mean(0)
         return {
             "mean": mean,
             "label": mean.argmax(-1),
@@ -79,3 +83,24 @@ def _entropy(probabilities: Tensor) -> Tensor:
     """Entropy over the last dimension in nats; ONNX has no xlogy."""
     smallest = torch.finfo(probabilities.dtype).tiny  # 0 log 0 = 0
     return -(probabilities * probabilities.clamp(min=smallest).log()).sum(-1)
+
+
+def _expected_entropy(members: Tensor, energy: Tensor) -> Tensor:
+    """As `uncertainty.scores.expected_entropy`, without digamma, which ONNX lacks."""
+    total = concentration(energy).unsqueeze(-1)
+    return (members * (_digamma(total + 1) - _digamma(members * total + 1))).sum(-1)
+
+
+def _digamma(x: Tensor) -> Tensor:
+    """The digamma function for x >= 1, with an error below 1e-9 besides rounding.
+
+    digamma(x) = digamma(x + 6) - sum of 1 / (x + i) for i < 6, and the asymptotic series is exact
+    enough from 7 on.
+    """
+    below = torch.zeros_like(x)
+    for i in range(6):
+        below = below + 1 / (x + i)
+    y = x + 6
+    square = 1 / (y * y)
+    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
+    return y.log() - 0.5 / y - series - below

@@ -60,8 +60,8 @@ def _reason(error: Exception) -> str:
         )
     return (
         f"torch.export raises {type(error).__name__}: {first_line(error)[:300]}. Replace that part "
-        "of forward(), distil the ensemble into another model, or predict in Python with "
-        "fedensemble.load_ensemble."
+        "of forward(), distil the ensemble into another model (Ensemble.distill), or predict in "
+        "Python with fedensemble.load_ensemble."
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from ..checkpoint_file import write_bytes
 from ..errors import InputError
 from ..experiment.records import simulated
-from ..experiment.storage.read_json import need_keys, need_numbers
+from ..experiment.storage.read_json import need_keys, need_numbers, read_table
 from ..experiment.storage.run_folder import RunFolder
 from .client_tables import clients_table
+from .distillation_tables import distillation_tables
 from .figures.plots import run_figure, save
 from .tables import TextTable, run_table, time_table
 
@@ -20,6 +21,8 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     """Writes report.md and curves.png into a run's folder; returns the table."""
     store = RunFolder(folder)
     table, values, records = read_report(folder, summary)
+    if store.is_distilled:
+        return _write_distilled(store, table)
     save(run_figure(records, table.title), folder / "curves.png")
     state = "" if store.done else f"\nNot finished: {len(records)} of {values['rounds']} rounds.\n"
     state += f"\nDiverged: {divergence}\n" if (divergence := store.divergence()) else ""
@@ -35,6 +38,15 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
     return table
 
 
+def _write_distilled(store: RunFolder, table: TextTable) -> TextTable:
+    """Writes report.md of a distilled model."""
+    tables = distillation_tables(read_table(store.distillation_file))
+    text = "\n".join(f"## {part.title}\n\n{part.markdown()}" for part in tables)
+    content = f"# {table.title}\n\n{text}\nSettings: `config.toml`, `distillation.json`.\n"
+    write_bytes(store.path / "report.md", content.encode())
+    return table
+
+
 def read_report(
     folder: Path, summary: Mapping[str, Any] | None = None
 ) -> tuple[TextTable, dict[str, Any], list[dict[str, Any]]]:
@@ -47,7 +59,12 @@ def read_report(
 
 
 def read_records(store: RunFolder) -> list[dict[str, Any]]:
-    """The records of a run's rounds; raises if there is none, or if one lacks a needed value."""
+    """The records of a run's rounds; raises if there is none, or if one lacks a needed value.
+
+    A distilled model has none.
+    """
+    if store.is_distilled:
+        return []
     records = store.metrics()
     if not records:
         raise InputError(f"The run in {store.path} has no finished round yet.")

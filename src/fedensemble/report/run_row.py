@@ -44,10 +44,10 @@ def _record(
         "model": _with_options(models, values["model"]["name"], values["model"]),
         "algorithm": values["algorithm"]["name"],
         "lr": values["algorithm"].get("lr", ""),
-        "modes": values["ensemble"]["modes"],
+        "modes": 1 if store.is_distilled else values["ensemble"]["modes"],
         "schedule": values["ensemble"]["schedule"],
         "seed": values["seed"],
-        "rounds": f"{len(records)}/{values['rounds']}",
+        "rounds": "distilled" if store.is_distilled else f"{len(records)}/{values['rounds']}",
         "state": f"{store.state}, changed since" if store.changes() else store.state,
         "result": f"{metric} {show(metric, tested[metric])}" if metric else "",
     }

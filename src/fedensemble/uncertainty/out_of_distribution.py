@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from .. import prng
 from ..errors import InputError
 
 RECALL = 0.95  # of FPR95
@@ -44,3 +46,22 @@ def detection_metrics(score_in: Tensor, score_out: Tensor) -> dict[str, float]:
         "aupr_out": float(average_precision_score(positive, scores)),
         "fpr95": float((inside >= threshold).mean()),
     }
+
+
+def shuffle_features(x: Tensor, seed: int) -> Tensor:
+    """Inputs out of distribution that need no other data: each feature shuffled over the rows.
+
+    Each feature (column, pixel, or position of a sequence) keeps its values, and all that connects
+    features is lost.
+
+    Args:
+        x: inputs in distribution, [n, ...].
+        seed: of the permutations.
+
+    >>> shuffle_features(torch.tensor([[1, 4], [2, 5], [3, 6]]), seed=0).sum(0).tolist()
+    [6, 15]
+    """
+    flat = x.reshape(len(x), -1)
+    keys = prng.fold_in(prng.key(seed, "shuffled features"), torch.arange(flat.shape[1]))
+    order = prng.permutation(keys, len(x)).T.to(flat.device)
+    return flat.gather(0, order).reshape(x.shape)

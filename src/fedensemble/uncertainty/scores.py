@@ -18,6 +18,11 @@ SCORES: tuple[Score, ...] = (
 )
 
 
+# The largest sum of a Dirichlet distribution's concentrations. With more, its draws differ from its
+# mean by less than the rounding of float32, and the difference of two digammas would be noise.
+MAX_TOTAL = 1e6
+
+
 def variation_ratio(members: Tensor) -> Tensor:
     """Share of members whose label is not the most frequent one, [B, ...].
 
@@ -57,9 +62,39 @@ def entropy(probabilities: Tensor) -> Tensor:
     return -terms.sum(-1)
 
 
-def mutual_information(members: Tensor) -> Tensor:
-    """Entropy of the mean minus mean entropy of the members, [B, ...]; >= 0."""
-    return (entropy(members.mean(0)) - entropy(members).mean(0)).clamp(min=0)
+def expected_entropy(members: Tensor, member_energy: Tensor) -> Tensor:
+    """Expected entropy of the class probabilities that a Dirichlet distribution draws, [K, B, ...].
+
+    With concentrations alpha_c and their sum alpha_0, the mean is p_c = alpha_c / alpha_0 and the
+    expected entropy sum_c p_c (digamma(alpha_0 + 1) - digamma(alpha_c + 1)).
+
+    Args:
+        members: the mean of each member's distribution, [K, B, ..., C].
+        member_energy: -log alpha_0 of each member, [K, B, ...].
+
+    >>> expected_entropy(torch.tensor([[[0.5, 0.5]]]), torch.tensor([[-math.log(2)]])).tolist()
+    [[0.5]]
+    """
+    total = concentration(member_energy).unsqueeze(-1)
+    terms = members * (torch.digamma(total + 1) - torch.digamma(members * total + 1))
+    return terms.sum(-1)
+
+
+def concentration(member_energy: Tensor) -> Tensor:
+    """alpha_0 of Dirichlet distributions whose logits have these energies, at most `MAX_TOTAL`."""
+    return (-member_energy).clamp(max=math.log(MAX_TOTAL)).exp()
+
+
+def mutual_information(members: Tensor, member_entropy: Tensor | None = None) -> Tensor:
+    """Entropy of the mean minus mean entropy of the members, [B, ...]; >= 0.
+
+    Args:
+        members: class probabilities of each member, [K, B, ..., C].
+        member_entropy: the mean entropy of the members, [B, ...]; None to compute it.
+    """
+    if member_entropy is None:
+        member_entropy = entropy(members).mean(0)
+    return (entropy(members.mean(0)) - member_entropy).clamp(min=0)
 
 
 def probability_score(score: str, mean: Tensor, members: Tensor) -> Tensor:

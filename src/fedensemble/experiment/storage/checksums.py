@@ -20,6 +20,7 @@ CHECKED = (
     "metrics.jsonl",
     "clients.json",
     "predictions.json",
+    "distillation.json",
     "summary.json",
 )
 

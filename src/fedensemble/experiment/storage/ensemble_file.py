@@ -64,8 +64,15 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         "standardise": (None if normalize is None else [list(normalize.mean), list(normalize.std)]),
         "class_names": ensemble.class_names,
         "feature_names": ensemble.feature_names,
+        **({"dirichlet": True} if ensemble.dirichlet else {}),
     }
     write_checkpoint(path, tensors, metadata)
+
+
+def read_model_facts(path: Path) -> dict[str, Any]:
+    """Returns shape of an input and number of outputs of the models in a file of modes."""
+    model: dict[str, Any] = check_facts(path, read_checkpoint(path)[1])["model"]
+    return model
 
 
 def load_ensemble(
@@ -176,4 +183,5 @@ def read_ensemble(
         tokens=facts["tokens"],
         class_names=facts["class_names"],
         feature_names=facts["feature_names"],
+        dirichlet=facts["dirichlet"],
     )

@@ -23,7 +23,9 @@ PREDICTOR_BUFFERS = "predictor_buffers"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked metadata: "model", "modes", "standardise", "tokens" and names.
+    """Returns the checked metadata.
+
+    It has "model", "modes", "standardise", "dirichlet", "tokens" and names.
 
     Args:
         path: named in the error.
@@ -43,6 +45,8 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"its means and standard deviations of inputs are {mean_std!r}"
     elif facts.get("tokens") not in (None, True, False):
         problem = f"its entry 'tokens' is {facts['tokens']!r}"
+    elif facts.get("dirichlet") not in (None, True, False):
+        problem = f"its entry 'dirichlet' is {facts['dirichlet']!r}"
     for entry in ("class_names", "feature_names"):  # files of earlier versions have neither
         if not _is_list_of_texts(facts.get(entry)):
             problem = problem or f"its entry '{entry}' is {facts[entry]!r}"
@@ -53,6 +57,7 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "model": model,
         "modes": modes,
         "standardise": mean_std,
+        "dirichlet": bool(facts.get("dirichlet")),  # only files of distilled models have it
         **{name: facts.get(name) for name in names},
     }
 

@@ -66,6 +66,7 @@ class RunFolder:
         self.modes_file, self.summary_file = path / "modes.safetensors", path / "summary.json"
         self.diverged_file = path / "diverged.json"
         self.clients_file, self.predictions_file = path / "clients.json", path / "predictions.json"
+        self.distillation_file = path / "distillation.json"
         self._lock, self._log = FolderLock(path), MetricsLog(self.metrics_file)
         self._config = Config()  # of `claim`
         self.extends: int | None = None  # rounds of the run that a claim with more rounds continues
@@ -173,6 +174,7 @@ class RunFolder:
             raise StoreError(
                 f"{self.path} is a file; a run needs a folder. Choose another --out or --runs."
             )
+        self.refuse_distilled()
         if not self.config_file.exists():
             if self.path.is_dir() and any(
                 name != LOCK and not durable.is_leftover(name) for name in self._names()
@@ -188,6 +190,19 @@ class RunFolder:
             shorter = "A run can be extended, but not shortened. " if keys == ["rounds"] else ""
             raise self._other_settings(keys, shorter)
         return None
+
+    @property
+    def is_distilled(self) -> bool:
+        """Whether the folder holds a distilled model, which has no rounds of its own."""
+        return self.distillation_file.exists()
+
+    def refuse_distilled(self) -> None:
+        """Raises if the folder holds a distilled model: there is nothing to train further."""
+        if self.is_distilled:
+            raise StoreError(
+                f"{self.path} holds a distilled model, which cannot be trained for more rounds. "
+                "Train the run that it came from, and distil that again."
+            )
 
     def differs_from(self, config: Config) -> tuple[list[str], int]:
         """Returns the settings of this run that differ from a config, and its rounds."""

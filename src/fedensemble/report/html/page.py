@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..tables import TextTable
 from .comparison_data import read_comparison_folder
 from .comparison_sections import comparison_sections
 from .curve_sections import curves, spread
+from .distillation_section import distillation
 from .fleet_section import fleet, is_fleet
 from .prediction_sections import clients, predictions
 from .run_data import RunData, is_run, raise_on_damaged_files, read_run
@@ -56,6 +57,8 @@ def run_page(folder: Path, version: str = "") -> str:
         version: of the run's files, for a page that follows them (`report.live`).
     """
     run = read_run(folder)
+    if run.distillation:
+        return _distilled_page(run, version)
     on_clients = fleet(run) if is_fleet(run) and run.clients else clients(run)
     shown = [curves(run), spread(run), *predictions(run), on_clients]
     sections = [*shown, ledger(run), results(run), settings(run)]
@@ -69,6 +72,26 @@ def run_page(folder: Path, version: str = "") -> str:
         warning=" ".join(warnings),
         figures=figures(run),
         sections=sections,
+        files_version=version,
+    )
+
+
+def _distilled_page(run: RunData, version: str) -> str:
+    """The page of a distilled model: without rounds, there are no curves and no communication."""
+    teacher, settings_ = run.distillation["teacher"], run.distillation["settings"]
+    parts = [
+        f"1 {run.settings['model']['name']}",
+        f"distilled from {teacher['modes']} modes",
+        f"{settings_['kind']}",
+        f"{run.distillation['inputs']:,} inputs",
+        f"seed {settings_['seed']}",
+    ]
+    return _render(
+        title=str(run.summary["name"]),
+        subtitle=_join(parts),
+        warning=run.changes,
+        figures=figures(run),
+        sections=[distillation(run), *predictions(run), clients(run), settings(run)],
         files_version=version,
     )
 
@@ -111,7 +134,11 @@ def _subtitle(run: RunData) -> str:
         f"{values['rounds']} rounds",
         f"seed {values['seed']}",
     ]
-    # Lines break between the parts only.
+    return _join(parts)
+
+
+def _join(parts: Sequence[str]) -> str:
+    """Parts of a subtitle on one line, which breaks between them only."""
     return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class RunData:
     environment: Mapping[str, Any]
     changes: str = ""  # a sentence on files changed since the run was finished
     diverged: str = ""  # why the run has diverged
+    distillation: Mapping[str, Any] = field(default_factory=dict)  # of a distilled model
 
     @property
     def tested(self) -> list[Mapping[str, Any]]:
@@ -66,6 +67,7 @@ def read_run(folder: Path) -> RunData:
         environment=optional(folder / "env.json"),
         changes=store.changes(),
         diverged=store.divergence(),
+        distillation=optional(store.distillation_file),
     )
 
 

@@ -1,0 +1,1 @@
+"""Distils an ensemble into one model, on inputs that need no labels."""
