@@ -112,7 +112,7 @@ class LiveTable:
     """
 
     def __init__(self, title: str, header: Sequence[str], say: Say) -> None:
-        self.title, self.header, self._say = title, tuple(header), say
+        self.title, self.header, self.say = title, tuple(header), say
         self.rows: list[tuple[str, ...]] = []
         rules = ["---", *["---:"] * (len(self.header) - 1)]
         for line in (f"\n{title}\n", self._line(self.header), self._line(rules)):
@@ -121,7 +121,7 @@ class LiveTable:
     def add(self, *cells: Any) -> None:
         """Prints a row and stores it."""
         self.rows.append(tuple(str(cell) for cell in cells))
-        self._say(self._line(self.rows[-1]))
+        self.say(self._line(self.rows[-1]))
 
     @staticmethod
     def _line(cells: Sequence[str]) -> str:

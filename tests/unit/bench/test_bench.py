@@ -6,7 +6,7 @@ import time
 import pytest
 from torch import nn
 
-from fedensemble.bench import cli, scaling, throughput
+from fedensemble.bench import cli, model_speed, scaling, throughput
 from fedensemble.bench.timing import LiveTable, PeakMemory, fastest, machine, resident_bytes
 from fedensemble.errors import InputError
 
@@ -87,6 +87,57 @@ def test_quick_runs_all_by_name(monkeypatch, said, tmp_path):
     ]
     with pytest.raises(InputError, match="unknown benchmark 'engine': did you mean 'engines'"):
         cli.bench("engine", "cpu", 1.0, False, None, said.append)
+
+
+SMALL = model_speed.Size(clients=2, batch=2)
+
+
+@pytest.mark.parametrize("name", model_speed.CASES)
+def test_networks_are_batched_layer_by_layer(name):
+    """Without notes: a network that fell back to `vmap` would be measured as something else."""
+    made = model_speed.federation(model_speed.CASES[name], SMALL, "cpu")
+    assert made.engine.stacked and not made.engine.notes
+
+
+def test_models(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(model_speed, "_BATCHES", 1)
+    cli.bench_models(None, "tabular, autoencoder", 2, 2, "cpu", 0.0, tmp_path / "new", said.append)
+    rows = json.loads((tmp_path / "new" / "models.json").read_text())["tables"][0]["rows"]
+    ways = ["plain torch loop", "engine vector"]
+    assert [(row[0], row[2]) for row in rows] == [
+        (name, way) for name in ("tabular", "autoencoder") for way in ways
+    ]
+    assert [row[1] for row in rows[::2]] == ["152,330", "68,739"]
+    assert all(float(row[3].replace(",", "")) > 0 for row in rows)
+    assert rows[0][4] == "1.0"
+
+
+def test_the_plain_loop_trains(monkeypatch):
+    """It takes the steps of torch.optim.SGD, from the same start for every client."""
+    monkeypatch.setattr(model_speed, "_BATCHES", 1)
+    case, built = model_speed.CASES["tabular"], []
+    build = lambda: built.append(case.build()) or built[-1]  # noqa: E731
+    train = model_speed.plain_loop(case._replace(build=build), SMALL, "cpu")
+    before = {name: value.clone() for name, value in built[0].state_dict().items()}
+    train()
+    changed = [not bool((value == before[n]).all()) for n, value in built[0].state_dict().items()]
+    assert all(changed)
+
+
+def test_names_and_sizes_of_the_benchmark_of_models(monkeypatch, said):
+    called = []
+    monkeypatch.setattr(model_speed, "run", lambda *given, **more: called.append(given))
+    for device, networks in (("cpu", None), ("cuda", "all")):
+        cli.bench_models("models", networks, None, None, device, 1.0, None, said.append)
+    assert called == [
+        ([], "cpu", 1.0, model_speed.Size(4, 16)),
+        (list(model_speed.CASES), "cuda", 1.0, model_speed.Size(50, 16)),
+    ]
+    with pytest.raises(InputError, match="belongs to benchmark 'models'; got 'engines'"):
+        cli.bench_models("engines", "vit", None, None, "cpu", 1.0, None, said.append)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="unknown network 'vitt': did you mean 'vit'"):
+        cli.bench_models(None, "vitt", None, None, "cpu", 1.0, None, said.append)
 
 
 def test_unknown_names():

@@ -229,7 +229,7 @@ class DirectUses:
         """Raises for functions that write to a parameter, or whose random numbers have no key."""
         name = str(getattr(func, "__name__", func))
         in_place = name.endswith("_") and not name.endswith("__") and id(args[0]) in self._values
-        if in_place or func is Tensor.__setitem__ or "out" in kwargs:
+        if in_place or func is Tensor.__setitem__ or kwargs.get("out") is not None:
             raise NotStackable(
                 f"{describe_function(func)} writes to a tensor, and gets the parameter "
                 f"'{self._name_of((args, kwargs))}'"

@@ -33,7 +33,7 @@ from . import (  # noqa: F401
     normalization,
     recurrent,
 )
-from .call_log import Call
+from .call_log import Call, leaves
 from .direct_use import RANDOM, DirectUses, describe_function
 from .errors import CONTROL_FLOW, PATH_CHANGED, NotStackable
 from .fusion import ADDITIONS, RELUS, FusedNorms, FusionTracer
@@ -80,7 +80,7 @@ class StackedForward(KeyedRandomness):
         self.params = params or {}
         self.fused, self.tracer = fused or FusedNorms(), tracer
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by `id` of the old ones
-        self._stacked_ids = {id(tensor) for tensor in stacked.values()}
+        self._names = {id(tensor): name for name, tensor in stacked.items()}
         self.direct = None if calls is None else DirectUses(calls, self.visits, stacked, compute)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,8 +98,13 @@ class StackedForward(KeyedRandomness):
         handler = HANDLERS.get(func)
         if handler is not None:
             first = (kwargs.pop("input"),) if "input" in (kwargs := dict(kwargs)) else ()
-            return handler.run(self, *first, *args, **kwargs)
-        if any(id(value) in self._stacked_ids for value in (*args, *kwargs.values())):
+            try:
+                return handler.run(self, *first, *args, **kwargs)
+            except NotStackable as reason:
+                names = [self._names[id(v)] for v in leaves((args, kwargs)) if id(v) in self._names]
+                with_name = f"{reason}, with the parameter '{names[0]}'" if names else str(reason)
+                raise NotStackable(with_name) from reason
+        if any(id(value) in self._names for value in (*args, *kwargs.values())):
             name = describe_function(func)
             if name not in _HARMLESS:
                 # With a record of the pass, this call used no parameter in the check.
