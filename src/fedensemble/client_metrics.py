@@ -18,6 +18,9 @@ from .uncertainty.targets import check_below, check_targets
 
 CLASSIFICATION = ("accuracy", "nll", "ece")
 REGRESSION = ("mse",)
+# Of a calibrated ensemble that makes prediction sets or intervals, besides the others.
+SETS, INTERVALS = ("set_coverage", "set_size"), ("interval_coverage", "interval_width")
+HIGHER_IS_BETTER = {"accuracy", "set_coverage", "interval_coverage"}
 STATISTICS = ("mean", "std", "p10", "worst_10", "worst")
 # Without permission to publish single clients, a mean over fewer clients is not published either.
 FEWEST_CLIENTS = 5
@@ -65,7 +68,7 @@ class ClientMetrics:
             return result
         for name, values in self.values.items():
             # From worst to best.
-            ordered = values[tested].sort(descending=name != "accuracy").values
+            ordered = values[tested].sort(descending=name not in HIGHER_IS_BETTER).values
             tenth = math.ceil(count / 10)
             statistics = {
                 "mean": ordered.mean(),
@@ -94,6 +97,7 @@ def evaluate_clients(
 ) -> ClientMetrics:
     """Metrics of each client: accuracy, NLL and ECE, or MSE for regression.
 
+    A calibrated ensemble also has coverage and size of prediction sets, or of intervals.
     The ECE of a client with few rows is mostly noise above 0: compare it between methods on the
     same rows only.
 
@@ -125,6 +129,8 @@ def evaluate_clients(
             f"A row belongs to client {int(owner.max())}, but there are {count} clients."
         )
     known = owner >= 0
+    sizes = _prediction_sets(prediction, target)
+    own_sizes = {name: _mean_by(owner[known], value[known], count) for name, value in sizes.items()}
     owner, mean, target = owner[known], prediction.mean[known], target[known]
     rows = torch.bincount(owner, minlength=count)
     if regression:
@@ -134,7 +140,21 @@ def evaluate_clients(
     else:
         check_below(target, mean.shape[-1])
         values = _classification(mean, target, owner, count)
+    values |= own_sizes
     return ClientMetrics({name: each.cpu() for name, each in values.items()}, rows.cpu())
+
+
+def _prediction_sets(prediction: Prediction, target: Tensor) -> dict[str, Tensor]:
+    """Whether each row's set or interval has its target, and its size, [B]; empty without them."""
+    calibration = prediction.calibration
+    if calibration is None or not calibration.has_sets:
+        return {}
+    if prediction.task == "regression":
+        ends, target = calibration.interval(prediction.mean, prediction.client), target.reshape(-1)
+        inside = (ends[:, 0] <= target) & (target <= ends[:, 1])
+        return dict(zip(INTERVALS, (inside.double(), ends[:, 1] - ends[:, 0]), strict=True))
+    inside = prediction.sets.gather(1, target.long().unsqueeze(1)).squeeze(1)
+    return dict(zip(SETS, (inside.double(), prediction.sets.sum(1).double()), strict=True))
 
 
 def _classification(mean: Tensor, target: Tensor, owner: Tensor, count: int) -> dict[str, Tensor]:

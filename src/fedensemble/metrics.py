@@ -13,8 +13,14 @@ from .uncertainty.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
 )
+from .uncertainty.intervals import (
+    gaussian_mixture_interval,
+    interval_coverage,
+    interval_score,
+    interval_width,
+)
 from .uncertainty.out_of_distribution import detection_metrics
-from .uncertainty.regression import crps
+from .uncertainty.regression import crps, gaussian_mixture_nll
 from .uncertainty.scores import SCORES
 from .uncertainty.selective import risk_coverage
 from .uncertainty.targets import check_below, check_targets
@@ -38,21 +44,38 @@ CLASSIFICATION = (
     "coverage_at_5_risk",
 )
 REGRESSION = ("mse", "mode_mse_mean", "mode_mse_min", "mode_mse_max", "variance", "crps")
+# Of a calibrated ensemble that makes prediction sets or intervals, besides the others.
+SETS = ("set_coverage", "set_size", "empty_sets")
+INTERVALS = ("interval_coverage", "interval_width", "interval_score")
 BINS = 15  # of the expected calibration error, as in Guo et al. 2017
 # Lower bound of probabilities in the negative log-likelihood. Without it one confident mistake
 # would make the mean infinite.
 MIN_PROBABILITY = 1e-12
 
 
-def evaluate(prediction: Prediction, targets: Any) -> dict[str, float]:
+def evaluate(
+    prediction: Prediction, targets: Any, *, noise: Any = None, level: float = 0.9
+) -> dict[str, float]:
     """All metrics of a prediction for targets [B, ...], by name.
 
-    Labels are the numbers of the classes, or their names if the prediction has class names.
+    Labels are the numbers of the classes, or their names if the prediction has class names. If the
+    ensemble was calibrated with prediction sets or intervals, their coverage and size are included.
+
+    Args:
+        prediction: what `Ensemble.predict` returned.
+        targets: [B, ...].
+        noise: for regression: standard deviation of the targets around a member, a number or one
+            per output, with which the members are a mixture of Gaussians. It adds the negative
+            log-likelihood "nll" and, unless the ensemble has intervals of its own, those of the
+            mixture; see `fedensemble.uncertainty.gaussian_mixture_noise`.
+        level: probability of the intervals of the mixture.
     """
     targets = _check_targets(prediction, targets)
     if prediction.task == "regression":
-        return _regression(prediction, targets)
-    return _classification(prediction, targets)
+        return _regression(prediction, targets) | _intervals(prediction, targets, noise, level)
+    if noise is not None:
+        raise InputError("evaluate() needs noise for regression only; this is classification.")
+    return _classification(prediction, targets) | _sets(prediction, targets)
 
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
@@ -199,6 +222,46 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
         "aurc": selective.aurc(),
         "augrc": selective.augrc(),
         "coverage_at_5_risk": selective.coverage_at_risk(0.05),
+    }
+
+
+def _sets(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    """Coverage and size of the prediction sets; empty if the ensemble makes none."""
+    if prediction.calibration is None or not prediction.calibration.has_sets:
+        return {}
+    sets = prediction.sets
+    covered, size = sets.gather(1, targets.long().unsqueeze(1)), sets.sum(1)
+    return {
+        "set_coverage": float(covered.double().mean()),
+        "set_size": float(size.double().mean()),
+        "empty_sets": float((size == 0).double().mean()),
+    }
+
+
+def _intervals(
+    prediction: Prediction, targets: Tensor, noise: Any, level: float
+) -> dict[str, float]:
+    """Coverage, width and score of intervals, and the NLL of a mixture if its noise is given."""
+    found: dict[str, float] = {}
+    target = targets.to(prediction.members.dtype).reshape(prediction.members.shape[1:])
+    if noise is not None:
+        nll = gaussian_mixture_nll(prediction.members, target, noise)
+        found["nll"] = float(nll.mean())
+    calibration = prediction.calibration
+    if calibration is not None and calibration.has_sets:
+        # In float64, as they are made: in less, an end may be rounded to the wrong side.
+        ends = calibration.interval(prediction.mean, prediction.client)
+        lower, upper, target = ends[:, 0], ends[:, 1], targets.double().reshape(-1)
+        level = 1 - calibration.settings.alpha
+    elif noise is not None:
+        lower, upper = gaussian_mixture_interval(prediction.members, noise, level)
+        target = target.double()
+    else:
+        return found
+    return found | {
+        "interval_coverage": interval_coverage(lower, upper, target),
+        "interval_width": interval_width(lower, upper),
+        "interval_score": interval_score(lower, upper, target, level),
     }
 
 

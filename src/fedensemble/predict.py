@@ -570,7 +570,7 @@ class Ensemble:
             return raw
 
     def select(self, modes: Sequence[int]) -> Ensemble:
-        """The ensemble of some of the modes, in the given order."""
+        """The ensemble of some of the modes, in the given order; without a calibration of all."""
         chosen = list(modes)
         known = all(type(mode) is int and 0 <= mode < len(self) for mode in chosen)
         if not chosen or not known or len(set(chosen)) < len(chosen):
@@ -581,6 +581,8 @@ class Ensemble:
         part = copy(self)
         for name in ("theta", "buffers", "predictors", "predictor_buffers"):
             setattr(part, name, getattr(self, name)[chosen])
+        if chosen != list(range(len(self))):
+            part.calibration = None  # fewer modes are less or more confident
         return part
 
     def rank_modes(self, x: Any, y: Any) -> ModeRanking:
@@ -653,13 +655,16 @@ class Ensemble:
         validation: tuple[Any, Any] | None = None,
         examples: Any = None,
         tolerance: float = 1e-5,
+        client: str | int | None = None,
+        risk: float | None = None,
     ) -> ExportedFile:
         """Writes all models as one file that runs without this package; returns facts about it.
 
         The file takes inputs as `predict` does, any number of them, and returns what `Prediction`
         has by these names: for classification mean, label, entropy, mutual_information and
-        members, for regression mean, variance and members. It is compared with `predict` before it
-        is written. ONNX needs the extra "export".
+        members, for regression mean, variance and members. A calibrated ensemble has calibrated
+        probabilities, and adds sets or interval. The file is compared with `predict` before it is
+        written. ONNX needs the extra "export".
 
         Args:
             path: a name that ends in .onnx, or in .pt2 for torch.export.
@@ -669,10 +674,15 @@ class Ensemble:
             examples: some inputs to trace and compare with; None draws random ones.
             tolerance: largest difference to `predict`, relative to the largest value of an output
                 where that is above 1.
+            client: whose prediction sets or intervals the file makes, if the ensemble was
+                calibrated for each client; None for a client that did not take part.
+            risk: adds the output "answered": whether the entropy is low enough that at most this
+                share of the answers is wrong, as `Prediction.abstain(risk=...)` finds it. The
+                ensemble must be calibrated.
         """
         from .export.write import export_ensemble
 
-        return export_ensemble(self, path, modes, validation, examples, tolerance)
+        return export_ensemble(self, path, modes, validation, examples, tolerance, client, risk)
 
     def _combine_outputs(self, raw: Tensor, client: Any = None) -> Prediction:
         """The prediction from the raw outputs of all models, [K, S, B, ..., C]."""

@@ -15,16 +15,25 @@ from ..experiment.storage.run_folder import RunFolder
 from ..export.mode_ranking import parse_modes
 from ..export.write import ExportedFile, check_path
 from ..report.tables import TextTable
+from .predict import as_client
 
 _GIVE_ROWS = "Give labelled rows that no mode was trained on: --rows rows.npz with arrays x and y."
 
 
-def export_file(run: Path, output: Path, modes: str | None, rows: Path | None) -> ExportedFile:
+def export_file(
+    run: Path,
+    output: Path,
+    modes: str | None,
+    rows: Path | None,
+    client: str | None = None,
+    risk: float | None = None,
+) -> ExportedFile:
     """Writes the ensemble of a finished run; returns facts about the file.
 
     Args:
         modes: "best:3", or the numbers of modes; None for all.
         rows: file of labelled rows to choose the best modes by; None for those of the run.
+        client, risk: see `Ensemble.export`.
     """
     check_path(output)
     by_rank = modes is not None and isinstance(parse_modes(modes), int)
@@ -34,7 +43,9 @@ def export_file(run: Path, output: Path, modes: str | None, rows: Path | None) -
     validation = None
     if by_rank:
         validation = rows_of_run(run) if rows is None else read_rows(rows)
-    return ensemble.export(output, modes=modes, validation=validation)
+    return ensemble.export(
+        output, modes=modes, validation=validation, client=as_client(client), risk=risk
+    )
 
 
 def read_rows(file: Path) -> tuple[Any, Any]:

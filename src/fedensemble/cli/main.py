@@ -331,10 +331,17 @@ def predict_command(
         float | None,
         typer.Option(help="Answer only this share of the rows, the surest: 0.9 for 90 %."),
     ] = None,
+    risk: Annotated[
+        float | None,
+        typer.Option(
+            help="Answer as many rows as possible with at most this share of errors among the "
+            "answers: 0.05 for 5 %. Needs a calibrated run."
+        ),
+    ] = None,
     score: Annotated[
         str | None,
         typer.Option(
-            help="Measure of uncertainty for these two options: entropy (default), "
+            help="Measure of uncertainty for these three options: entropy (default), "
             "mutual_information, max_probability, energy or variation_ratio."
         ),
     ] = None,
@@ -346,22 +353,100 @@ def predict_command(
         ),
     ] = None,
     client: Annotated[
-        str | None, typer.Option(help="Name or index of the client, with --personal.")
+        str | None,
+        typer.Option(
+            help="Name or index of the client that the rows belong to, with --personal or for a "
+            "run that was calibrated for each client."
+        ),
     ] = None,
 ) -> None:
     """Predict with the ensemble of a finished run.
 
     Writes the mean prediction, and for classification the label, its name, entropy and mutual
     information, for regression the variance. A row that is left unanswered has no label, and a
-    .csv says why.
+    .csv says why. A calibrated run adds prediction sets or intervals.
     """
     from .predict import AbstentionRule, predict_file
 
-    rule = AbstentionRule(abstain_above, coverage, score)
-    who = None if personal is None and client is None else (personal, client)
+    rule = AbstentionRule(abstain_above, coverage, risk, score)
     print_line(
-        predict_file(run, inputs, output, members=members, device=device, rule=rule, personal=who)
+        predict_file(
+            run,
+            inputs,
+            output,
+            members=members,
+            device=device,
+            rule=rule,
+            personal=personal,
+            client=client,
+        )
     )
+
+
+@app.command("calibrate")
+def calibrate_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    alpha: Annotated[
+        float,
+        typer.Option(help="Share of targets that may be outside of prediction sets or intervals."),
+    ] = 0.1,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Prediction sets: lac (default), aps or raps; intervals for regression: absolute "
+            "(default) or cqr; none makes neither."
+        ),
+    ] = None,
+    temperature: Annotated[
+        str | None,
+        typer.Option(help="What is scaled: mean, member, none, or auto (default), the better one."),
+    ] = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(help="Which rows keep alpha: mixture (default), pool, client or class."),
+    ] = None,
+    penalty: Annotated[float | None, typer.Option(help="Of raps; by default 0.01.")] = None,
+    free_classes: Annotated[int | None, typer.Option(help="Of raps; by default 1.")] = None,
+    randomized: Annotated[
+        bool | None,
+        typer.Option("--randomized/--not-randomized", help="Of aps and raps; default: randomized."),
+    ] = None,
+    abstain: Annotated[
+        str | None,
+        typer.Option(
+            help="Scores that `predict --risk` can then leave rows unanswered by, separated by "
+            "commas; by default entropy."
+        ),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file with arrays x, y and, for several clients, client, to use instead "
+            "of the calibration rows of the run's data."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Calibrate a finished run: right probabilities, and prediction sets with a guarantee.
+
+    Uses the rows of data.calibration, which no mode was trained on, by sums that clients would
+    send. `predict`, `export` and load_ensemble then apply the result, and the report shows it. To
+    calibrate at the end of every run, put a table [calibration] into the config.
+    """
+    from .calibrate import calibrate
+
+    settings = {
+        "alpha": alpha,
+        "method": method,
+        "temperature": temperature,
+        "scope": scope,
+        "penalty": penalty,
+        "free_classes": free_classes,
+        "randomized": randomized,
+        "abstain": None if abstain is None else [name for name in abstain.split(",") if name],
+    }
+    for table in calibrate(run, rows, device, settings):
+        print_table(table)
 
 
 @app.command("personalize")
@@ -441,16 +526,31 @@ def export_command(
             "run's rows for calibration or validation, never its test rows."
         ),
     ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            help="Client whose prediction sets or intervals the file makes, by name or index, if "
+            "the run was calibrated for each client."
+        ),
+    ] = None,
+    risk: Annotated[
+        float | None,
+        typer.Option(
+            help="Adds an output answered: whether a row is sure enough that at most this share "
+            "of the answers is wrong. Needs a calibrated run."
+        ),
+    ] = None,
 ) -> None:
     """Write the ensemble of a finished run as one file that runs without fedensemble.
 
     The file takes inputs as in training, and returns mean, label, entropy, mutual_information and
-    members, or for regression mean, variance and members. It is compared with the predictions of
-    the run before it is written. ONNX needs the extra "export".
+    members, or for regression mean, variance and members; a calibrated run adds sets or interval.
+    It is compared with the predictions of the run before it is written. ONNX needs the extra
+    "export".
     """
     from .export import export_file, ranking_table
 
-    file = export_file(run, output, modes, rows)
+    file = export_file(run, output, modes, rows, client, risk)
     if (table := ranking_table(file)) is not None:
         print_table(table)
     print_line(file)

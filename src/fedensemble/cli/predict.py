@@ -23,33 +23,50 @@ from .personalize import predict_for_client
 
 @dataclass(frozen=True)
 class AbstentionRule:
-    """Which rows to leave unanswered; none if there is neither a threshold nor a coverage.
+    """Which rows to leave unanswered; none if nothing sets a threshold.
 
     Args:
         above: rows with a larger uncertainty are not answered.
         coverage: share of the rows to answer.
+        risk: largest share of errors among the answered rows; needs a calibrated run.
         score: measure of uncertainty; None for the entropy.
     """
 
     above: float | None = None
     coverage: float | None = None
+    risk: float | None = None
     score: str | None = None
 
     def check(self) -> None:
         """Raises for options that contradict each other, before anything is predicted."""
-        if self.above is not None and self.coverage is not None:
-            raise InputError("--abstain-above and --coverage both set a threshold: give one.")
-        if self.score is not None and self.above is None and self.coverage is None:
-            raise InputError("--score needs --abstain-above or --coverage.")
+        given = {
+            "--abstain-above": self.above,
+            "--coverage": self.coverage,
+            "--risk": self.risk,
+        }
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise InputError(f"{' and '.join(names)} each set a threshold: give one.")
+        if self.score is not None and not names:
+            raise InputError("--score needs --risk, --abstain-above or --coverage.")
         if self.score is not None and self.score not in SCORES:
             raise InputError(unknown("score", self.score, SCORES))
 
     def apply(self, prediction: Prediction) -> Abstention | None:
         """Which rows of the prediction are answered; None if all are."""
-        if self.above is None and self.coverage is None:
+        score: Any = self.score or "entropy"
+        if self.risk is not None:
+            if prediction.calibration is None:
+                raise InputError(
+                    "--risk needs a calibrated run: `fedensemble calibrate` with its folder finds "
+                    "how often answers are wrong. Without it, use --abstain-above or --coverage."
+                )
+            return prediction.abstain(risk=self.risk, score=score)
+        if self.above is not None:
+            return prediction.abstain(threshold=self.above, score=score)
+        if self.coverage is None:
             return None
-        options: dict[str, Any] = {"score": self.score or "entropy"}
-        return prediction.abstain(threshold=self.above, coverage=self.coverage, **options)
+        return prediction.abstain(coverage=self.coverage, score=score)
 
 
 def predict_file(
@@ -60,14 +77,16 @@ def predict_file(
     members: bool,
     device: str,
     rule: AbstentionRule,
-    personal: tuple[str | None, str | None] | None = None,
+    personal: str | None = None,
+    client: str | None = None,
 ) -> str:
     """Writes the predictions of a finished run for `inputs`; returns a sentence on them.
 
     Args:
-        personal: method and client of a personal model; None for the ensemble.
+        personal: method of a personal model; None for the ensemble.
+        client: of the personal model, or of the prediction sets.
     """
-    if personal is not None and None in personal:
+    if personal is not None and client is None:
         raise InputError(
             "A personal model needs its method and its client: --personal select --client 3."
         )
@@ -85,11 +104,18 @@ def predict_file(
         )
     rule.check()
     ensemble = load_ensemble(run, device)
+    if client is not None and personal is None:
+        made = ensemble.calibration
+        if made is None or not made.client_thresholds:
+            raise InputError(
+                "--client needs --personal, or a run that was calibrated for each client: "
+                "fedensemble calibrate RUN --scope client."
+            )
     x = read_inputs(inputs)
     prediction = (
-        ensemble.predict(x)
+        ensemble.predict(x, client=as_client(client))
         if personal is None
-        else predict_for_client(run, ensemble, x, str(personal[0]), str(personal[1]))
+        else predict_for_client(run, ensemble, x, personal, str(client))
     )
     abstention = rule.apply(prediction)
     if output.suffix == ".csv":
@@ -106,6 +132,11 @@ def predict_file(
         f"{sentence}; {answered} of {total} answered, those with {abstention.score} of at most "
         f"{abstention.threshold:.6g}"
     )
+
+
+def as_client(name: str | None) -> str | int | None:
+    """The name of a client, or its index if the text is a number."""
+    return int(name) if name is not None and name.removeprefix("-").isdecimal() else name
 
 
 def to_arrays(
@@ -125,6 +156,11 @@ def to_arrays(
         }
     else:
         arrays["variance"] = prediction.variance
+    if _has_sets(prediction):
+        classification = prediction.task == "classification"
+        arrays["sets" if classification else "interval"] = (
+            prediction.sets if classification else prediction.interval
+        )
     if members:
         arrays |= {"members": prediction.members, "mode_index": prediction.mode_index}
     values: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in arrays.items()}
@@ -146,12 +182,18 @@ def to_arrays(
     return values
 
 
+def _has_sets(prediction: Prediction) -> bool:
+    """Whether the ensemble was calibrated with prediction sets or intervals."""
+    return prediction.calibration is not None and prediction.calibration.has_sets
+
+
 def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
     """Returns a table with one row per input.
 
     For classification its columns are label, label_name (if the classes have names), entropy,
     mutual_information and the probability of each class; for regression the mean and the variance
-    of each output.
+    of each output. A calibrated ensemble adds the prediction set, as names separated by "|", and
+    its size, or the ends of the interval.
 
     With an abstention, unanswered rows have an empty label, and the columns after the label say
     whether a row is answered and, if not, the reason.
@@ -172,6 +214,11 @@ def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
             "entropy": prediction.entropy.tolist(),
             "mutual_information": prediction.mutual_information.tolist(),
         }
+        if _has_sets(prediction):
+            columns |= {
+                "set": ["|".join(classes) for classes in prediction.set_names],
+                "set_size": prediction.sets.sum(1).tolist(),
+            }
         names = prediction.class_names or [str(number) for number in range(mean.shape[1])]
         columns |= {f"p({name})": mean[:, c].tolist() for c, name in enumerate(names)}
     else:
@@ -181,6 +228,8 @@ def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
         for output in range(mean.shape[1]):
             columns["mean" if one else f"mean_{output}"] = mean[:, output].tolist()
             columns["variance" if one else f"variance_{output}"] = variance[:, output].tolist()
+        if _has_sets(prediction):
+            columns |= dict(zip(("lower", "upper"), prediction.interval.T.tolist(), strict=True))
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ..errors import unknown
-from .plugin_tables import Table
+from .plugin_tables import Table, table_class
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of runs and comparisons, which are names of folders
 LONGEST_NAME = 100  # characters; file systems allow 255 bytes
@@ -79,10 +79,11 @@ def _format_key(path: Sequence[str | int], prefix: str) -> str:
 def _find_table(table: Any, path: Sequence[str | int]) -> type[Table]:
     """Returns the class of the table at a path, also inside lists and dicts of tables."""
     for part in path:
+        table = table_class(table) or table
         type_arguments = get_args(table)
         if type_arguments:
             table = type_arguments[-1]
         else:
             field = getattr(table, "model_fields", {}).get(part)
             table = Table if field is None else field.annotation
-    return table if isinstance(table, type) and issubclass(table, Table) else Table
+    return table_class(table) or Table

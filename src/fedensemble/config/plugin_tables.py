@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -16,6 +16,15 @@ class Table(BaseModel):
     """A table of the config; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+def table_class(annotation: Any) -> type[Table] | None:
+    """Returns the class of a field that holds a table, or None; a table may be optional."""
+    optional = get_args(annotation) if type(None) in get_args(annotation) else ()
+    for kind in (annotation, *optional):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None
 
 
 def parameters(plug_in: Callable[..., Any], exclude: Collection[str] = ()) -> dict[str, Parameter]:

@@ -25,6 +25,9 @@ from ..federation.resolve import resolve_schedule
 from ..personal.settings import PersonalSettings
 from ..predict import Combine
 from ..tracking.backends import trackers
+from ..uncertainty.calibration_settings import CalibrationSettings, Place, Scope
+from ..uncertainty.conformal_scores import Method
+from ..uncertainty.scores import Score
 from .hints import suggest_keys
 from .limits import check_values
 from .messages import LONGEST_NAME, NAME, sentence
@@ -132,6 +135,27 @@ class ReportTable(Table):
     )
 
 
+class CalibrationTable(Table):
+    """Calibration after the last round, by the rows of `data.calibration`."""
+
+    alpha: float = Field(
+        default=0.1, description="share of targets that may be outside of sets or intervals"
+    )
+    method: Literal["auto", "none"] | Method = "auto"
+    temperature: Literal["auto", "none"] | Place = "auto"
+    scope: Scope = Field(default="mixture", description="which rows keep alpha")
+    randomized: bool = True
+    penalty: float = 0.01
+    free_classes: int = 1
+    abstain: tuple[Score, ...] = Field(
+        default=("entropy",), description="scores to leave rows unanswered by"
+    )
+
+    def settings(self) -> CalibrationSettings:
+        """Returns the settings; raises InputError if a value is not possible."""
+        return CalibrationSettings(**self.model_dump())
+
+
 class EngineTable(Table):
     """The engine that executes the run."""
 
@@ -159,6 +183,7 @@ class Config(Table):
     aggregator: dict[str, Any] | None = None  # None: the weighted mean
     attack: dict[str, Any] | None = None  # None: all clients are honest
     average: dict[str, Any] | None = None  # None: the current modes predict
+    calibration: CalibrationTable | None = None  # None: nothing is calibrated
     training: TrainingTable = TrainingTable()
     personalize: PersonalizeTable | None = None  # None: no personal models are made
     evaluation: EvaluationTable = EvaluationTable()
@@ -239,6 +264,7 @@ def check(values: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     )
     check_engine(filled.get("engine"), problems)
     _check_schedule(filled, problems)
+    _check_calibration(filled, problems)
     tracker_names = filled.get("track")
     for name in tracker_names if isinstance(tracker_names, list) else ():
         check_registered("track", name, trackers, problems)
@@ -260,6 +286,29 @@ def _check_personalize(config: Config, problems: list[str]) -> None:
     if not config.data.get("calibration") and config.data.get("source") not in USER_FILES:
         problems.append(
             "personalize: the clients have no validation rows; set data.calibration, such as 0.1."
+        )
+
+
+def _check_calibration(filled: Mapping[str, Any], problems: list[str]) -> None:
+    """Checks `[calibration]`: its values, and that there are rows to calibrate by."""
+    table = filled.get("calibration")
+    if table is None:
+        return
+    try:
+        made = CalibrationTable.model_validate(table)
+    except ValidationError:
+        return  # validation of the whole config reports it
+    try_build("calibration", made.settings, problems)
+    data = filled.get("data")
+    # The user's own files may have such rows.
+    if (
+        isinstance(data, Mapping)
+        and data.get("calibration") is None
+        and data.get("source") not in USER_FILES
+    ):
+        problems.append(
+            "calibration: there are no rows to calibrate by: set data.calibration to the share of "
+            "rows that each client holds back, such as 0.1"
         )
 
 

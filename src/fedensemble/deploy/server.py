@@ -236,7 +236,7 @@ class Fleet:
         config, records, ensemble = self.spec.config, self.store.metrics(), self.ensemble
         self.store.check_claim()
         write_modes(self.store.modes_file, ensemble, {"model": self.spec.model})
-        write_prediction_summary(config, self.store, self, self.test_data, None)
+        write_prediction_summary(config, self.store, ensemble, self.test_data, None)
         summary = {
             "name": config.name,
             "hash": config.hash(),

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..client_metrics import evaluate_clients
 from ..config.schema import Config
 from ..data import FederatedData
 from ..federation.training import evaluate_by_client
@@ -14,6 +15,7 @@ from ..metrics import evaluate, evaluate_modes
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble, Prediction
 from ..runtime.oom import raise_on_oom
+from ..uncertainty.calibration import Calibration
 from .prediction_summary import compact_bytes, describe_predictions
 from .storage.run_folder import RunFolder
 
@@ -100,10 +102,55 @@ def evaluate_run(
         return metrics, prediction
 
 
+def calibration_facts(made: Calibration | None) -> dict[str, Any]:
+    """Returns temperatures, method, rows and bytes of a calibration; empty without one."""
+    if made is None:
+        return {}
+    return {
+        "rows": made.rows,
+        "clients": made.clients,
+        "temperature": made.place or "none",
+        "temperatures": list(made.temperatures),
+        "nll": list(made.nll),
+        "method": made.settings.method,
+        "alpha": made.settings.alpha,
+        "scope": made.settings.scope,
+        "bytes_up": made.bytes_up,
+        "bytes_down": made.bytes_down,
+    }
+
+
+def describe_calibration(
+    config: Config, ensemble: Ensemble, data: EvaluationData
+) -> tuple[dict[str, Any], Prediction | None]:
+    """Returns what the summary says of an ensemble's calibration, and the test prediction with it.
+
+    Besides the temperatures, the rows and the bytes, it has "test", the metrics on the test set
+    after calibration, and "test_clients", those of each client, if test rows belong to clients.
+
+    Args:
+        config: of the run.
+        ensemble: that is calibrated.
+        data: with the test set, or without one.
+    """
+    made = ensemble.calibration
+    summary: dict[str, Any] = calibration_facts(made)
+    if data.x_test is None or data.y_test is None:
+        return summary, None
+    owner = data.test_owner if isinstance(data, FederatedData) else None
+    client = owner if made is not None and made.client_thresholds else None
+    prediction = _predict(config, ensemble, data.x_test, data.y_test, data.classes, client=client)
+    summary["test"] = evaluate(prediction, data.y_test)
+    if isinstance(data, FederatedData) and owner is not None and bool((owner >= 0).any()):
+        of_clients = evaluate_clients(prediction, data.y_test, owner, len(data))
+        summary["test_clients"] = of_clients.summary(config.report.publish_clients)
+    return summary, prediction
+
+
 def write_prediction_summary(
     config: Config,
     store: RunFolder,
-    federation: Trained,
+    ensemble: Ensemble,
     data: EvaluationData,
     prediction: Prediction | None,
 ) -> None:
@@ -112,13 +159,13 @@ def write_prediction_summary(
     Args:
         config: of the run.
         store: folder of the run.
-        federation: after the last round.
+        ensemble: after the last round.
         data: with the test set; without one, nothing is written.
         prediction: for the test set; None to compute it here.
     """
     if data.x_test is not None and data.y_test is not None:
         prediction = prediction or _predict(
-            config, federation.ensemble, data.x_test, data.y_test, data.classes
+            config, ensemble, data.x_test, data.y_test, data.classes
         )
         on_cpu = replace(prediction, mean=prediction.mean.cpu(), members=prediction.members.cpu())
         summary = describe_predictions(on_cpu, data.y_test, config.report.publish_targets)
@@ -132,6 +179,7 @@ def _predict(
     y: Tensor,
     classes: int | None,
     dropout: bool = False,
+    client: Tensor | None = None,
 ) -> Prediction:
     """Returns the prediction for the test set; small ones stay on the device."""
     batch_size = config.evaluation.batch_size
@@ -148,4 +196,5 @@ def _predict(
         dropout=dropout,
         batch_statistics=in_train_mode,
         on_device=elements <= _MAX_ELEMENTS_ON_DEVICE,
+        client=client,
     )

@@ -72,6 +72,9 @@ def describe_federation(federation: Federation, name: str) -> tuple[dict[str, An
         ):
             missing.append(part)
     config, problems = check(without_parts(values, *missing))
+    if "data" in missing:  # the rows to calibrate by are part of the data
+        values.pop("calibration", None)
+        config, problems = check(without_parts(values, *missing))
     if config is None:  # parts that are valid by themselves, but not together
         missing = list(PLACES)
         config, problems = check(without_parts(values, *missing))

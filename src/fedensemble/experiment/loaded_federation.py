@@ -19,8 +19,10 @@ from ..federation.resolve import Spec
 from ..flat_params import Tree
 from ..modeling.factory import ModelFactory
 from ..text import as_path
+from ..uncertainty.calibration import Calibration
 from .federation_config import settings_without
 from .setup import fingerprint
+from .storage.ensemble_file_checks import check_facts
 from .storage.read_json import need_numbers
 from .storage.run_folder import RunFolder
 
@@ -62,6 +64,9 @@ def load_federation(
         tensors = {name: value for name, value in tensors.items() if not name.startswith("engine/")}
     federation.restore(tensors, facts["round"])
     federation.history.records = records
+    # Other models, data or averages make other predictions.
+    if not {*changes} - {"engine", "engine_options", "device"} and "data" not in changed:
+        federation.restore_calibration(_read_calibration(store, facts["round"]))
     federation.run_settings = settings_without(values, changed)
     return federation
 
@@ -82,6 +87,19 @@ def _read_newest(store: RunFolder) -> tuple[Path, Tree, dict[str, Any], list[Rec
             "a run of the command line."
         )
     return file, *read_checkpoint(file), []
+
+
+def _read_calibration(store: RunFolder, round: int) -> Calibration | None:
+    """Returns the calibration of a finished run's modes; None if there is none, or none of these.
+
+    Args:
+        round: of the checkpoint that is loaded.
+    """
+    if not store.done or not store.modes_file.exists() or store.summary()["rounds"] != round:
+        return None
+    facts = check_facts(store.modes_file, read_checkpoint(store.modes_file)[1])
+    made: Calibration | None = facts["calibration"]
+    return made
 
 
 def _config(store: RunFolder, values: Mapping[str, Any], *without: str) -> Config:

@@ -97,19 +97,26 @@ def simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarize(
-    config: Config, store: RunFolder, federation: Federation, metrics: Mapping[str, Any]
+    config: Config,
+    store: RunFolder,
+    federation: Federation,
+    metrics: Mapping[str, Any],
+    calibration: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of a finished run: the last test metrics, and totals over all rounds.
+
+    The totals include the bytes of a calibration.
 
     Args:
         config: of the run.
         store: folder of the run.
         federation: after the last round.
         metrics: the record of the last round, or the result of `evaluate_run` after it.
+        calibration: what `describe_calibration` returned; None if nothing was calibrated.
     """
     records, ensemble = store.metrics(), federation.ensemble
     missing = federation.round - len(records)  # records that were lost in a damaged metrics.jsonl
-    return {
+    summary = {
         "name": config.name,
         "hash": config.hash(),
         "rounds": federation.round,
@@ -128,3 +135,17 @@ def summarize(
         **simulated(records),
         **{key: value for key, value in metrics.items() if key.startswith("test")},
     }
+    return with_calibration(summary, calibration)
+
+
+def with_calibration(
+    summary: Mapping[str, Any], calibration: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the summary of a run with another calibration, or with none, and its bytes."""
+    before, after = summary.get("calibration") or {}, calibration or {}
+    changed = {
+        key: summary[key] - before.get(key, 0) + after.get(key, 0)
+        for key in ("bytes_up", "bytes_down")
+    }
+    rest = {key: value for key, value in summary.items() if key != "calibration"}
+    return {**rest, **changed, **({"calibration": dict(after)} if after else {})}

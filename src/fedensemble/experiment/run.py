@@ -17,10 +17,16 @@ from ..data.sources.user_file import USER_FILES
 from ..durable import json_bytes
 from ..engines.distributed.process_group import ProcessGroup
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
+from ..federation.calibration import check_calibration
 from ..federation.federation import Federation
 from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
-from .evaluation import TEST_KEYS, evaluate_run, write_prediction_summary
+from .evaluation import (
+    TEST_KEYS,
+    describe_calibration,
+    evaluate_run,
+    write_prediction_summary,
+)
 from .interrupt import Interruption, interruptible
 from .personal_tests import PERSONAL_KEYS, evaluate_personal
 from .prediction_summary import compact_bytes, describe_clients
@@ -139,6 +145,8 @@ def run_steps(
             return summary
         check_installed(config.track)
         data, federation, facts = assemble(config, ranks, load_data)
+        if config.calibration is not None:
+            check_calibration(federation, config.calibration.settings())
         if resume(federation, store.resume(facts, callbacks.on_message, extendable), ranks):
             callbacks.on_message(f"Continuing {folder} after round {federation.round}.")
         store.drop_test(config, TEST_KEYS, PERSONAL_KEYS)
@@ -176,12 +184,6 @@ def run_steps(
         for note in (note for note in run_notes(federation) if note not in notes):
             callbacks.on_message(note)
         store.check_claim()
-        write_modes(
-            store.modes_file,
-            federation.ensemble,
-            {"model": model_facts(data, config.training.loss)},
-        )
-        write_prediction_summary(config, store, federation, data, prediction)
         records = store.metrics()
         # The record of the last round has the final metrics, unless it was lost (see
         # `RunFolder.resume`).
@@ -191,7 +193,12 @@ def run_steps(
             if complete
             else evaluate_run(config, federation, data)[0] | evaluate_personal(config, federation)
         )
-        summary = {**summarize(config, store, federation, metrics), **facts}
+        # After the test, which is without calibration.
+        calibration, prediction = _calibrate(config, federation, data, prediction)
+        model = model_facts(data, config.training.loss)
+        write_modes(store.modes_file, federation.ensemble, {"model": model})
+        write_prediction_summary(config, store, federation.ensemble, data, prediction)
+        summary = {**summarize(config, store, federation, metrics, calibration), **facts}
         if monitor.message:
             # The run is finished, and its files are complete: nothing is lost if the user judges
             # otherwise. Both files say that its results are those of a run that has diverged.
@@ -206,6 +213,19 @@ def run_steps(
         raise RankError(f"{error} {store.resume_advice()}") from None
     finally:
         store.release()
+
+
+def _calibrate(
+    config: Config, federation: Federation, data: FederatedData, prediction: Prediction | None
+) -> tuple[dict[str, Any] | None, Prediction | None]:
+    """Calibrates as the config says; returns the summary's entry and the new test prediction.
+
+    Returns None and the prediction as it was if the config does not calibrate.
+    """
+    if config.calibration is None:
+        return None, prediction
+    federation.calibrate(**config.calibration.model_dump())
+    return describe_calibration(config, federation.ensemble, data)
 
 
 def _read_finished(

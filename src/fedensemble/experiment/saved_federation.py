@@ -22,7 +22,7 @@ from ..federation import serialization
 from ..federation.federation import Federation
 from ..federation.named_models import model_facts
 from ..text import as_path
-from .evaluation import write_prediction_summary
+from .evaluation import describe_calibration, write_prediction_summary
 from .federation_config import describe_federation
 from .prediction_summary import compact_bytes, describe_clients
 from .records import engine_facts, environment, summarize
@@ -89,14 +89,17 @@ def write_results(
     model = model_facts(data, federation.model.user_loss)
     write_modes(store.modes_file, federation.ensemble, {"model": model})
     record = federation.history.tested_at(federation.round) or {}
-    if "test" in record:
-        write_prediction_summary(config, store, federation, data, None)
+    calibration, prediction = None, None
+    if federation.calibration is not None:
+        calibration, prediction = describe_calibration(config, federation.ensemble, data)
+    if "test" in record or prediction is not None:
+        write_prediction_summary(config, store, federation.ensemble, data, prediction)
     else:
         durable.remove(store.predictions_file)
     if federation.round > 0:
         digest = sha256(dumps(values, sort_keys=True).encode()).hexdigest()[:12]
         summary = {
-            **summarize(config, store, federation, record),
+            **summarize(config, store, federation, record, calibration),
             "name": values["name"],
             "hash": digest if "python" in values else config.hash(),
             "data": fingerprint(data),

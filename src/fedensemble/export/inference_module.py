@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modeling.losses import Loss, class_logits
+from ..uncertainty.calibration import Calibration
 from ..uncertainty.scores import concentration
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 CLASSIFICATION = ("mean", "label", "entropy", "mutual_information", "members")
 REGRESSION = ("mean", "variance", "members")
+# Of a calibrated ensemble, besides the others.
+SETS, INTERVAL, ANSWERED = "sets", "interval", "answered"
 
 
 class InferenceModule(nn.Module):
@@ -23,11 +26,20 @@ class InferenceModule(nn.Module):
     The models are a list of K * S submodules. Stacked parameters with `vmap` would be a smaller
     graph, but torch.export then fixes the batch size of convolutions, and an LSTM has no vmap.
 
+    A calibrated ensemble scales by its temperatures, and has one more output: prediction sets or
+    intervals.
+
     Args:
         ensemble: whose models are copied to the CPU.
+        client: whose thresholds the sets or intervals have, if the ensemble was calibrated for each
+            client; None for one that did not take part.
+        most_entropy: largest entropy that is answered, for an output "answered"; None leaves it
+            out.
     """
 
-    def __init__(self, ensemble: Ensemble) -> None:
+    def __init__(
+        self, ensemble: Ensemble, client: str | int | None = None, most_entropy: float | None = None
+    ) -> None:
         super().__init__()
         modes, samples = ensemble.predictors.shape[:2]
         self.models = nn.ModuleList(
@@ -41,9 +53,16 @@ class InferenceModule(nn.Module):
         calibration = ensemble.calibration
         self.place = None if calibration is None else calibration.place
         self.temperatures = () if calibration is None else calibration.temperatures
-        self.output_names = (
-            CLASSIFICATION if ensemble.model.task == "classification" else REGRESSION
-        )
+        self.classifies = ensemble.model.task == "classification"
+        names: tuple[str, ...] = CLASSIFICATION if self.classifies else REGRESSION
+        self.calibration: Calibration | None = None
+        self.threshold = torch.empty(0)
+        if calibration is not None and calibration.has_sets:
+            self.calibration = calibration
+            self.threshold = calibration.row_thresholds(1, client)  # [1, C] or [1, 1] float64
+            names += (SETS if self.classifies else INTERVAL,)
+        self.most_entropy = most_entropy
+        self.output_names = (*names, ANSWERED) if most_entropy is not None else names
         self.eval()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -53,9 +72,13 @@ class InferenceModule(nn.Module):
         # A model may write into its inputs.
         outputs = [class_logits(self.loss, model(x.clone())) for model in self.models]
         raw = torch.stack(outputs)  # [K * S, B, ..., C]
-        if self.output_names == REGRESSION:
+        if not self.classifies:
             spread = raw.var(0) if len(outputs) > 1 else torch.zeros_like(raw[0])
-            return {"mean": raw.mean(0), "variance": spread, "members": raw}
+            found = {"mean": raw.mean(0), "variance": spread, "members": raw}
+            if self.calibration is not None:
+                ends = self.calibration.interval_within(found["mean"], self.threshold)
+                found[INTERVAL] = ends.to(raw.dtype)
+            return found
         if self.place == "member":
             scale = torch.tensor(self.temperatures, dtype=raw.dtype)
             scale = scale.repeat_interleave(self.samples)
@@ -70,13 +93,18 @@ class InferenceModule(nn.Module):
             member_entropy = _expected_entropy(members, -raw.logsumexp(-1)).mean(0)
         else:
             member_entropy = _entropy(members).mean(0)
-        return {
+        found = {
             "mean": mean,
             "label": mean.argmax(-1),
             "entropy": _entropy(mean),
             "mutual_information": (_entropy(members.mean(0)) - member_entropy).clamp(min=0),
             "members": members,
         }
+        if self.calibration is not None:
+            found[SETS] = self.calibration.sets_within(mean, self.threshold)
+        if self.most_entropy is not None:
+            found[ANSWERED] = found["entropy"] <= self.most_entropy
+        return found
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..data.client_rows import ClientRows
-from ..errors import InputError
+from ..errors import InputError, UntrainedWarning
 from ..predict import Ensemble
 from ..uncertainty.calibration import Calibration
 from ..uncertainty.calibration_client import (
@@ -23,6 +24,7 @@ from ..uncertainty.calibration_server import CalibrationFacts, fit_calibration
 from ..uncertainty.calibration_settings import CalibrationSettings
 
 if TYPE_CHECKING:
+    from ..data.federated import FederatedData
     from .federation import Federation
 
 
@@ -60,20 +62,76 @@ class SimulatedClients:
 def calibrate(federation: Federation, settings: CalibrationSettings) -> Calibration:
     """The calibration of a federation's current modes; see `Federation.calibrate`."""
     data = federation.data
+    rows = calibration_rows(data)
+    return calibrate_ensemble(
+        federation.uncalibrated, rows, settings, len(data), data.names, federation.seed
+    )
+
+
+def calibrate_ensemble(
+    ensemble: Ensemble,
+    rows: ClientRows,
+    settings: CalibrationSettings,
+    clients: int,
+    names: Sequence[str] | None,
+    seed: int,
+) -> Calibration:
+    """The calibration of an ensemble by rows of clients, as if each of them were a real client.
+
+    Args:
+        ensemble: without a calibration.
+        rows: that no mode was trained on.
+        settings: what is calibrated, and how.
+        clients: number of clients, also of those without rows.
+        names: of the clients, or None.
+        seed: of the run.
+    """
+    outputs = ensemble.outputs(rows.x).cpu()
+    made, exchange = _fit(ensemble, outputs, rows, settings, clients, names, seed)
+    # The models are sent once: clients keep their outputs between queries.
+    models = ensemble.prediction_bytes * len(exchange.rows)
+    return replace(made, bytes_up=exchange.bytes_up, bytes_down=exchange.bytes_down + models)
+
+
+def check_calibration(federation: Federation, settings: CalibrationSettings) -> None:
+    """Raises if a federation cannot be calibrated after its training, before it is trained.
+
+    Everything but the outputs of the models is known: the task, the classes, and how many rows each
+    client and each class has. Outputs of 0 take their place.
+    """
+    data, ensemble = federation.data, federation.uncalibrated
+    rows = calibration_rows(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntrainedWarning)
+        one = ensemble.outputs(rows.x[:1]).cpu()
+    zeros = one[:1, :1].new_zeros(()).expand(1, 1, len(rows), *one.shape[3:])
+    _fit(ensemble, zeros, rows, settings, len(data), data.names, federation.seed)
+
+
+def calibration_rows(data: FederatedData) -> ClientRows:
+    """The rows of clients that are not trained on; raises if there are none."""
     if data.calibration is None or not len(data.calibration):
         raise InputError(
             "calibrate() needs rows that were not trained on, and these data have none: make them "
             "with FederatedData.with_calibration(0.1) before training, or set data.calibration."
         )
-    ensemble, rows = federation.uncalibrated, data.calibration
-    outputs = ensemble.outputs(rows.x).cpu()
+    return data.calibration
+
+
+def _fit(
+    ensemble: Ensemble,
+    outputs: Tensor,
+    rows: ClientRows,
+    settings: CalibrationSettings,
+    clients: int,
+    names: Sequence[str] | None,
+    seed: int,
+) -> tuple[Calibration, SimulatedClients]:
+    """The calibration by outputs for the rows, [K, S, n, ..., C], and the clients it asked."""
     rows = replace(rows, y=rows.y.cpu(), owner=rows.owner.cpu())
-    clients = SimulatedClients(outputs, rows, ensemble.combine == "logits", federation.seed)
-    facts = calibration_facts(ensemble, outputs, rows.y, len(data), data.names)
-    made = fit_calibration(clients, settings, facts)
-    # The models are sent once: clients keep their outputs between queries.
-    models = ensemble.prediction_bytes * len(clients.rows)
-    return replace(made, bytes_up=clients.bytes_up, bytes_down=clients.bytes_down + models)
+    exchange = SimulatedClients(outputs, rows, ensemble.combine == "logits", seed)
+    facts = calibration_facts(ensemble, outputs, rows.y, clients, names)
+    return fit_calibration(exchange, settings, facts), exchange
 
 
 def calibration_facts(

@@ -303,7 +303,7 @@ class Federation:
         except TypeError as error:
             raise InputError(f"calibrate(): {first_line(error)}.") from None
         made = calibration.calibrate(self, chosen)
-        self._calibrated = (self.state, made)
+        self.restore_calibration(made)
         return made
 
     @property
@@ -311,6 +311,10 @@ class Federation:
         """The calibration of the current modes; None if there is none."""
         calibrated = self._calibrated
         return calibrated[1] if calibrated and calibrated[0] is self.state else None
+
+    def restore_calibration(self, made: Calibration | None) -> None:
+        """Takes over a calibration of the current modes, such as a saved one."""
+        self._calibrated = None if made is None else (self.state, made)
 
     def run_round(self, result: RoundResult | None = None) -> RoundReport:
         """Runs one round; returns its report. `rounds` is the usual way to train.

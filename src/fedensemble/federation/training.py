@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -93,18 +93,31 @@ def evaluate_federation(
     if x is not None:
         return evaluate(federation.predict(x, **options), y)
     inputs, targets = _test_set(federation)
-    prediction = federation.predict(inputs, **options)
+    prediction = federation.predict(inputs, **{**_test_clients(federation), **options})
     metrics = evaluate(prediction, targets)
-    if not options:  # metrics with dropout, for example, are no part of the usual curve
-        tests: dict[str, Any] = {"test": metrics, "modes": evaluate_modes(prediction, targets)}
-        # With an average, the modes as they are now are tested, too.
-        if (last := federation.last_ensemble) is not None:
-            tests["test_last"] = evaluate(last.predict(inputs), targets)
-        tests |= evaluate_by_client(
-            federation.data, prediction, lambda new: federation.predict(new[0])
-        )
-        federation.history.add_test(federation.round, tests)
+    # Metrics with dropout, for example, are no part of the usual curve, and neither are those after
+    # calibration: its other points are without it.
+    if not options and federation.calibration is None:
+        _record_test(federation, prediction, metrics)
+    elif not options and "test" not in (federation.history.tested_at(federation.round) or {}):
+        before = federation.uncalibrated.predict(inputs)
+        _record_test(federation, before, evaluate(before, targets))
     return metrics
+
+
+def _record_test(
+    federation: Federation, prediction: Prediction, metrics: Mapping[str, float]
+) -> None:
+    """Adds a prediction for the test set, without calibration, to the history."""
+    inputs, targets = _test_set(federation)
+    tests: dict[str, Any] = {"test": metrics, "modes": evaluate_modes(prediction, targets)}
+    # With an average, the modes as they are now are tested, too.
+    if (last := federation.last_ensemble) is not None:
+        tests["test_last"] = evaluate(last.predict(inputs), targets)
+    tests |= evaluate_by_client(
+        federation.data, prediction, lambda new: federation.uncalibrated.predict(new[0])
+    )
+    federation.history.add_test(federation.round, tests)
 
 
 def evaluate_by_client(
@@ -150,7 +163,15 @@ def evaluate_federation_clients(
             "The test rows of these data belong to no client: use partition(), or pass x_test, "
             "y_test and test_owner to FederatedData."
         )
+    options = {**({} if new else _test_clients(federation)), **options}
     return evaluate_clients(federation.predict(x, **options), y, data.test_owner, len(data))
+
+
+def _test_clients(federation: Federation) -> dict[str, Any]:
+    """The clients of the test rows, if prediction sets or intervals depend on them."""
+    calibration, owner = federation.calibration, federation.data.test_owner
+    by_client = calibration is not None and bool(calibration.client_thresholds)
+    return {"client": owner} if by_client and owner is not None else {}
 
 
 def _test_set(federation: Federation) -> tuple[Any, Any]:

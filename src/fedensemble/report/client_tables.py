@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..client_metrics import CLASSIFICATION, REGRESSION, STATISTICS
+from ..client_metrics import CLASSIFICATION, INTERVALS, REGRESSION, SETS, STATISTICS
 from ..experiment.studies.compare import RowResult, mean_and_std
-from .tables import NONE, TITLES, TextTable, show
+from .tables import CALIBRATED, NONE, TITLES, TextTable, show
 
 CLIENTS_FILE = "clients.csv"  # in the folder of a comparison
 CLIENTS_TITLE = "Clients"
@@ -28,9 +28,10 @@ KINDS = {"test_clients": "", "test_new_clients": "new clients"}
 def clients_table(summary: Mapping[str, Any]) -> TextTable | None:
     """One row per metric, and per metric of new clients; None without metrics of clients."""
     rows = []
-    for key, kind in KINDS.items():
-        found = summary.get(key, {})
-        for metric in (*CLASSIFICATION, *REGRESSION):
+    groups = [(kind, summary.get(key, {})) for key, kind in KINDS.items()]
+    groups.append((CALIBRATED, (summary.get("calibration") or {}).get("test_clients", {})))
+    for kind, found in groups:
+        for metric in (*CLASSIFICATION, *REGRESSION, *SETS, *INTERVALS):
             if f"{metric}_mean" in found:
                 name = TITLES[metric] + (f", {kind}" if kind else "")
                 cells = [_cell(found, metric, statistic) for statistic in STATISTICS]

@@ -24,6 +24,9 @@ PERCENT = {
     "adaptive_ece",
     "classwise_ece",
     "coverage_at_5_risk",
+    "set_coverage",
+    "empty_sets",
+    "interval_coverage",
 }
 TITLES = {
     "accuracy": "accuracy %",
@@ -48,6 +51,12 @@ TITLES = {
     "augrc": "AUGRC",
     "coverage_at_5_risk": "coverage at 5 % risk, %",
     "crps": "CRPS",
+    "set_coverage": "coverage of sets %",
+    "set_size": "classes per set",
+    "empty_sets": "empty sets %",
+    "interval_coverage": "coverage of intervals %",
+    "interval_width": "width of intervals",
+    "interval_score": "interval score",
 }
 UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
 PREDICTED = "prediction models, MB"
@@ -58,6 +67,7 @@ EVALUATIONS = {
     "test_last": "last modes, without average",
     "test_dropout": "dropout active",
 }
+CALIBRATED = "after calibration"
 LAST_MODES = "last modes"  # beside a metric: without the average over rounds
 EXPLAIN_LAST_MODES = "last modes: the current modes, without the average over rounds"
 LAST_TESTS = 5  # tests at the end of a run whose mean is shown beside the last one
@@ -218,15 +228,19 @@ def run_table(summary: Mapping[str, Any], records: Records = ()) -> TextTable:
         summary: of the run.
         records: of its rounds; with several tests, a column has the means of the last ones.
     """
-    present = [key for key in EVALUATIONS if key in summary]
-    names = list(summary[present[0]]) if present else []
+    found = {key: summary[key] for key in EVALUATIONS if key in summary}
+    if after := (summary.get("calibration") or {}).get("test"):
+        found[CALIBRATED] = after
+    present = list(found)
+    # Metrics of sets and intervals exist after calibration only.
+    names = list(dict.fromkeys(name for metrics in found.values() for name in metrics))
     tests = fewest_tests([records], names[0]) if names else 0
     averaged = tests > 1
     rows = []
     for name in names:
-        cells = [show(name, summary[key][name]) for key in present]
+        cells = [show(name, found[key][name]) if name in found[key] else NONE for key in present]
         if averaged:
-            mean = mean_of_last(records, name, tests)
+            mean = mean_of_last(records, name, tests) if name in found[present[0]] else math.nan
             cells.append(show(name, mean) if math.isfinite(mean) else NONE)
         rows.append((TITLES.get(name, name), *cells))
     columns = present or ["value"]

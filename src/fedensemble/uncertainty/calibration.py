@@ -76,15 +76,22 @@ class Calibration:
             probabilities: of the calibrated ensemble, [n, C].
             client: of the rows, see `row_thresholds`.
         """
+        return self.sets_within(probabilities, self.row_thresholds(len(probabilities), client))
+
+    def sets_within(self, probabilities: Tensor, thresholds: Tensor) -> Tensor:
+        """The classes whose score is at most a threshold of `row_thresholds`, bool [n, C]."""
+        return self.scores(probabilities) <= thresholds.to(probabilities.device)
+
+    def scores(self, probabilities: Tensor) -> Tensor:
+        """The conformity score of each class, [n, C] float64."""
         settings = self.settings
-        scores = class_scores(
+        return class_scores(
             probabilities,
             settings.method,  # type: ignore[arg-type]
             randomized=settings.randomized,
             penalty=settings.penalty,
             free_classes=settings.free_classes,
         )
-        return scores <= self.row_thresholds(len(scores), client).to(scores.device)
 
     def interval(self, outputs: Tensor, client: Any = None) -> Tensor:
         """Lower and upper end of each row's interval, [n, 2] float64.
@@ -93,7 +100,11 @@ class Calibration:
             outputs: mean prediction of the ensemble.
             client: of the rows, see `row_thresholds`.
         """
-        limit = self.row_thresholds(len(outputs), client).squeeze(1).to(outputs.device)
+        return self.interval_within(outputs, self.row_thresholds(len(outputs), client))
+
+    def interval_within(self, outputs: Tensor, thresholds: Tensor) -> Tensor:
+        """The values whose score is at most a threshold of `row_thresholds`, [n, 2] float64."""
+        limit = thresholds.squeeze(1).to(outputs.device)
         return interval_within(outputs, limit, self.settings.method)  # type: ignore[arg-type]
 
     def row_thresholds(self, rows: int, client: Any = None) -> Tensor:

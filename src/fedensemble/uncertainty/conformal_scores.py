@@ -49,7 +49,7 @@ def class_scores(
     probabilities = probabilities.double()
     if method == "lac":
         return 1 - probabilities
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    ordered, order = _sort(probabilities)
     # Rounding can make the sum of all probabilities exceed 1, which is the end of the range.
     sums = ordered.cumsum(-1).clamp(max=1)
     if randomized:
@@ -58,6 +58,17 @@ def class_scores(
         rank = torch.arange(1, ordered.shape[-1] + 1, dtype=sums.dtype, device=sums.device)
         sums = sums + penalty * (rank - free_classes).clamp(min=0)
     return torch.empty_like(sums).scatter_(-1, order, sums)
+
+
+def _sort(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities in descending order and their classes; equal ones in the order of classes."""
+    # ONNX knows one way to sort, which is stable; `stable=True` cannot be translated to it. The
+    # CPU, on which a .pt2 file is traced, sorts stably by default, too.
+    if torch.compiler.is_compiling():
+        ordered, order = probabilities.sort(dim=-1, descending=True)
+    else:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    return ordered, order
 
 
 def largest_class_score(
@@ -76,9 +87,11 @@ def row_uniform(probabilities: Tensor) -> Tensor:
     """
     smallest = torch.finfo(torch.float32).tiny
     words = (probabilities.double().clamp(min=smallest).log() / _RESOLUTION).round().long()
-    # Multiplication by random odd integers, modulo 2**64, gives a hash of the row.
+    # Multiplication by random odd integers, modulo 2**64, gives a hash of the row. Only the upper
+    # bits of the products are added: ONNX Runtime adds integers as floating-point numbers, in which
+    # larger sums are not exact.
     factors = prng.bits(prng.key(0, "prediction sets"), words.shape[-1], words.device) | 1
-    return prng.uniform((words * factors).sum(-1), 1).squeeze(-1)
+    return prng.uniform(((words * factors) >> 20).sum(-1), 1).squeeze(-1)
 
 
 def interval_scores(outputs: Tensor, target: Tensor, method: Method = "absolute") -> Tensor:
@@ -105,7 +118,8 @@ def interval_within(outputs: Tensor, threshold: Tensor, method: Method = "absolu
         threshold: of each row, [n], or of all.
         method: "absolute" or "cqr".
     """
-    outputs = outputs.double().reshape(len(outputs), -1)
+    # Not len(): an export takes it for a constant.
+    outputs = outputs.double().reshape(outputs.shape[0], -1)
     lower, upper = outputs[:, 0] - threshold, outputs[:, -1] + threshold
     # A negative threshold can be more than half the width: then only the middle is left.
     middle = (lower + upper) / 2

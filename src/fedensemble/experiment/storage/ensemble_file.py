@@ -34,7 +34,8 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
 
     If a mode predicts with the average of S models, "<mode>/predictors" holds their parameters,
-    [S, P], and "<mode>/predictor_buffers" their running statistics, [S, R], if they differ.
+    [S, P], and "<mode>/predictor_buffers" their running statistics, [S, R], if they differ. The
+    calibration is in the metadata of this file, so that it can never be one of other modes.
 
     Args:
         path: of the file.
@@ -66,6 +67,8 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         "feature_names": ensemble.feature_names,
         **({"dirichlet": True} if ensemble.dirichlet else {}),
     }
+    if ensemble.calibration is not None:
+        metadata["calibration"] = ensemble.calibration.to_record()
     write_checkpoint(path, tensors, metadata)
 
 
@@ -184,4 +187,5 @@ def read_ensemble(
         class_names=facts["class_names"],
         feature_names=facts["feature_names"],
         dirichlet=facts["dirichlet"],
+        calibration=facts["calibration"],
     )

@@ -17,15 +17,14 @@ from torch import Tensor
 from ...core.schedule import MOST_MODES
 from ...errors import StoreError
 from ...modeling.functional_model import FunctionalModel
+from ...uncertainty.calibration import Calibration
 
 PREDICTORS = "predictors"
 PREDICTOR_BUFFERS = "predictor_buffers"
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked metadata.
-
-    It has "model", "modes", "standardise", "dirichlet", "tokens" and names.
+    """Returns the checked metadata: facts about the model and its inputs, and the calibration.
 
     Args:
         path: named in the error.
@@ -50,6 +49,15 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     for entry in ("class_names", "feature_names"):  # files of earlier versions have neither
         if not _is_list_of_texts(facts.get(entry)):
             problem = problem or f"its entry '{entry}' is {facts[entry]!r}"
+    calibration: Calibration | None = None
+    if problem is None and facts.get("calibration") is not None:
+        try:
+            calibration = Calibration.from_record(facts["calibration"])
+        except ValueError as error:
+            problem = f"its calibration cannot be used ({error})"
+        else:
+            if calibration.modes != modes:
+                problem = f"its calibration is one of {calibration.modes} modes"
     if problem is not None:
         raise StoreError(f"{path} is damaged or not a file of modes: {problem[:200]}.")
     names = ("tokens", "class_names", "feature_names")
@@ -58,6 +66,7 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "modes": modes,
         "standardise": mean_std,
         "dirichlet": bool(facts.get("dirichlet")),  # only files of distilled models have it
+        "calibration": calibration,
         **{name: facts.get(name) for name in names},
     }
 

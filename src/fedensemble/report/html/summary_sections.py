@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..calibration_tables import calibration_table
 from ..client_tables import clients_table
 from ..tables import PERCENT, TITLES, TextTable, run_table, show
 from .charts import Chart, Line, downsample_indices, line_chart
@@ -110,7 +111,14 @@ def ledger(run: RunData) -> Section:
         )
         for block in blocks
     ]
-    rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
+    if calibration := run.summary.get("calibration"):
+        more_up, more_down = calibration["bytes_up"], calibration["bytes_down"]
+        rows.append(("calibration", "–", megabytes(more_up), megabytes(more_down)))
+        rows.append(
+            ("all", f"{visits:,}", megabytes(total_up + more_up), megabytes(total_down + more_down))
+        )
+    else:
+        rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
     if visits:
         rows.append(
             ("per visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
@@ -136,8 +144,11 @@ def results(run: RunData) -> Section:
     """The section with all metrics."""
     text = "" if run.done else "The run is not finished: these are the results of its latest test."
     tables = [run_table(run.summary, run.records)]
-    if (by_client := clients_table(run.summary)) is not None:
-        tables.append(by_client)
+    tables += [
+        table
+        for table in (calibration_table(run.summary), clients_table(run.summary))
+        if table is not None
+    ]
     return Section("results", "Results", text, tables=tables)
 
 
