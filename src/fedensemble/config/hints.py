@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from ..errors import InputError
-from .plugin_tables import Table, table_class
+from .plugin_tables import Table
 from .plugins import PLUGIN_TABLES
 
 # Names that papers and other libraries use for settings of ours; in lower case.
@@ -66,8 +66,9 @@ def _fields(table: type[Table], prefix: str = "") -> list[str]:
     """Returns the dotted keys of a table and of the tables in it."""
     keys = []
     for name, field in table.model_fields.items():
-        nested = table_class(field.annotation)
-        keys += _fields(nested, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+        kind = field.annotation
+        nested = isinstance(kind, type) and issubclass(kind, Table)
+        keys += _fields(kind, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]  # type: ignore[arg-type]
     tables = {section.path[0] for section in PLUGIN_TABLES}
     return [key for key in keys if key not in tables]  # their keys are those of the plug-ins
 
