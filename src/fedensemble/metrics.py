@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,7 +55,12 @@ MIN_PROBABILITY = 1e-12
 
 
 def evaluate(
-    prediction: Prediction, targets: Any, *, noise: Any = None, level: float = 0.9
+    prediction: Prediction,
+    targets: Any,
+    *,
+    noise: Any = None,
+    level: float = 0.9,
+    ood: Mapping[str, Prediction] | None = None,
 ) -> dict[str, float]:
     """All metrics of a prediction for targets [B, ...], by name.
 
@@ -69,13 +75,17 @@ def evaluate(
             log-likelihood "nll" and, unless the ensemble has intervals of its own, those of the
             mixture; see `fedensemble.uncertainty.gaussian_mixture_noise`.
         level: probability of the intervals of the mixture.
+        ood: the ensemble's predictions for inputs out of distribution, by a name for them. The
+            metrics of `ood_metrics` are added as "ood/<name>/<score>/<metric>".
     """
     targets = _check_targets(prediction, targets)
+    detection = _detection(prediction, {} if ood is None else ood)
     if prediction.task == "regression":
-        return _regression(prediction, targets) | _intervals(prediction, targets, noise, level)
+        intervals = _intervals(prediction, targets, noise, level)
+        return _regression(prediction, targets) | intervals | detection
     if noise is not None:
         raise InputError("evaluate() needs noise for regression only; this is classification.")
-    return _classification(prediction, targets) | _sets(prediction, targets)
+    return _classification(prediction, targets) | _sets(prediction, targets) | detection
 
 
 def evaluate_modes(prediction: Prediction, targets: Any) -> dict[str, list[float]]:
@@ -144,6 +154,26 @@ def _check_targets(prediction: Prediction, values: Any) -> Tensor:
         regression=prediction.task == "regression",
         class_names=prediction.class_names,
     )
+
+
+def _detection(prediction: Prediction, others: Mapping[str, Prediction]) -> dict[str, float]:
+    """The metrics of `ood_metrics` for several sets of inputs, in one dict."""
+    if not isinstance(others, Mapping):
+        raise InputError(
+            "ood is a dict of predictions by name, such as {'noise': ensemble.predict(noise)}; got "
+            f"{type(others).__name__}."
+        )
+    found = {}
+    for name, other in others.items():
+        if not isinstance(other, Prediction):
+            raise InputError(
+                f"ood['{name}'] must be what the same ensemble predicts for these inputs; got "
+                f"{type(other).__name__}. Federation.evaluate(ood=...) takes the inputs themselves."
+            )
+        for score, metrics in ood_metrics(prediction, other).items():
+            for metric, value in metrics.items():
+                found[f"ood/{name}/{score}/{metric}"] = value
+    return found
 
 
 def ood_metrics(

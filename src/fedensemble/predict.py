@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .export.write import ExportedFile
 
 Combine = Literal["probabilities", "logits", "outputs"]
+MAX_DROPOUT_SAMPLES = 10_000  # all members of a prediction are in memory at the same time
 
 
 @dataclass(frozen=True)
@@ -353,6 +354,8 @@ class Ensemble:
         calibration: by clients' calibration rows; predictions apply it. None if there is none.
         dirichlet: whether the outputs are logarithms of the concentrations of Dirichlet
             distributions over class probabilities; see `distill`.
+        dropout_samples: MC-dropout: each model predicts that many times with dropout active, and
+            each of its predictions is a member. 0 predicts without dropout.
     """
 
     def __init__(
@@ -374,8 +377,10 @@ class Ensemble:
         trained: bool = True,
         calibration: Calibration | None = None,
         dirichlet: bool = False,
+        dropout_samples: int = 0,
     ) -> None:
         self.shared, self.calibration, self.dirichlet = shared, calibration, dirichlet
+        self.dropout_samples = check_dropout_samples("Ensemble", dropout_samples)
         self.model, self.theta, self.buffers = functional_model, theta, buffers
         self.predictors = theta.unsqueeze(1) if predictors is None else predictors
         # [K, S, R], or [K, 1, R] if the predictors of a mode have the same
@@ -414,8 +419,12 @@ class Ensemble:
 
     @property
     def prediction_models(self) -> int:
-        """Number of models that a prediction runs: K * S, where S is 1 for most algorithms."""
-        return self.predictors.shape[0] * self.predictors.shape[1]
+        """Number of members of a prediction: K * S, where S is 1 for most algorithms.
+
+        With MC-dropout, S is the number of models per mode times `dropout_samples`.
+        """
+        models = self.predictors.shape[0] * self.predictors.shape[1]
+        return models * max(1, self.dropout_samples)
 
     @property
     def prediction_bytes(self) -> int:
@@ -468,6 +477,7 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         dropout: bool = False,
+        dropout_samples: int | None = None,
         batch_statistics: bool = False,
         on_device: bool = False,
         client: Any = None,
@@ -477,7 +487,11 @@ class Ensemble:
         Args:
             x: inputs as in training, before normalization.
             batch_size: inputs per forward pass.
-            dropout: keep dropout active.
+            dropout: predict once per model as in training: dropout and random crops are active.
+            dropout_samples: MC-dropout: number of predictions of each model with dropout active,
+                each of which is a member; 0 turns it off. None takes that of the ensemble, or 0 if
+                `dropout` is set. The masks follow from the seed and the place of a row among the
+                inputs, so that the same call gives the same result.
             batch_statistics: with `dropout`, BatchNorm also normalizes by the statistics of each
                 batch of `batch_size` inputs instead of its running statistics. Both options
                 together are the model in train mode, in which the authors' published code
@@ -490,6 +504,7 @@ class Ensemble:
             x,
             batch_size=batch_size,
             dropout=dropout,
+            dropout_samples=dropout_samples,
             batch_statistics=batch_statistics,
             on_device=on_device,
         )
@@ -501,10 +516,11 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         dropout: bool = False,
+        dropout_samples: int | None = None,
         batch_statistics: bool = False,
         on_device: bool = False,
     ) -> Tensor:
-        """The outputs of all models, [K, S, B, ..., C]: logits, or values for regression.
+        """The outputs of all members, [K, S, B, ..., C]: logits, or values for regression.
 
         The arguments are those of `predict`.
         """
@@ -520,6 +536,14 @@ class Ensemble:
             require_bool("predict()", "dropout", dropout),
             require_bool("predict()", "on_device", on_device),
         )
+        if dropout_samples is None:
+            dropout_samples = 0 if dropout else self.dropout_samples
+        samples = check_dropout_samples("predict()", dropout_samples)
+        if dropout and samples:
+            raise InputError(
+                "dropout=True predicts once per model as in training, and dropout_samples="
+                f"{samples} several times with dropout only: give one of them."
+            )
         inputs = as_tensor(from_frame(x, self.feature_names, "the inputs"))
         inputs = (
             inputs.long() if inputs.dtype == torch.uint8 and self.standardise is None else inputs
@@ -561,7 +585,7 @@ class Ensemble:
             if batch_statistics and len(batches[-1]) == 1:
                 batches = (*batches[:-2], torch.cat(batches[-2:]))
             outputs = (
-                self._forward(batch, index, dropout, batch_statistics)
+                self._forward(batch, index, dropout, batch_statistics, samples)
                 for index, batch in enumerate(batches)
             )
             # [K, S, B, ..., C]
@@ -724,8 +748,10 @@ class Ensemble:
             self.dirichlet,
         )
 
-    def _forward(self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool) -> Tensor:
-        """The outputs of all models for one batch, [K, S, B, ..., C].
+    def _forward(
+        self, x: Tensor, batch: int, dropout: bool, batch_statistics: bool, samples: int
+    ) -> Tensor:
+        """The outputs of all members for one batch, [K, S, B, ..., C].
 
         Args:
             batch: index of the batch, which determines the dropout masks.
@@ -737,13 +763,31 @@ class Ensemble:
         outputs, all_buffers = [], self._buffers_of_predictors()
         for mode in range(len(self)):
             key = prng.key(self.seed, "evaluation", mode, batch) if dropout else None
-            for theta, buffers in zip(self.predictors[mode], all_buffers[mode], strict=True):
-                inputs = x.clone()  # a model may write into its inputs
-                outputs.append(
-                    functional_model.outputs(theta, buffers, inputs, key, batch_statistics)
-                )
+            models = zip(self.predictors[mode], all_buffers[mode], strict=True)
+            for model, (theta, buffers) in enumerate(models):
+                for sample in range(samples):
+                    # Not a function of the number of samples: more of them only add members.
+                    mask = prng.key(self.seed, "mc-dropout", mode, model, batch, sample)
+                    outputs.append(
+                        functional_model.outputs_with_dropout(theta, buffers, x.clone(), mask)
+                    )
+                if not samples:
+                    inputs = x.clone()  # a model may write into its inputs
+                    outputs.append(
+                        functional_model.outputs(theta, buffers, inputs, key, batch_statistics)
+                    )
         stacked = torch.stack(outputs)
-        return stacked.reshape(*self.predictors.shape[:2], *stacked.shape[1:])
+        return stacked.reshape(len(self), -1, *stacked.shape[1:])
+
+
+def check_dropout_samples(owner: str, samples: Any) -> int:
+    """The number of dropout masks per model; raises unless it is an integer in its range."""
+    count = require_integer(owner, "dropout_samples", samples)
+    if count > MAX_DROPOUT_SAMPLES:
+        raise InputError(
+            f"{owner} needs dropout_samples of at most {MAX_DROPOUT_SAMPLES:,}; got {count:,}."
+        )
+    return count
 
 
 def check_predictions(raw: Tensor) -> None:

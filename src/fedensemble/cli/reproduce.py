@@ -15,7 +15,7 @@ from ..experiment.studies.paper_table import (
     find_paper_table,
     read_reproduction,
 )
-from ..experiment.studies.reproduce import is_chosen, reproduce, without_missing
+from ..experiment.studies.reproduce import is_chosen, reproduce, test_shift, without_missing
 from ..report.comparison_report import int_
 from ..report.comparison_report import names as split_names
 from ..report.reproduction_report import write_reproduction
@@ -116,6 +116,7 @@ def _reproduce_one(
     ]
     for line in exploded([result.runs for result in results if result.runs is not None]):
         print_line(f"warning: {line}")
+    test_shift(results, only, print_line)
     try:
         return write_reproduction(folder, runnable, results, root, seconds, trained), diverged
     except DataError:

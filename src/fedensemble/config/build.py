@@ -117,5 +117,6 @@ def federation_arguments(config: Config) -> dict[str, Any]:
         "dtype": getattr(torch, config.engine.dtype),
         "seed": config.seed,
         **config.ensemble.model_dump(),
+        "dropout_samples": config.ensemble.dropout_samples or 0,
         **config.training.model_dump(),
     }

@@ -23,7 +23,7 @@ from ..data.sources.user_file import USER_FILES
 from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
 from ..personal.settings import PersonalSettings
-from ..predict import Combine
+from ..predict import MAX_DROPOUT_SAMPLES, Combine
 from ..tracking.backends import trackers
 from ..uncertainty.calibration_settings import CalibrationSettings, Place, Scope
 from ..uncertainty.conformal_scores import Method
@@ -67,6 +67,13 @@ class EnsembleTable(Table):
         default=None, description="patterns of the names of parameters that all modes share"
     )
     combine: Combine | None = None
+    # None, not 0, for the same reason.
+    dropout_samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DROPOUT_SAMPLES,
+        description="MC-dropout: predictions of each model with dropout active; none by default",
+    )
 
     @field_validator("shared", mode="after")
     @classmethod

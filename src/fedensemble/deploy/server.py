@@ -229,6 +229,7 @@ class Fleet:
             class_names=self.spec.class_names,
             feature_names=self.spec.schema.columns,
             shared=None if self.shared is None else self.shared.parameters,
+            dropout_samples=config.ensemble.dropout_samples or 0,
         )
 
     def finish(self, seconds: float) -> None:

@@ -138,6 +138,7 @@ def _describe_parts(
             "schedule": schedule.get("name", _name(type(federation.schedule))),
             "shared": stored["shared"] or None,
             "combine": stored["combine"],
+            "dropout_samples": stored["dropout_samples"] or None,
         },
         "training": {
             **{key: stored[key] for key in ("epochs", "steps", "batch_size", "last_batch")},
@@ -165,8 +166,9 @@ def settings_without(values: Mapping[str, Any], changed: set[str]) -> dict[str, 
         changed: arguments of `Federation.load`.
     """
     engine = {"engine_options", "device"}
-    tables = {PLACES["engine" if name in engine else name][0] for name in changed - {"combine"}}
-    tables |= {"ensemble"} if "combine" in changed else set()
+    predictions = {"combine", "dropout_samples"}
+    tables = {PLACES["engine" if name in engine else name][0] for name in changed - predictions}
+    tables |= {"ensemble"} if changed & predictions else set()
     # The tables of parts that a config cannot build are described again from the objects.
     tables |= {PLACES[part][0] for part in values.get(KEY, ()) if part in PLACES}
     return {key: value for key, value in values.items() if key not in {*tables, KEY, "rounds"}}

@@ -92,6 +92,12 @@ def export_ensemble(
 ) -> ExportedFile:
     """Writes the file; see `Ensemble.export`."""
     file = check_path(path)
+    if ensemble.dropout_samples:
+        raise InputError(
+            "MC-dropout cannot be exported: a file has no keyed random masks. Export the models "
+            "without dropout: load the ensemble in Python, and set its dropout_samples to 0 before "
+            "you call export()."
+        )
     chosen, ranking = choose_modes(ensemble, modes, validation)
     calibrated = ensemble.calibration is not None
     ensemble = ensemble if chosen is None else ensemble.select(chosen)

@@ -38,7 +38,7 @@ from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
-from ..predict import Combine, Ensemble, Prediction
+from ..predict import Combine, Ensemble, Prediction, check_dropout_samples
 from ..runtime.oom import out_of_memory
 from ..uncertainty.calibration import Calibration
 from ..uncertainty.calibration_settings import CalibrationSettings
@@ -91,6 +91,8 @@ class Federation:
             same results up to rounding.
         engine_options: options of the engine, such as `block` for "vector".
         combine: how the predictions of the modes are averaged, see `Ensemble`.
+        dropout_samples: MC-dropout: number of predictions of each model with dropout active; 0
+            predicts without dropout. It changes predictions only, not training.
         device: "cpu", "cuda" or "auto".
         dtype: of parameters and arithmetic, torch.float32 or torch.float64.
         seed: of all random values.
@@ -127,6 +129,7 @@ class Federation:
         engine: str = "vector",
         engine_options: Mapping[str, Any] | None = None,
         combine: Combine | None = None,
+        dropout_samples: int = 0,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -136,7 +139,10 @@ class Federation:
         started = time.perf_counter()
         preflight.check_arguments(data, seed)
         self.data, self.seed, self.combine = data, seed, combine
-        self.shared = check_patterns(shared)
+        self.shared, self.dropout_samples = (
+            check_patterns(shared),
+            check_dropout_samples("Federation", dropout_samples),
+        )
         self.algorithm = resolve.resolve_algorithm(algorithm)
         self.schedule = resolve.resolve_schedule(
             schedule, modes, strata, clients_per_round, len(data)
@@ -155,7 +161,7 @@ class Federation:
         model = named_models.resolve_model(model, data, loss)
         memory_limits.check_recipe(model, self.schedule.modes, torch_device, dtype)
         self.model = FunctionalModel(model, loss, data.y[:1], torch_device, dtype)
-        preflight.check_model(self.model, data, self.schedule.modes)
+        preflight.check_model(self.model, data, self.schedule.modes, self.dropout_samples)
         self.algorithm = self.algorithm.bind(
             resolve.resolve_server_context(self.model, data, self.schedule)
         )
@@ -267,16 +273,25 @@ class Federation:
         """The prediction of the current modes for inputs; the options of `Ensemble.predict`."""
         return self.ensemble.predict(x, **options)
 
-    def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        ood: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> dict[str, float]:
         """All metrics of the current modes by name, on the data's test set or on x and y.
 
         `history` records metrics on the test set.
 
         Args:
             x, y: inputs and targets; None for the test set.
+            ood: inputs out of distribution, by a name for them; how well each score of uncertainty
+                finds them is added as "ood/<name>/<score>/<metric>", see `ood_metrics`.
             options: of `Ensemble.predict`.
         """
-        return training.evaluate_federation(self, x, y, **options)
+        return training.evaluate_federation(self, x, y, ood, **options)
 
     def evaluate_clients(self, *, new: bool = False, **options: Any) -> ClientMetrics:
         """Metrics of each client on its own test rows, `data.test_owner`.
@@ -444,6 +459,7 @@ class Federation:
             shared=None if self._shared is None else self._shared.parameters,
             trained=self.round > 0,
             calibration=calibration,
+            dropout_samples=self.dropout_samples,
         )
 
     def personal_models(self, clients: Sequence[int] | Tensor) -> personal_models.PersonalModels:
@@ -536,5 +552,6 @@ class Federation:
             self._engine,
             shared=self.shared,
             combine=self.combine,
+            dropout_samples=self.dropout_samples,
             seed=self.seed,
         )

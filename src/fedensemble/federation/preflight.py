@@ -5,7 +5,7 @@
 1. `check_arguments`: the types of the data and the seed.
 2. `memory_limits.check_recipe`: the size of a registered model, built without memory.
 3. `check_model`: free memory for all modes, the range of the data's values, token ids, and one
-   forward pass and one loss on 8 examples.
+   forward pass and one loss on 8 examples. For MC-dropout, also that the model has dropout.
 4. `check_training`: one training step on 2 examples, or on a full batch if that fails.
 5. The engine's own checks, when it is constructed.
 6. `check_aggregator` and `probe` of `core`: the aggregator suits the algorithm, and
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..data.checks import note_channels_last
 from ..data.federated import FederatedData
 from ..data.label_checks import advise_labels, check_whole
-from ..errors import InputError, first_line
+from ..errors import InputError, first_line, setting
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss, check_loss
 from ..modeling.model_checks import check_training_step
@@ -78,11 +78,28 @@ def check_arguments(data: FederatedData, seed: int) -> None:
         raise InputError(f"seed must be an integer of at most 63 bits; got {seed!r}.")
 
 
-def check_model(functional_model: FunctionalModel, data: FederatedData, modes: int) -> None:
-    """Raises unless K modes fit into memory and the model accepts the data."""
+def check_model(
+    functional_model: FunctionalModel, data: FederatedData, modes: int, dropout_samples: int = 0
+) -> None:
+    """Raises unless K modes fit into memory, the model accepts the data, and MC-dropout works."""
     check_memory(functional_model, modes)
     check_range(data, functional_model.dtype)
     check_outputs(functional_model, data)
+    if dropout_samples:
+        check_dropout(functional_model, data, dropout_samples)
+
+
+@num_threads(1)
+def check_dropout(functional_model: FunctionalModel, data: FederatedData, samples: int) -> None:
+    """Raises unless the model has dropout, without which all samples of MC-dropout are equal."""
+    x, _ = first_examples(functional_model, data, 2)
+    if not functional_model.has_dropout(x):
+        name = type(functional_model.mc_dropout_model).__name__
+        raise InputError(
+            f"dropout_samples={samples} is MC-dropout, and {name} has no active dropout: all "
+            "samples would be equal. Give the model dropout, such as model.dropout = 0.1 in a "
+            f"config, or leave out {setting('ensemble.dropout_samples')}."
+        )
 
 
 @num_threads(1)

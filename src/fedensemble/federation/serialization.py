@@ -39,14 +39,30 @@ _SETTINGS = (
     "engine_options",
     "shared",
     "combine",
+    "dropout_samples",
     "device",
     "dtype",
     "seed",
 )
 # Files of earlier versions lack these settings.
-_ADDED_LATER = {"participation", "aggregator", "attack", "average", "shared"}
+_ADDED_LATER = {
+    "participation",
+    "aggregator",
+    "attack",
+    "average",
+    "shared",
+    "dropout_samples",
+}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_CHANGEABLE = (*_BY_NAME, "loss", "engine", "engine_options", "device", "combine")  # by load()
+_CHANGEABLE = (  # by load()
+    *_BY_NAME,
+    "loss",
+    "engine",
+    "engine_options",
+    "device",
+    "combine",
+    "dropout_samples",
+)
 
 
 def settings_of(
@@ -62,6 +78,7 @@ def settings_of(
     *,
     shared: tuple[str, ...],
     combine: str | None,
+    dropout_samples: int,
     seed: int,
 ) -> dict[str, Any]:
     """A federation's arguments for a file; None for components that are not registered.
@@ -85,6 +102,7 @@ def settings_of(
         "engine_options": engine[1],
         "shared": list(shared),
         "combine": combine,
+        "dropout_samples": dropout_samples,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
@@ -130,6 +148,7 @@ def read_arguments(
     settings.setdefault("attack", NO_ATTACK)
     settings.setdefault("shared", [])
     settings.setdefault("average", {"name": "none"})
+    settings.setdefault("dropout_samples", 0)
     for name in (*_BY_NAME, "loss"):
         if settings[name] is None and name not in changes:
             raise InputError(

@@ -85,13 +85,18 @@ def train(
 
 
 def evaluate_federation(
-    federation: Federation, x: Any = None, y: Any = None, **options: Any
+    federation: Federation,
+    x: Any = None,
+    y: Any = None,
+    ood: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, float]:
     """All metrics of the current modes; see `Federation.evaluate`."""
     if (x is None) != (y is None):
         raise InputError("evaluate() needs both inputs and targets, or neither for the test set.")
+    others = _predict_others(federation, {} if ood is None else ood, options)
     if x is not None:
-        return evaluate(federation.predict(x, **options), y)
+        return evaluate(federation.predict(x, **options), y, ood=others)
     inputs, targets = _test_set(federation)
     prediction = federation.predict(inputs, **{**_test_clients(federation), **options})
     metrics = evaluate(prediction, targets)
@@ -102,7 +107,25 @@ def evaluate_federation(
     elif not options and "test" not in (federation.history.tested_at(federation.round) or {}):
         before = federation.uncalibrated.predict(inputs)
         _record_test(federation, before, evaluate(before, targets))
-    return metrics
+    return evaluate(prediction, targets, ood=others) if others else metrics
+
+
+def _predict_others(
+    federation: Federation, ood: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Prediction]:
+    """Predictions for inputs out of distribution, by name; an error says which of them it is."""
+    if not isinstance(ood, Mapping):
+        raise InputError(
+            "evaluate() needs ood to be a dict of inputs by name, such as {'noise': noise}; got "
+            f"{type(ood).__name__}."
+        )
+    predictions = {}
+    for name, inputs in ood.items():
+        try:
+            predictions[str(name)] = federation.predict(inputs, **options)
+        except InputError as error:
+            raise InputError(f"ood['{name}']: {error}") from None
+    return predictions
 
 
 def _record_test(

@@ -201,6 +201,39 @@ class FunctionalModel:
         """
         return self._copy_module(self.dropout_model).train()
 
+    @cached_property
+    def mc_dropout_model(self) -> nn.Module:
+        """A module for MC-dropout: dropout in train mode, BatchNorm and augmentation in eval mode.
+
+        Augmentation of training data is no part of the model: its layers have a class attribute
+        `augments = True`.
+        """
+        model = self._copy_module(self.dropout_model).train()
+        for module in model.modules():
+            if isinstance(module, batch_norm_layers()) or getattr(module, "augments", False):
+                module.eval()
+        return model
+
+    def has_dropout(self, x: Tensor) -> bool:
+        """Whether predictions for the inputs depend on dropout masks, if dropout is active."""
+        with torch.no_grad(), KeyedRandomness(0) as randomness:
+            self.mc_dropout_model(x.clone())
+            calls: int = randomness.calls
+        return calls > 0
+
+    def outputs_with_dropout(
+        self, theta: Tensor, buffers: Tensor, x: Tensor, key: prng.Key
+    ) -> Tensor:
+        """Outputs of one model [P] as `outputs` returns them, with dropout masks of a key."""
+        tensors = {
+            **self.theta_layout.unflatten(theta),
+            **self.buffer_layout.unflatten(buffers.clone()),
+            **self.non_float_buffers,
+        }
+        model = self.mc_dropout_model
+        with torch.no_grad(), swap_parameters(model, tensors), KeyedRandomness(key):
+            return class_logits(self.user_loss, model(x))
+
     def outputs(
         self,
         theta: Tensor,

@@ -19,7 +19,8 @@ class PadCropFlip(nn.Module):
     because inputs of a model are normalized; code that pads before normalizing has black borders.
 
     Prediction with `dropout=True` runs all layers except BatchNorm in training mode, as the test of
-    the authors' code does. Test images are then cropped and flipped as well.
+    the authors' code does. Test images are then cropped and flipped as well. MC-dropout
+    (`dropout_samples`) leaves them as they are.
 
     Args:
         pad: number of padding pixels on each side.
@@ -28,6 +29,8 @@ class PadCropFlip(nn.Module):
     >>> bool((PadCropFlip().eval()(image) == image).all()), PadCropFlip()(image).shape
     (True, torch.Size([1, 1, 2, 2]))
     """
+
+    augments = True  # not active in MC-dropout
 
     def __init__(self, pad: int = 4) -> None:
         super().__init__()

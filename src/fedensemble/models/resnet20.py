@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .argument_checks import check_dropout
 from .augment import augmentation_layer
 from .layers import Norm, check_images, init_convolutions, norm_layer
 from .registry import models
@@ -18,18 +19,26 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, stride: int, norm: Norm, groups: int
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        norm: Norm,
+        groups: int,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.first = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         self.first_norm = norm_layer(norm, out_channels, groups)
+        # Not a layer with p = 0, which would cost a pass over the activations.
+        self.drop = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         self.second = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.second_norm = norm_layer(norm, out_channels, groups)
         self.stride, self.extra_channels = stride, out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.first_norm(self.first(x)))
-        y = self.second_norm(self.second(y))
+        y = self.second_norm(self.second(self.drop(y)))
         if self.extra_channels:
             # Max-pooling with 1x1 windows equals x[:, :, ::stride, ::stride]. Unlike the slice, its
             # backward pass returns gradients in the memory format of the convolutions.
@@ -56,6 +65,8 @@ class ResNet20(nn.Module):
         width: number of channels of the first stage; the others have 2 and 4 times as many.
         augment: random crops and flips of training images, see `PadCropFlip`; also of test images
             if prediction keeps dropout active.
+        dropout: probability of dropout between the two convolutions of each block, as in wide
+            residual networks (Zagoruyko and Komodakis 2016); None for no dropout.
     """
 
     def __init__(
@@ -66,21 +77,24 @@ class ResNet20(nn.Module):
         groups: int = 2,
         width: int = 16,
         augment: bool = False,
+        # None, not 0: options that are None are not hashed, so that runs of versions without this
+        # option keep their hash.
+        dropout: float | None = None,
     ) -> None:
         super().__init__()
         check_images("resnet20", shape, width=width)
+        dropout = 0.0 if dropout is None else dropout
+        check_dropout("resnet20", dropout)
         self.augment = augmentation_layer(augment)
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(norm, width, groups)
-        blocks, in_channels = [], width
+        blocks: list[nn.Module] = []
+        in_channels = width
         for out_channels in (width, 2 * width, 4 * width):
-            blocks.append(
-                Block(
-                    in_channels, out_channels, 1 if out_channels == in_channels else 2, norm, groups
-                )
-            )
-            blocks += [Block(out_channels, out_channels, 1, norm, groups) for _ in range(2)]
-            in_channels = out_channels
+            for _ in range(3):
+                stride = 1 if out_channels == in_channels else 2
+                blocks.append(Block(in_channels, out_channels, stride, norm, groups, dropout))
+                in_channels = out_channels
         self.blocks = nn.Sequential(*blocks)
         self.out = nn.Linear(in_channels, outputs)
         init_convolutions(self)

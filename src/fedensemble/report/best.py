@@ -26,6 +26,10 @@ HIGHER_IS_BETTER = {
     "augrc": False,
     "coverage_at_5_risk": True,
     "crps": False,
+    "auroc": True,
+    "aupr_in": True,
+    "aupr_out": True,
+    "fpr95": False,
 }
 
 

@@ -26,7 +26,10 @@ def facts(config: Config) -> Mapping[str, str]:
         "data": str(data["source"]),
         "clients": f"{data['clients'] or 'natural'} clients, {per_round} per round",
         "model": " ".join(
-            [config.model["name"], *(f"{n}={v}" for n, v in config.model.items() if n != "name")]
+            [
+                config.model["name"],
+                *(f"{n}={v}" for n, v in config.model.items() if n != "name" and v is not None),
+            ]
         ),
         "work": f"{config.rounds} rounds, {local}, batches of {work.batch_size}",
         "optimizer": f"{algorithm['optimizer']['name']} {algorithm['lr']:g}{decay}"

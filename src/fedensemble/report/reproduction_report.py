@@ -28,6 +28,7 @@ from .figures.paper_grid import PaperReport, grid, headline
 from .figures.plots import save_for_print
 from .figures.theory import theory
 from .figures.toy_regression import bias_variance, toy_fit
+from .figures.uncertainty_table import uncertainty
 from .latex import latex
 from .runs_table import runs_table
 from .tables import TextTable
@@ -40,6 +41,7 @@ REPORTS: dict[str, Report] = {
     "loss-surface": loss_surface,
     "curves": curves,
     "methods": methods,
+    "uncertainty": uncertainty,
     "theory": theory,
 }
 

@@ -27,6 +27,10 @@ PERCENT = {
     "set_coverage",
     "empty_sets",
     "interval_coverage",
+    "auroc",
+    "aupr_in",
+    "aupr_out",
+    "fpr95",
 }
 TITLES = {
     "accuracy": "accuracy %",
@@ -57,6 +61,10 @@ TITLES = {
     "interval_coverage": "coverage of intervals %",
     "interval_width": "width of intervals",
     "interval_score": "interval score",
+    "auroc": "AUROC %",
+    "aupr_in": "AUPR-in %",
+    "aupr_out": "AUPR-out %",
+    "fpr95": "FPR95 %",
 }
 UPLOADED, DOWNLOADED = "uploaded, MB", "downloaded, MB"
 PREDICTED = "prediction models, MB"

@@ -19,7 +19,7 @@ DATA = partition(load("gaussians", n=120, features=3, classes=2), "iid", clients
 DESCRIBED = {
     *("algorithm", "schedule", "participation", "aggregator", "attack", "epochs", "steps"),
     *("batch_size", "last_batch", "loss", "engine", "engine_options", "combine", "device"),
-    *("dtype", "seed", "average", "shared"),
+    *("dtype", "seed", "average", "shared", "dropout_samples"),
 }
 
 EXPRESSIBLE = {
@@ -36,12 +36,14 @@ EXPRESSIBLE = {
     "average": {"average": fe.SWAG(start=1, rank=3), "modes": 2},
     "shared": {"shared": ["layers.1.*"], "modes": 2},
     "work": {"steps": 3, "batch_size": 4, "last_batch": "drop"},
+    "dropout": {"dropout_samples": 4},
 }
 
 
 @pytest.mark.parametrize("case", EXPRESSIBLE)
 def test_a_federation_is_built_again_from_its_config(case):
-    made = fe.Federation({"name": "mlp", "hidden": [5]}, DATA, **EXPRESSIBLE[case])
+    model = {"name": "mlp", "hidden": [5], "dropout": 0.2 if case == "dropout" else 0.0}
+    made = fe.Federation(model, DATA, **EXPRESSIBLE[case])
     made.train(1)
     values, config = describe_federation(made, "mine")
     assert "python" not in values and values["name"] == "mine" and values["rounds"] == 1

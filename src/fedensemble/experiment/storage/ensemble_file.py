@@ -188,4 +188,5 @@ def read_ensemble(
         feature_names=facts["feature_names"],
         dirichlet=facts["dirichlet"],
         calibration=facts["calibration"],
+        dropout_samples=config.ensemble.dropout_samples or 0,
     )

@@ -25,6 +25,7 @@ _FILES = {
     "modes.safetensors",
     "diverged.json",
     "roster.json",
+    "shift.json",
     "report.html",
     "report.md",
     "curves.png",

@@ -23,6 +23,7 @@ from ...config.toml import Values, merge, read_toml, with_settings
 from ...core.algorithm import algorithms
 from ...errors import InputError, unknown
 from .compare import ComparisonTable, RowTable, changes_of, format_problems
+from .shift_test import ShiftTable
 
 # In the order of the paper, which is also the order of `fedensemble reproduce all`.
 NAMES = (
@@ -54,6 +55,9 @@ class CellsTable(RowTable):
     columns: list[str] | None = None
     by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
     way: str = Field(default="", description="evaluation to show in a table of methods")
+    shift: ShiftTable | None = Field(
+        default=None, description="of a row: shifted inputs that its runs are tested on"
+    )
 
 
 class ScaleTable(Table):
@@ -65,6 +69,9 @@ class ScaleTable(Table):
     columns: list[str] | None = None
     column_seeds: dict[str, list[NonNegativeInt]] = Field(default_factory=dict)
     by_column: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    shift: dict[str, ShiftTable] = Field(
+        default_factory=dict, description="replaces that of a row, by its label"
+    )
     note: str = ""
 
 
@@ -109,6 +116,7 @@ class Cell:
     configs: tuple[Config, ...] = ()
     skipped: str = ""
     way: str = "test"
+    shift: ShiftTable | None = None
 
     @property
     def label(self) -> str:
@@ -230,6 +238,9 @@ def _cells(
     cells = []
     labels = {column.label: column for column in table.column}
     rows = _select(table.row, size.rows, "row")
+    for label in size.shift:
+        if label not in {row.label for row in table.row}:
+            raise InputError(f"shift: {unknown('row', label, [r.label for r in table.row])}")
     for overrides in (size.by_column, *(row.by_column for row in rows)):
         for label in overrides:
             if label not in labels:
@@ -250,7 +261,8 @@ def _cells(
                 or table.seeds
             )
             cell = _cell(row.label, column.label, values, cell_seeds)
-            cells.append(replace(cell, way=column.way or "test"))
+            shift = size.shift.get(row.label, row.shift)
+            cells.append(replace(cell, way=column.way or "test", shift=shift))
     return cells
 
 

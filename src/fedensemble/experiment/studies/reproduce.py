@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...config.schema import Config
 from ...errors import DataError, InputError
@@ -13,6 +14,7 @@ from ..storage.run_folder import RunFolder
 from .compare import Comparison, Row, RowResult, compare, run_folder, same_data
 from .data_cache import DataCache
 from .paper_table import Cell, Reproduction
+from .shift_test import ShiftTest, read_shift
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,15 @@ class CellResult:
     cell: Cell
     runs: RowResult | None
     failed: Mapping[int, str] = field(default_factory=dict)
+
+    def shift(self) -> dict[int, dict[str, Any]]:
+        """The results of the runs on shifted inputs, by seed; empty if there are none."""
+        if self.runs is None or self.cell.shift is None:
+            return {}
+        return {
+            config.seed: read_shift(folder, self.cell.shift, self.cell.way)
+            for config, folder in zip(self.cell.configs, self.runs.folders, strict=True)
+        }
 
 
 def without_missing(reproduction: Reproduction, root: Path) -> Reproduction:
@@ -98,6 +109,19 @@ def reproduce(
             CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs)
         )
     return results
+
+
+def test_shift(
+    results: Sequence[CellResult], only: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Tests the finished runs of the selected cells on shifted inputs, if their rows have some."""
+    test = ShiftTest(say)
+    for result in results:
+        cell = result.cell
+        if cell.shift is None or result.runs is None or not is_chosen(cell, only):
+            continue
+        for config, folder in zip(cell.configs, result.runs.folders, strict=True):
+            test.test(f"{cell.label}, seed {config.seed}", config, folder, cell.shift, cell.way)
 
 
 def is_chosen(cell: Cell, only: Sequence[str]) -> bool:
