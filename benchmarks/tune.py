@@ -1,57 +1,79 @@
 """Trials per hour of `fedensemble tune`: trials that train together, against one at a time.
 
-    python benchmarks/tune.py [--config FILE] [--device cpu] [--trials 16] [--batches 1,4,16]
+    python benchmarks/tune.py --device cuda                 # on a GPU; takes less than two minutes
+    python benchmarks/tune.py [--config FILE] [--set rounds=100] [--trials 32] [--batches 1,4,16]
 
-All searches train the same number of trials of the learning rate in new folders, with the same data
-in memory. What the sampler, the tests and the files of the runs take is included. A search of two
-trials comes first and is not timed: it pays for what is done once per process.
+All searches try learning rates in new folders, with the same data in memory. What the sampler, the
+tests and the files of the runs take is included. Each search gets an equal part of --seconds, and
+stops at --trials. A search of two trials comes first and is not timed: it pays for what is done
+once per process.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from fedensemble.config.search_space import Range
-from fedensemble.config.toml import default_file, read_toml, with_settings
+from fedensemble.config.toml import Values, default_file, merge, read_toml, with_settings
 from fedensemble.experiment.run import RunCallbacks
 from fedensemble.experiment.studies.tune import make_search, tune
 from fedensemble.runtime.hardware import processor
 
 
-def measure(values: dict[str, object], trials: int, batch: int) -> float:
-    """Returns the seconds that a search with batches of this size takes."""
+def measure(values: Values, trials: int, batch: int, limit: float) -> tuple[int, float]:
+    """Returns how many trials a search with batches of this size has trained, and the seconds.
+
+    Args:
+        trials: number of trials at most.
+        limit: no batch begins after as many seconds.
+    """
     search = make_search(values, [Range("algorithm.lr", 0.01, 0.3, log=True)])
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        results = tune(search, Path(folder), trials, batch, lambda *_: RunCallbacks(), lambda: None)
-        seconds = time.perf_counter() - started
-    assert len(results) == trials
+        started, done, seconds = time.perf_counter(), 0, 0.0
+        # A search that is extended trains what it would have trained at once.
+        while done < trials and seconds < limit:
+            done = min(done + batch, trials)
+            results = tune(
+                search, Path(folder), done, batch, lambda *_: RunCallbacks(), lambda: None
+            )
+            seconds = time.perf_counter() - started
+    assert len(results) == done
     assert not any(trial.diverged for trial in results)
-    return seconds
+    return done, seconds
 
 
 def main() -> None:
-    """Measures all batch sizes and prints the table."""
+    """Measures all batch sizes, and prints a row of the table after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=default_file("digits.toml"))
     parser.add_argument("--set", action="append", default=[], help="override a setting")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--trials", type=int, default=32, help="of each search, at most")
+    parser.add_argument("--batches", default="1,4,16", help="trials that train together")
+    parser.add_argument("--seconds", type=float, default=90, help="of all searches, about")
     options = parser.parse_args()
     settings = [*options.set, f"engine.device={options.device}"]
-    values = with_settings(read_toml(options.config), settings)
+    values = with_settings(merge(read_toml(options.config), {"rounds": 100}), settings)
     batches = [int(text) for text in options.batches.split(",")]
-    measure(values, min(2, options.trials), batches[0])
-    seconds = {batch: measure(values, options.trials, batch) for batch in batches}
-    print(f"{options.trials} trials, {options.device} ({processor()})\n")
-    print("| trials per batch | seconds | trials per hour | ratio |\n| ---: | ---: | ---: | ---: |")
-    for batch, taken in seconds.items():
-        ratio = seconds[batches[0]] / taken
-        print(f"| {batch} | {taken:.1f} | {3600 * options.trials / taken:,.0f} | {ratio:.1f} |")
+    measure(values, 2, batches[0], math.inf)
+    gpu = torch.cuda.get_device_name() if options.device.startswith("cuda") else ""
+    print(f"{options.device} ({gpu or processor()})\n")
+    print("| trials per batch | trials | seconds | trials per hour | ratio |")
+    print("| ---: | ---: | ---: | ---: | ---: |", flush=True)
+    first = 0.0
+    for batch in batches:
+        limit = options.seconds / len(batches)
+        trials, seconds = measure(values, max(options.trials, batch), batch, limit)
+        rate = 3600 * trials / seconds
+        first = first or rate
+        row = f"| {batch} | {trials} | {seconds:.1f} | {rate:,.0f} | {rate / first:.1f} |"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

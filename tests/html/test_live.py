@@ -24,6 +24,10 @@ from fedensemble.report.live import server as live
 from fedensemble.report.live.server import LiveServer
 
 TEN_SECONDS = 10
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = os.environ.get("CHROMIUM") or next(
+    (found for name in NAMES if (found := shutil.which(name))), None
+)
 
 
 @contextmanager
@@ -370,3 +374,89 @@ def test_the_command_follows_a_run_of_another_process_and_can_be_stopped(end, tm
             assert training.wait(60) == 0 and "Report: run/report.html" in output
         assert viewer.wait(TEN_SECONDS) == (0 if end == signal.SIGINT else -signal.SIGKILL)
         assert "Traceback" not in viewer.stdout.read()
+
+
+# The browser reads commands from file descriptor 3, and writes answers to 4.
+START_BROWSER = """import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3])
+os.dup2(commands, 3), os.dup2(answers, 4)
+os.execvp(sys.argv[3], sys.argv[3:])"""
+
+
+class Browser:
+    """A page in Chromium, controlled by the DevTools protocol over two pipes."""
+
+    def __init__(self, url, profile):
+        commands, self.commands = os.pipe()
+        self.answers, answers = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-c", START_BROWSER, str(commands), str(answers), BROWSER,
+                "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+                f"--user-data-dir={profile}",
+            ],
+            pass_fds=(commands, answers),
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(commands)
+        os.close(answers)
+        self.received, self.count, self.session = b"", 0, {}
+        target = self.send("Target.createTarget", url=url)["targetId"]
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = {"sessionId": attached["sessionId"]}
+
+    def send(self, method, **params):
+        """The answer to a command."""
+        self.count += 1
+        command = {"id": self.count, "method": method, "params": params, **self.session}
+        os.write(self.commands, json.dumps(command).encode() + b"\0")
+        while True:
+            while b"\0" not in self.received:
+                part = os.read(self.answers, 2**16)
+                assert part, "the browser has ended"
+                self.received += part
+            message, self.received = self.received.split(b"\0", 1)
+            answer = json.loads(message)
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def wait_for(self, expression):
+        """The value of a JavaScript expression as soon as it is one."""
+        for _ in range(600):
+            result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+            assert "exceptionDetails" not in result, result
+            if value := result["result"].get("value"):
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"never true in the browser: {expression}")
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.commands)
+        os.close(self.answers)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium; set CHROMIUM to its path")
+def test_a_page_that_is_open_in_a_browser_follows_the_run(unfinished, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "POLL_SECONDS", 0.02)
+    shows = "document.querySelector('main, header') && document.body.innerText.includes('{}')"
+    with serving(unfinished) as server:
+        browser = Browser(server.url, tmp_path / "profile")
+        try:
+            browser.wait_for(shows.format("Not finished: 12 of 30 rounds."))
+            browser.wait_for("document.getElementById('live').textContent === 'Live'")
+            opened = "document.querySelector('details').open"
+            browser.wait_for(f"{opened} = true")
+            for _ in range(2):
+                rounds = add_round(unfinished)
+                browser.wait_for(shows.format(f"Not finished: {rounds} of 30 rounds."))
+            assert browser.wait_for(opened), "what the reader opened stays open"
+            assert browser.wait_for("document.querySelectorAll('svg.chart .line').length") > 3
+            server.stopping.set()
+            server.shutdown()
+            server.socket.close()
+            browser.wait_for("document.getElementById('live').classList.contains('lost')")
+        finally:
+            browser.close()

@@ -16,7 +16,9 @@ from ..version import VERSION
 
 LONGEST = 50  # characters of a name
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
-_APP = "fedensemble.deploy"  # the package whose template `fedensemble deploy` writes
+# The template that `fedensemble deploy` writes. It is found by its path, because importing its
+# package imports torch, which takes seconds.
+_APP = files("fedensemble") / "deploy" / "template"
 # The files of a project and their templates; {package} is the project's Python package.
 _FILES = {
     "README.md": "README.md",
@@ -60,10 +62,9 @@ def create_project(folder: Path) -> None:
         text = (template / f"{source}.in").read_text(encoding="utf-8")
         file = folder / path.format(package=package)
         durable.write_bytes(file, Template(text).substitute(values).encode())
-    app = files(_APP) / "template"
-    durable.write_bytes(folder / "fleet/__init__.py", (app / "__init__.py").read_bytes())
+    durable.write_bytes(folder / "fleet/__init__.py", (_APP / "__init__.py").read_bytes())
     for source in _APP_FILES:
-        text = (app / source).read_text(encoding="utf-8")
+        text = (_APP / source).read_text(encoding="utf-8")
         durable.write_bytes(folder / "fleet" / source, _with_import(text, package).encode())
 
 
@@ -101,7 +102,7 @@ def _is_installed(package: str) -> bool:
 
 def _app_settings(name: str) -> str:
     """Returns the tables [tool.flwr] of an app's pyproject.toml."""
-    template = (files(_APP) / "template" / "pyproject.toml.in").read_text(encoding="utf-8")
+    template = (_APP / "pyproject.toml.in").read_text(encoding="utf-8")
     text = Template(template[template.index("[tool.flwr.app]") :])
     settings = text.substitute(name=name, clients=10)
     package = package_name(name)

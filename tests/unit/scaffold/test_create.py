@@ -1,5 +1,6 @@
 """New projects: what is written, which names are refused, and that nothing is overwritten."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -113,3 +114,17 @@ def test_the_fleet_trains_the_model_of_the_project_on_the_data_of_a_site(project
         assert name.encode() in bundle
     components = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert components["components"]["clientapp"] == "fleet.client_app:app"
+
+
+def test_a_project_is_written_without_torch(tmp_path):
+    """Importing torch alone takes longer than a project should."""
+    code = (
+        "import sys; from pathlib import Path; from fedensemble.cli.new import new_project; "
+        f"new_project(Path({str(tmp_path / 'my-app')!r})); assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "my-app" / "fleet" / "client_app.py").exists()
