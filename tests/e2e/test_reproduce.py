@@ -28,6 +28,25 @@ def test_toy_figure_and_its_page(tmp_path):
     assert (folder / "table.md").read_bytes() == written
 
 
+def test_finished_runs_are_collected_without_their_device(tmp_path):
+    words = ["reproduce", "figure-toy", "--scale", "smoke", "--set", "rounds=3"]
+    code, _, errors = run(*words, "--device", "cpu", cwd=tmp_path)
+    assert code == 0, errors
+    (table,) = (tmp_path / "reproduced" / "smoke").glob("figure-toy-*/table.md")
+    written = table.read_bytes()
+    runs = sorted(path.name for path in (tmp_path / "runs").rglob("*"))
+    table.unlink()
+    code, _, errors = run(*words, "--device", "cpu", "--no-train", cwd=tmp_path)
+    assert code == 0, errors
+    assert table.read_bytes() == written
+    # Runs of a device that this machine does not have are read as well; here there are none.
+    words = ["reproduce", "table4", "--scale", "smoke", "--device", "cuda:7", "--no-train"]
+    code, printed, errors = run(*words, cwd=tmp_path)
+    assert code == 0, errors
+    assert "–" in printed
+    assert sorted(path.name for path in (tmp_path / "runs").rglob("*")) == runs
+
+
 def test_wrong_names_are_said(tmp_path):
     code, _, errors = run("reproduce", "table5", cwd=tmp_path)
     assert code == 2

@@ -299,6 +299,14 @@ def reproduce_command(
         Path | None,
         typer.Option(help="Markdown page to write, with all tables reproduced so far."),
     ] = None,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train/--no-train",
+            help="Whether to train missing runs; without, finished runs are collected, which needs "
+            "neither data nor a GPU.",
+        ),
+    ] = True,
 ) -> None:
     """Reproduce the paper's tables and figures.
 
@@ -306,7 +314,9 @@ def reproduce_command(
     """
     from .reproduce import reproduce_names
 
-    reproduce_names(names or [], scale, set_ or [], seeds, device, only or [], runs, out, collect)
+    reproduce_names(
+        names or [], scale, set_ or [], seeds, device, only or [], runs, out, collect, train
+    )
 
 
 @app.command("predict")

@@ -35,8 +35,11 @@ def reproduce_names(
     runs: Path,
     out: Path,
     page: Path | None,
+    train: bool = True,
 ) -> None:
     """Trains tables and figures, prints them, and writes all results so far to `page` if given.
+
+    If `train` is False, only finished runs are collected: no data and no GPU are needed.
 
     Results are written to `out`/scale/name; with `settings` or `seeds`, a hash of these is appended
     to the name.
@@ -49,10 +52,10 @@ def reproduce_names(
     expanded = [each for name in names for each in (NAMES if name == "all" else (name,))]
     # Read all files before anything is trained: an error in the last one must not cost hours.
     reproductions = [
-        read_reproduction(find_paper_table(name), scale, settings, seed_list, device)
+        read_reproduction(find_paper_table(name), scale, settings, seed_list, device, train)
         for name in expanded
     ]
-    tables, diverged = _reproduce_all(reproductions, only, runs, out)
+    tables, diverged = _reproduce_all(reproductions, only, runs, out, train)
     for table in tables:
         print_table(table)
     if page is not None:
@@ -63,7 +66,11 @@ def reproduce_names(
 
 
 def _reproduce_all(
-    reproductions: Sequence[Reproduction], only: Sequence[str], root: Path, out: Path
+    reproductions: Sequence[Reproduction],
+    only: Sequence[str],
+    root: Path,
+    out: Path,
+    train: bool,
 ) -> tuple[list[TextTable], list[str]]:
     """Reproduces tables and figures in order; each is written as soon as it is done.
 
@@ -74,7 +81,7 @@ def _reproduce_all(
     for reproduction in reproductions:
         folder = out / reproduction.scale / reproduction.folder
         try:
-            table, labels = _reproduce_one(reproduction, only, root, folder)
+            table, labels = _reproduce_one(reproduction, only, root, folder, train)
             diverged += [f"{reproduction.name}, {label}" for label in labels]
             if table is None:
                 continue
@@ -89,10 +96,10 @@ def _reproduce_all(
 
 
 def _reproduce_one(
-    reproduction: Reproduction, only: Sequence[str], root: Path, folder: Path
+    reproduction: Reproduction, only: Sequence[str], root: Path, folder: Path, train: bool
 ) -> tuple[TextTable | None, list[str]]:
     """Returns the table and the labels of diverged cells; None if a figure needs those cells."""
-    runnable = without_missing(reproduction, root)
+    runnable = without_missing(reproduction, root) if train else reproduction
     if all(cell.skipped for cell in runnable.cells):
         raise DataError(f"Nothing of {reproduction.name} can run: {runnable.cells[0].skipped}")
     for reason in dict.fromkeys(cell.skipped for cell in runnable.cells if cell.skipped):
@@ -108,6 +115,7 @@ def _reproduce_one(
             lambda label, seed: display.callbacks(f"{label}, seed {seed}"),
             display.finished,
             only,
+            train,
         )
     seconds = time.monotonic() - started
     trained = [str(path) for path in unfinished if RunFolder(path).done]

@@ -191,6 +191,7 @@ def read_reproduction(
     settings: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
     device: str | None = None,
+    trains: bool = True,
 ) -> Reproduction:
     """Reads the file of a table or figure at a scale.
 
@@ -203,6 +204,8 @@ def read_reproduction(
         settings: overrides "key=value".
         seeds: replace those of the file.
         device: replaces that of the config.
+        trains: whether runs may be trained here. If not, the device need not exist: runs that
+            were trained on a GPU can be collected on a machine without one.
     """
     try:
         table = ReproductionTable.model_validate(read_toml(path))
@@ -217,14 +220,14 @@ def read_reproduction(
         raise InputError(f"{path.name}: {unknown('scale', scale, scales)}")
     size = scales[scale]
     if table.of:
-        cells = _cells_of_others(path, table, size, scale, settings, seeds, device)
+        cells = _cells_of_others(path, table, size, scale, settings, seeds, device, trains)
     else:
         base = with_settings(
             merge(read_toml(path.parent / table.base), changes_of(size.set)), settings
         )
         if device:
             base = with_settings(base, [f"engine.device={device}"])
-        cells = _cells(table, size, base, seeds)
+        cells = _cells(table, size, base, seeds, trains)
     argument = path.stem if path.parent == papers_folder() else str(path)
     changes = [word for setting in settings for word in ("--set", setting)]
     changes += ["--seeds", ",".join(map(str, seeds))] if seeds else []
@@ -232,7 +235,11 @@ def read_reproduction(
 
 
 def _cells(
-    table: ReproductionTable, size: ScaleTable, base: Values, seeds: Sequence[int] | None
+    table: ReproductionTable,
+    size: ScaleTable,
+    base: Values,
+    seeds: Sequence[int] | None,
+    trains: bool,
 ) -> list[Cell]:
     """Returns the cells of a table with its own rows and columns."""
     cells = []
@@ -260,18 +267,20 @@ def _cells(
                 or size.seeds
                 or table.seeds
             )
-            cell = _cell(row.label, column.label, values, cell_seeds)
+            cell = _cell(row.label, column.label, values, cell_seeds, trains)
             shift = size.shift.get(row.label, row.shift)
             cells.append(replace(cell, way=column.way or "test", shift=shift))
     return cells
 
 
-def _cell(row: str, column: str, values: Values, seeds: Sequence[int]) -> Cell:
+def _cell(row: str, column: str, values: Values, seeds: Sequence[int], trains: bool) -> Cell:
     algorithm = values.get("algorithm", {}).get("name", "fedavg")
     if algorithm not in algorithms:
         return Cell(row, column, skipped=f"algorithm '{algorithm}' is not installed")
     resolved = [resolve(merge(values, {"seed": seed}), f"'{row} / {column}'") for seed in seeds]
-    return Cell(row, column, tuple(resolve_device(config) for config in resolved))
+    if trains or resolved[0].engine.device == "auto":
+        resolved = [resolve_device(config) for config in resolved]
+    return Cell(row, column, tuple(resolved))
 
 
 def _cells_of_others(
@@ -282,13 +291,14 @@ def _cells_of_others(
     settings: Sequence[str],
     seeds: Sequence[int] | None,
     device: str | None,
+    trains: bool,
 ) -> list[Cell]:
     """Returns the cells of the other files that a table refers to (`of`)."""
     cells = [
         cell
         for name in table.of
         for cell in read_reproduction(
-            path.parent / f"{name}.toml", scale, settings, seeds, device
+            path.parent / f"{name}.toml", scale, settings, seeds, device, trains
         ).cells
     ]
     rows, columns = size.rows, size.columns or table.columns

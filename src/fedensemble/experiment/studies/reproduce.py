@@ -78,6 +78,7 @@ def reproduce(
     make_callbacks: Callable[[str, int], RunCallbacks],
     finished: Callable[[], None],
     only: Sequence[str] = (),
+    train: bool = True,
 ) -> list[CellResult]:
     """Trains the selected cells that are not finished, and returns the results of all cells.
 
@@ -89,7 +90,10 @@ def reproduce(
         make_callbacks: returns the callbacks of a run for its cell's label and its seed.
         finished: called after each run.
         only: parts of labels; cells whose label contains none of them are not trained.
+        train: if False, nothing is trained, and only finished cells have results.
     """
+    if not train:
+        return [_collected(cell, root) for cell in reproduction.cells]
     cells = [cell for cell in reproduction.cells if cell.configs]
     selected = [cell for cell in cells if is_chosen(cell, only)]
     if only and not selected:
@@ -102,13 +106,13 @@ def reproduce(
     comparison = Comparison(reproduction.name, reproduction.table.metric, rows, seeds)
     row_results = compare(comparison, root, make_callbacks, finished)
     trained = {result.label: result for result in row_results}
-    results = []
-    for cell in reproduction.cells:
-        runs = trained.get(cell.label) or _read_results(cell, root)
-        results.append(
-            CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs)
-        )
-    return results
+    return [_collected(cell, root, trained.get(cell.label)) for cell in reproduction.cells]
+
+
+def _collected(cell: Cell, root: Path, trained: RowResult | None = None) -> CellResult:
+    """Returns the results of a cell: of the runs just trained, or else of those on disk."""
+    runs = trained or _read_results(cell, root)
+    return CellResult(cell, None, runs.failed) if runs and runs.failed else CellResult(cell, runs)
 
 
 def test_shift(
