@@ -108,6 +108,18 @@ def sharing(engine):
     }
 
 
+def personal(engine):
+    """Each rank keeps the personal parts of its own clients, in any order of training."""
+    return {
+        f"personal parts, alternate {alternate}, on {engine}": lambda alternate=alternate: (
+            small_federation(
+                Scaffold(), engine, modes=3, strata=2, personal=["2.*"], alternate=alternate
+            )
+        )
+        for alternate in (False, True)
+    }
+
+
 def robust(engine):
     """Aggregators and attacks get the uploads of all ranks; two of six clients are malicious."""
     return {
@@ -302,6 +314,8 @@ def main(folder):
             **robust("vector"),
             **sharing("loop"),
             **sharing("vector"),
+            **personal("loop"),
+            **personal("vector"),
             **coupled(),
             **models(),
         }.items():

@@ -66,6 +66,12 @@ class EnsembleTable(Table):
     shared: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, description="patterns of the names of parameters that all modes share"
     )
+    personal: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, description="patterns of the names of parameters that clients keep"
+    )
+    alternate: bool | None = Field(
+        default=None, description="visits train personal parameters first, then the others"
+    )
     combine: Combine | None = None
     # None, not 0, for the same reason.
     dropout_samples: int | None = Field(
@@ -75,7 +81,7 @@ class EnsembleTable(Table):
         description="MC-dropout: predictions of each model with dropout active; none by default",
     )
 
-    @field_validator("shared", mode="after")
+    @field_validator("shared", "personal", mode="after")
     @classmethod
     def _empty_is_unset(cls, value: list[str] | None) -> list[str] | None:
         return value or None

@@ -120,6 +120,11 @@ class Algorithm(ABC):
         return lr * ((1 - position) + position * end)
 
     @property
+    def base(self) -> Algorithm:
+        """The algorithm itself, without personal parts (see `core/personal_parts.py`)."""
+        return self
+
+    @property
     def assumes_full_participation(self) -> bool:
         """Whether the algorithm, with these settings, needs all clients in every round."""
         return self.full_participation
@@ -219,6 +224,22 @@ class Algorithm(ABC):
                 message, to a client that has missed no round.
         """
         return payload_bytes(sent)
+
+    def buffer_bytes(self, buffers: Tensor) -> int:
+        """Bytes of one model's running statistics in a message, in each direction."""
+        return self.sent_buffers(buffers).shape[-1] * buffers.element_size()
+
+    def sent_buffers(self, buffers: Tensor) -> Tensor:
+        """The running statistics that travel, of those of whole models [..., R]; usually all."""
+        return buffers
+
+    def whole_buffers(self, sent: Tensor, *, change: bool = False) -> Tensor:
+        """Running statistics [..., R] of whole models, from those that travel.
+
+        Args:
+            change: whether they are a change of running statistics; what does not travel is then 0.
+        """
+        return sent
 
     def encode(self, uploads: Tree, shared_draw: Tensor) -> Tree:
         """The message of one client: its uploads [P], or their encoding in bytes (uint8)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -72,8 +73,14 @@ class LocalProblem:
         )
         self.buffers = buffers
         self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
-        self._steps, self._key, self._drawn = steps, key, 0
+        self.steps, self._key, self._drawn = steps, key, 0
         self._secret, self._secrets = secret, 0
+
+    def with_steps(self, steps: Steps, buffers: Tensor) -> LocalProblem:
+        """The same problem with other gradients and other running statistics."""
+        other = copy(self)
+        other.steps, other.buffers, other.losses = steps, buffers, {}
+        return other
 
     def uniform(self, like: Tensor) -> Tensor:
         """New random values in (0, 1) shaped like `like`, [..., P], such as for compression.
@@ -120,13 +127,13 @@ class LocalProblem:
         algorithms evaluate it at a point other than the one that they update. The state of a visit
         with fewer steps does not change after its last step.
         """
-        for index in range(self._steps.count):
-            active = None if self._steps.active is None else self._steps.active[index]
+        for index in range(self.steps.count):
+            active = None if self.steps.active is None else self.steps.active[index]
 
             def gradient(
                 theta: Tensor, index: int = index, active: Tensor | None = active
             ) -> Tensor:
-                value, (loss, buffers) = self._steps.gradient(index, theta, self.buffers)
+                value, (loss, buffers) = self.steps.gradient(index, theta, self.buffers)
                 self.buffers = (
                     buffers if active is None else torch.where(active, buffers, self.buffers)
                 )

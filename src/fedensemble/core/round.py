@@ -188,7 +188,7 @@ def couple_modes(
     broken = torch.stack([~value.isfinite().all(1) for value in tensors]).any(0)
     if not bool(broken.any()):
         return new
-    name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
+    name = algorithms.name_of(type(algorithm.base)) or type(algorithm.base).__name__
     mode = int(torch.nonzero(broken)[0])
     engine.reject_coupling(
         DivergedError(

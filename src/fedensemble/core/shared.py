@@ -163,11 +163,15 @@ def _pool(result: RoundResult) -> RoundResult:
     return result._replace(uploads=uploads, buffers=mean(result.buffers), cohort=pooled)
 
 
-def check_patterns(patterns: object) -> tuple[str, ...]:
-    """The patterns of shared parameters; raises unless they are a list of texts."""
+def check_patterns(patterns: object, name: str | None = None) -> tuple[str, ...]:
+    """The patterns of parameter names; raises unless they are a list of texts.
+
+    Args:
+        name: of the setting, in messages; by default that of shared parameters.
+    """
     if patterns is None:
         return ()
-    name = setting("ensemble.shared")
+    name = name or setting("ensemble.shared")
     if isinstance(patterns, str):
         raise InputError(
             f"{name} is a list of patterns; got {shorten(patterns)!r}. "

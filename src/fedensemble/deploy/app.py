@@ -99,6 +99,8 @@ def build_client(folder: Path, load: Load, context: Context) -> LocalClient:
     # example, FedMA freezes layers during local training.
     example = data.inputs(data.x[:1].to(model.device), model.dtype)
     algorithm = spec.algorithm.bind(ServerContext(model, example))
+    if spec.config.ensemble.personal:
+        algorithm = spec.with_personal_parts(model, algorithm)
     return LocalClient(model, algorithm, data, work, spec.config.seed)
 
 

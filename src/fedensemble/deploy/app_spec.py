@@ -21,10 +21,11 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import Algorithm
+from ..core.shared import check_patterns
 from ..data.federated import FederatedData
 from ..data.schema import Schema
-from ..errors import InputError
-from ..federation.resolve import select_device
+from ..errors import InputError, setting
+from ..federation.resolve import resolve_personal, select_device
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import count_outputs
 from .requirements import check_requirements
@@ -80,6 +81,19 @@ class AppSpec:
     def algorithm(self) -> Algorithm:
         """The federated algorithm."""
         return build_algorithm(self.config.algorithm)
+
+    def with_personal_parts(self, model: FunctionalModel, algorithm: Algorithm) -> Algorithm:
+        """Returns the algorithm for personal parts, with equal initial ones on all machines."""
+        table = self.config.ensemble
+        name = setting("ensemble.personal")
+        return resolve_personal(
+            check_patterns(table.personal, name),
+            bool(table.alternate),
+            check_patterns(table.shared),
+            model,
+            algorithm,
+            model.init_params(self.config.seed, 1),
+        )
 
     def build_model(self, device: str) -> FunctionalModel:
         """Returns the model as a function, with its loss."""

@@ -131,17 +131,14 @@ class Fleet:
         check_average(self.average, self.algorithm)
         if self.aggregator.gathers:
             self.algorithm = gathering(self.algorithm)
-        note = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
-        if note:
-            logger.warning("%s", note)
+        if table.personal:
+            self.algorithm = spec.with_personal_parts(self.model, self.algorithm)
+            theta, buffers = self.algorithm.start_modes(*initial)
         schedule_state = self.schedule.init(len(roster), config.seed)
-        notes = cohort_notes(base_schedule, schedule_state, settings.min_cohort)
-        if self.algorithm.weighting == "examples":
-            names = [member.name for member in roster.members]
-            notes += weight_notes(names, self.engine.sizes, self.engine.weights)
-        notes += [note] if (note := self.average.note(config.rounds)) else []
-        for note in notes:
-            _warn(note)
+        few = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
+        notes = [few] if few else []
+        notes += cohort_notes(base_schedule, schedule_state, settings.min_cohort)
+        self._warn_of(notes, roster)
         self.state = EnsembleState(
             0,
             self.algorithm.init_mode(theta),
@@ -165,6 +162,16 @@ class Fleet:
             self.state, engine_state = EnsembleState.of(*checkpoint, "cpu")
             self.engine.load_client_state(engine_state)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
+
+    def _warn_of(self, notes: list[str], roster: Roster) -> None:
+        """Logs warnings, and those on the weights of clients and on the average."""
+        if self.algorithm.weighting == "examples":
+            names = [member.name for member in roster.members]
+            notes = notes + weight_notes(names, self.engine.sizes, self.engine.weights)
+        if note := self.average.note(self.spec.config.rounds):
+            notes = [*notes, note]
+        for note in notes:
+            _warn(note)
 
     def describe_clients(self, roster: Roster) -> dict[str, Any]:
         """Returns names and sizes of the clients as they enrolled, for the report."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..client_metrics import evaluate_clients
 from ..config.schema import Config
 from ..data import FederatedData
-from ..federation.training import evaluate_by_client
+from ..federation.federation import Federation
+from ..federation.training import evaluate_by_client, evaluate_own_models, predict_test_rows
 from ..metrics import evaluate, evaluate_modes
 from ..modeling.functional_model import FunctionalModel
 from ..predict import Ensemble, Prediction
@@ -23,7 +24,15 @@ from .storage.run_folder import RunFolder
 # normalizes with the statistics of the test batch.
 AUTHORS_BATCH = 16
 # Keys of the metrics that `evaluate_run` returns, in the record of a round with a test.
-TEST_KEYS = ("test", "modes", "test_last", "test_dropout", "test_clients", "test_new_clients")
+TEST_KEYS = (
+    "test",
+    "modes",
+    "test_last",
+    "test_dropout",
+    "test_clients",
+    "test_new_clients",
+    "test_own",
+)
 # Predictions with up to this number of elements stay on the device while metrics are computed.
 _MAX_ELEMENTS_ON_DEVICE = 100_000_000
 
@@ -70,8 +79,9 @@ def evaluate_run(
 
     The metrics are "test" (ensemble), "modes" (each mode), with an average "test_last" (the current
     modes without it), if the config asks for it, "test_dropout" (ensemble with dropout enabled),
-    and if test rows belong to clients, "test_clients" and "test_new_clients". The prediction is
-    that of "test".
+    and if test rows belong to clients, "test_clients" and "test_new_clients", and for clients with
+    models of their own "test_own". The prediction is that of "test". With personal parameters, the
+    owner of each row predicts it.
     """
     if data.x_test is None or data.y_test is None:
         return {}, None
@@ -82,7 +92,12 @@ def evaluate_run(
         "use fewer test examples, or a GPU or host with more memory",
     ):
         ensemble, last = federation.ensemble, federation.last_ensemble
-        prediction = _predict(config, ensemble, x, y, data.classes)
+        own = federation if isinstance(federation, Federation) else None
+        prediction = (
+            predict_test_rows(own, config.evaluation.batch_size)
+            if own is not None and own.personal
+            else _predict(config, ensemble, x, y, data.classes)
+        )
         metrics: dict[str, Any] = {
             "test": evaluate(prediction, y),
             "modes": evaluate_modes(prediction, y),
@@ -98,6 +113,10 @@ def evaluate_run(
                 prediction,
                 lambda new: _predict(config, ensemble, *new, data.classes),
                 config.report.publish_clients,
+            )
+        if own is not None:
+            metrics |= evaluate_own_models(
+                own, config.report.publish_clients, config.evaluation.batch_size
             )
         return metrics, prediction
 

@@ -25,10 +25,20 @@ from .storage.run_folder import RunFolder
 
 def run_notes(federation: Federation) -> list[str]:
     """Returns notes for the user: assumptions of the algorithm that do not hold, notes of parts."""
-    algorithm, schedule, clients = federation.algorithm, federation.schedule, len(federation.data)
+    algorithm, schedule, clients = (
+        federation.algorithm.base,
+        federation.schedule,
+        len(federation.data),
+    )
     name = algorithms.name_of(type(algorithm)) or type(algorithm).__name__
     notes = [*federation.data.notes, *schedule.notes, *federation.engine.notes, *algorithm.notes]
     notes += [federation.aggregator_note] if federation.aggregator_note else []
+    if federation.personal:
+        notes.append(
+            f"Parameters {', '.join(federation.personal)} are personal: tests use each client's "
+            "own, and the saved modes have the initial ones. fedensemble personalize saves models "
+            "of clients."
+        )
     if federation.attack is not None and federation.malicious is not None:
         attack, count = type(federation.attack), int(federation.malicious.sum())
         attack_name = attacks.name_of(attack) or attack.__name__

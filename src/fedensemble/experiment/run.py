@@ -19,6 +19,7 @@ from ..engines.distributed.process_group import ProcessGroup
 from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation.calibration import check_calibration
 from ..federation.federation import Federation
+from ..federation.mode_bank import own_models
 from ..predict import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
 from .evaluation import (
@@ -190,7 +191,7 @@ def run_steps(
         complete = bool(records) and records[-1]["round"] == federation.round
         metrics = (
             records[-1]
-            if complete
+            if complete or (ranks.size > 1 and federation.algorithm.personal)
             else evaluate_run(config, federation, data)[0] | evaluate_personal(config, federation)
         )
         # After the test, which is without calibration.
@@ -273,6 +274,8 @@ def _train(
         report = yield federation
         record = describe(report)
         if report.round == config.last_test(report.round):
+            if federation.algorithm.personal:
+                own_models(federation)  # collective, as in `follow_rank0`
             metrics, prediction = evaluate_run(config, federation, data)
             final_prediction = prediction if report.round == config.rounds else None
             record |= metrics

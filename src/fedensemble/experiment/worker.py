@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config.schema import Config
 from ..engines.distributed.process_group import ProcessGroup
 from ..errors import RankError
+from ..federation.mode_bank import own_models
 from .interrupt import interruptible
 from .setup import assemble, check_ranks_agree, end_round, resume
 
@@ -20,7 +21,10 @@ def follow_rank0(config: Config, ranks: ProcessGroup) -> None:
                 return
             _, federation, _ = assemble(config, ranks)
             resume(federation, None, ranks)
-            for _ in federation.rounds(config.rounds - federation.round):
+            for report in federation.rounds(config.rounds - federation.round):
+                tested = report.round == config.last_test(report.round)
+                if tested and federation.algorithm.personal:
+                    own_models(federation)  # rank 0 gets the models of this rank's clients
                 save, stop = end_round(ranks, interruption.requested)
                 if save:
                     federation.checkpoint_tensors()  # sends this rank's client state to rank 0

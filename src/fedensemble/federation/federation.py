@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import require_integer
 from ..client_metrics import ClientMetrics
 from ..core.aggregator import Aggregator, check_aggregator, few_clients, gathering
 from ..core.algorithm import Algorithm, algorithms
@@ -33,6 +34,7 @@ from ..errors import (
     InputError,
     StoreError,
     first_line,
+    setting,
 )
 from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
@@ -54,6 +56,7 @@ from . import (
     training,
 )
 from .history import History
+from .mode_bank import ModeBank, own_models
 
 
 class Federation:
@@ -74,6 +77,10 @@ class Federation:
             `clients_per_round` of its own, and the arguments above are ignored.
         shared: patterns of the names of parameters that all modes have in common, such as
             ["body.*"]; they are averaged over all visits of a round. None shares nothing.
+        personal: patterns of the names of parameters that each client keeps for itself, such as
+            ["head.*"], or of BatchNorm layers; they never travel. None for none.
+        alternate: with `personal`, a visit trains the personal parameters first, for all its local
+            steps, and then the others (FedRep); otherwise both together (FedPer).
         participation: which clients reply and when: registered name, or a Participation such as
             `Devices(ask=130)`.
         aggregator: how the uploads of a mode are combined: registered name, or an Aggregator such
@@ -117,6 +124,8 @@ class Federation:
         clients_per_round: int | None = None,
         schedule: str | Schedule = "balanced",
         shared: Sequence[str] | None = None,
+        personal: Sequence[str] | None = None,
+        alternate: bool | None = None,
         participation: resolve.Spec | Participation = "everybody",
         aggregator: resolve.Spec | Aggregator = "mean",
         attack: resolve.Spec | Attack | None = None,
@@ -143,6 +152,8 @@ class Federation:
             check_patterns(shared),
             check_dropout_samples("Federation", dropout_samples),
         )
+        self.personal = check_patterns(personal, setting("ensemble.personal"))
+        self.alternate = resolve.resolve_alternate(alternate, self.personal)
         self.algorithm = resolve.resolve_algorithm(algorithm)
         self.schedule = resolve.resolve_schedule(
             schedule, modes, strata, clients_per_round, len(data)
@@ -179,9 +190,8 @@ class Federation:
             warnings.warn(note, EngineWarning, stacklevel=2)
 
         # The modes and the server.
-        theta, buffers = self.algorithm.start_modes(
-            *self.model.init_params(seed, self.schedule.modes)
-        )
+        initial = self.model.init_params(seed, self.schedule.modes)
+        theta, buffers = self.algorithm.start_modes(*initial)
         check_aggregator(self.aggregator, self.algorithm, theta[0])
         check_average(self.average, self.algorithm)
         memory_limits.check_average_memory(self.average, theta, buffers)
@@ -189,13 +199,18 @@ class Federation:
             self.algorithm = gathering(self.algorithm)
         if self.aggregator_note:
             warnings.warn(self.aggregator_note, AggregatorWarning, stacklevel=2)
+        if self.personal:
+            self.algorithm = resolve.resolve_personal(
+                self.personal, self.alternate, self.shared, self.model, self.algorithm, initial
+            )
+            theta, buffers = self.algorithm.start_modes(*initial)
         probe(self.algorithm, theta[0])
         self._shared = resolve.resolve_shared(
             self.shared, self.model, self.algorithm, self.schedule, theta[0]
         )
         if self._shared is not None:
             theta, buffers = self._shared.copy_first(theta, buffers)
-        buffer_bytes = buffers[0].numel() * buffers.element_size()
+        buffer_bytes = self.algorithm.buffer_bytes(buffers)
         self.costs = Costs(self.algorithm, theta[0], buffer_bytes, data.size, self.work, seed)
         self.state = EnsembleState(
             0,
@@ -205,10 +220,19 @@ class Federation:
             participation_state,
             self.average.init(theta, buffers),
         )
+        self._start_records()
+        # Raises now, not after training, if `combine` is wrong.
+        self._make_ensemble(NO_AVERAGE)
+        preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
+
+    def _start_records(self) -> None:
+        """Sets the history and what is kept between rounds, none of which changes training."""
         # The outcome of the next round, with the state that it was computed from.
         self._outcome: tuple[EnsembleState, Outcome] | None = None
         # The plan of a later round, with the schedule's state and the round that it is for.
         self._prefetched: tuple[Tree, int, Plan] | None = None
+        # The models of all clients, with the state that they belong to.
+        self._own: tuple[EnsembleState, ModeBank] | None = None
         self.history = History()
         # The last calibration, with the state that it is for.
         self._calibrated: tuple[EnsembleState, Calibration] | None = None
@@ -217,9 +241,6 @@ class Federation:
         # Wall-clock time of the rounds; of runs that advance together, this run's share.
         self.seconds = 0.0
         self.trained_together = 1  # runs in the largest batch so far, this one included
-        # Raises now, not after training, if `combine` is wrong.
-        self._make_ensemble(NO_AVERAGE)
-        preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
 
     def __repr__(self) -> str:
         """The algorithm, the modes, the clients and the round, on one line."""
@@ -232,7 +253,8 @@ class Federation:
         return federation_table(self, self._algorithm_name())
 
     def _algorithm_name(self) -> str:
-        return algorithms.name_of(type(self.algorithm)) or type(self.algorithm).__name__
+        kind = type(self.algorithm.base)
+        return algorithms.name_of(kind) or kind.__name__
 
     @property
     def aggregator_note(self) -> str:
@@ -293,14 +315,28 @@ class Federation:
         """
         return training.evaluate_federation(self, x, y, ood, **options)
 
-    def evaluate_clients(self, *, new: bool = False, **options: Any) -> ClientMetrics:
+    def evaluate_clients(
+        self, *, new: bool = False, own: bool | None = None, **options: Any
+    ) -> ClientMetrics:
         """Metrics of each client on its own test rows, `data.test_owner`.
 
         Args:
-            new: whether to test the clients that are not trained on, `data.new_clients`.
+            new: whether to test the clients that are not trained on, `data.new_clients`. They have
+                no models of their own.
+            own: whether each client predicts with its own models, see `personal_models`; by
+                default, if there are personal parameters.
             options: of `Ensemble.predict`.
         """
-        return training.evaluate_federation_clients(self, new=new, **options)
+        return training.evaluate_federation_clients(self, new=new, own=own, **options)
+
+    def personal_ensemble(self, client: int) -> Ensemble:
+        """The ensemble of a client's own K models; see `personal_models`."""
+        index = require_integer("personal_ensemble()", "client", client, 0)
+        if index >= len(self.data):
+            raise InputError(
+                f"personal_ensemble() needs a client below {len(self.data)}; got {index}."
+            )
+        return own_models(self).of_client(index)
 
     def calibrate(self, alpha: float = 0.1, **settings: Any) -> Calibration:
         """Calibrates the current modes by the clients' calibration rows; returns the result.
@@ -313,6 +349,11 @@ class Federation:
             alpha: share of targets that may be outside of prediction sets or intervals.
             settings: method, temperature, scope and others; see `CalibrationSettings`.
         """
+        if self.personal:
+            raise InputError(
+                "calibrate() calibrates one ensemble for all clients, and with personal parameters "
+                "each client has another."
+            )
         try:
             chosen = CalibrationSettings(alpha=alpha, **settings)
         except TypeError as error:
@@ -541,7 +582,7 @@ class Federation:
     def settings(self) -> dict[str, Any]:
         """The arguments without model and data, as values that a file can hold."""
         return serialization.settings_of(
-            self.algorithm,
+            self.algorithm.base,
             self.schedule,
             self.participation,
             self.aggregator,
@@ -551,6 +592,8 @@ class Federation:
             self.model,
             self._engine,
             shared=self.shared,
+            personal=self.personal,
+            alternate=self.alternate,
             combine=self.combine,
             dropout_samples=self.dropout_samples,
             seed=self.seed,

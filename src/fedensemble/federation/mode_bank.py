@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..predict import Ensemble
+from ..predict import Ensemble, Prediction
+
+if TYPE_CHECKING:
+    from .federation import Federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,10 @@ class ModeBank:
         order = torch.cat(places).argsort()
         return torch.cat(parts, 2)[:, :, order]
 
+    def predict(self, x: Tensor, owner: Tensor, batch_size: int = 1024) -> Prediction:
+        """The predictions of the owners' ensembles of K models; the arguments are as above."""
+        return self.ensemble._combine_outputs(self.outputs(x, owner, batch_size))
+
     def start(self, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Models [M, P], statistics [M, R], and the row of each client's chosen mode in them, [N].
 
@@ -63,6 +71,21 @@ class ModeBank:
         device = self.theta.device
         chosen = (clients.to(device), choice.to(device))
         return self.theta[chosen], self.buffers[chosen], clients
+
+
+def own_models(federation: Federation) -> ModeBank:
+    """The K modes as each client has them now.
+
+    The models are kept until the next round. With torchrun, making them is a collective call.
+    """
+    if federation._own is not None and federation._own[0] is federation.state:
+        return federation._own[1]
+    ensemble = federation.uncalibrated
+    bank = ModeBank(ensemble)
+    if federation.algorithm.personal:
+        bank = ModeBank(ensemble, *federation.personal_models(range(len(federation.data))))
+    federation._own = (federation.state, bank)
+    return bank
 
 
 def with_models(ensemble: Ensemble, theta: Tensor, buffers: Tensor) -> Ensemble:

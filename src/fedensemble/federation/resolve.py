@@ -17,6 +17,7 @@ from ..core.average import Average, averages
 from ..core.batches import LastBatch, LocalWork
 from ..core.engine import ENGINE_ARGUMENTS, Engine, engines
 from ..core.participation import Participation, participations
+from ..core.personal_parts import PersonalParts, WithPersonalParts, check_personal
 from ..core.schedule import Schedule, check_number, schedules
 from ..core.shared import Shared
 from ..core.shared_checks import check_server_update, check_sharing
@@ -219,6 +220,47 @@ def resolve_shared(
     check_sharing(algorithm, schedule, theta)
     check_server_update(algorithm, theta)
     return shared.to(model.device)
+
+
+def resolve_alternate(alternate: bool | None, personal: tuple[str, ...]) -> bool:
+    """Whether visits train the personal parameters first; raises if there are none."""
+    if alternate is not None and not isinstance(alternate, bool):
+        raise InputError(f"{setting('ensemble.alternate')} is true or false; got {alternate!r}.")
+    if alternate and not personal:
+        raise InputError(
+            f"{setting('ensemble.alternate')} needs {setting('ensemble.personal')}, the parameters "
+            "that are trained first, such as ['head.*']."
+        )
+    return bool(alternate)
+
+
+def resolve_personal(
+    patterns: tuple[str, ...],
+    alternate: bool,
+    shared: tuple[str, ...],
+    model: FunctionalModel,
+    algorithm: Algorithm,
+    initial: tuple[Tensor, Tensor],
+) -> Algorithm:
+    """The algorithm for models with personal parts.
+
+    Args:
+        patterns: of the names of personal parameters.
+        alternate: whether visits train them first.
+        shared: patterns of shared parameters.
+        initial: parameters [K, P] and running statistics [K, R] of new models.
+    """
+    if shared:
+        raise InputError(
+            f"{setting('ensemble.personal')} and {setting('ensemble.shared')} cannot be used "
+            "together: leave one of them out."
+        )
+    check_personal(algorithm)
+    first = (initial[0][0], initial[1][0])
+    parts = PersonalParts.of(
+        patterns, model.theta_layout, model.buffer_layout, first, alternate=alternate
+    )
+    return WithPersonalParts(algorithm, parts)
 
 
 def resolve_engine_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _SETTINGS = (
     "engine",
     "engine_options",
     "shared",
+    "personal",
+    "alternate",
     "combine",
     "dropout_samples",
     "device",
@@ -51,6 +53,8 @@ _ADDED_LATER = {
     "attack",
     "average",
     "shared",
+    "personal",
+    "alternate",
     "dropout_samples",
 }
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -77,6 +81,8 @@ def settings_of(
     engine: tuple[str, dict[str, Any]],
     *,
     shared: tuple[str, ...],
+    personal: tuple[str, ...],
+    alternate: bool,
     combine: str | None,
     dropout_samples: int,
     seed: int,
@@ -101,6 +107,8 @@ def settings_of(
         "engine": engine[0],
         "engine_options": engine[1],
         "shared": list(shared),
+        "personal": list(personal),
+        "alternate": alternate,
         "combine": combine,
         "dropout_samples": dropout_samples,
         "device": str(model.device),
@@ -147,6 +155,8 @@ def read_arguments(
     settings.setdefault("aggregator", {"name": "mean"})
     settings.setdefault("attack", NO_ATTACK)
     settings.setdefault("shared", [])
+    settings.setdefault("personal", [])
+    settings.setdefault("alternate", False)
     settings.setdefault("average", {"name": "none"})
     settings.setdefault("dropout_samples", 0)
     for name in (*_BY_NAME, "loss"):

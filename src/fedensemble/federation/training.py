@@ -7,15 +7,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..arguments import require_integer
 from ..client_metrics import ClientMetrics, evaluate_clients
 from ..core.types import RoundReport
 from ..data import FederatedData
+from ..data.client_rows import NOBODY
 from ..errors import InputError, UntrainedWarning
 from ..metrics import evaluate, evaluate_modes
 from ..predict import Prediction
+from .mode_bank import own_models
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -98,7 +101,11 @@ def evaluate_federation(
     if x is not None:
         return evaluate(federation.predict(x, **options), y, ood=others)
     inputs, targets = _test_set(federation)
-    prediction = federation.predict(inputs, **{**_test_clients(federation), **options})
+    prediction = (
+        predict_test_rows(federation, **options)
+        if federation.personal
+        else federation.predict(inputs, **{**_test_clients(federation), **options})
+    )
     metrics = evaluate(prediction, targets)
     # Metrics with dropout, for example, are no part of the usual curve, and neither are those after
     # calibration: its other points are without it.
@@ -140,6 +147,7 @@ def _record_test(
     tests |= evaluate_by_client(
         federation.data, prediction, lambda new: federation.uncalibrated.predict(new[0])
     )
+    tests |= evaluate_own_models(federation)
     federation.history.add_test(federation.round, tests)
 
 
@@ -171,8 +179,52 @@ def evaluate_by_client(
     return tests
 
 
+def evaluate_own_models(
+    federation: Federation, publish: bool = True, batch_size: int = 1024
+) -> dict[str, dict[str, float]]:
+    """The summary "test_own" of clients' own models on their test rows; empty without own models.
+
+    Args:
+        publish: whether values of single clients may be in the result.
+        batch_size: inputs per forward pass.
+    """
+    data = federation.data
+    owner = data.test_owner
+    if not federation.algorithm.personal or owner is None or not bool((owner >= 0).any()):
+        return {}
+    x, y, owner = _rows_of_clients(data)
+    prediction = own_models(federation).predict(x, owner, batch_size)
+    own = evaluate_clients(prediction, y, owner, len(data))
+    return {"test_own": own.summary(publish)}
+
+
+def _rows_of_clients(data: FederatedData) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and owners of the test rows that belong to a client."""
+    assert data.x_test is not None
+    assert data.y_test is not None
+    assert data.test_owner is not None
+    known = data.test_owner >= 0
+    return data.x_test[known], data.y_test[known], data.test_owner[known].cpu()
+
+
+def predict_test_rows(federation: Federation, batch_size: int = 1024, **options: Any) -> Prediction:
+    """The prediction for the test set, each row by the models of the client that it belongs to.
+
+    Rows of no client are predicted with the initial personal parameters.
+    """
+    if options:
+        raise InputError(
+            f"Clients' own models predict without {', '.join(options)}, of which only the modes "
+            "know."
+        )
+    x, _ = _test_set(federation)
+    owner = federation.data.test_owner
+    owner = torch.full((len(x),), NOBODY) if owner is None else owner.cpu()
+    return own_models(federation).predict(x, owner, batch_size)
+
+
 def evaluate_federation_clients(
-    federation: Federation, *, new: bool, **options: Any
+    federation: Federation, *, new: bool, own: bool | None, **options: Any
 ) -> ClientMetrics:
     """Metrics of each client; see `Federation.evaluate_clients`."""
     data = federation.data.new_clients if new else federation.data
@@ -186,6 +238,13 @@ def evaluate_federation_clients(
             "The test rows of these data belong to no client: use partition(), or pass x_test, "
             "y_test and test_owner to FederatedData."
         )
+    if own or (own is None and federation.personal and not new):
+        if new:
+            raise InputError(
+                "New clients have no models of their own: make some with fe.personalize()."
+            )
+        prediction = predict_test_rows(federation, **options)
+        return evaluate_clients(prediction, y, data.test_owner, len(data))
     options = {**({} if new else _test_clients(federation)), **options}
     return evaluate_clients(federation.predict(x, **options), y, data.test_owner, len(data))
 

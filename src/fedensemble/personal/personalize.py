@@ -12,7 +12,7 @@ from ..data.client_rows import ClientRows
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line
 from ..federation.federation import Federation
-from ..federation.mode_bank import ModeBank
+from ..federation.mode_bank import ModeBank, own_models
 from ..metrics import MIN_PROBABILITY
 from .local_steps import train_own_models
 from .result import Personalization
@@ -72,13 +72,13 @@ def personalize(federation: Federation, method: str = "select", **settings: Any)
             "them with FederatedData.with_calibration(0.1) before training, or set "
             "data.calibration."
         )
-    known = _compare(federation, data, own_models=True)
-    best = int(known.total.argmin())
+    compared = _compare(federation, data, known=True)
+    best = int(compared.total.argmin())
     new = None
     if data.new_clients is not None:
-        compared = _compare(federation, data.new_clients, own_models=False)
-        new = _personalize(federation, data.new_clients, compared, chosen, best, _NEW)
-    return _personalize(federation, data, known, chosen, best, _KNOWN, new)
+        theirs = _compare(federation, data.new_clients, known=False)
+        new = _personalize(federation, data.new_clients, theirs, chosen, best, _NEW)
+    return _personalize(federation, data, compared, chosen, best, _KNOWN, new)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +97,10 @@ class _Comparison:
         return self.loss.sum(0)
 
 
-def _compare(federation: Federation, data: FederatedData, *, own_models: bool) -> _Comparison:
+def _compare(federation: Federation, data: FederatedData, *, known: bool) -> _Comparison:
     """Evaluates the K modes on the clients' validation rows, each client its own versions."""
     ensemble = federation.uncalibrated
-    bank = ModeBank(ensemble)
-    if own_models and federation.algorithm.personal:
-        bank = ModeBank(ensemble, *federation.personal_models(range(len(data))))
+    bank = own_models(federation) if known else ModeBank(ensemble)
     modes = len(ensemble)
     rows: ClientRows | None = data.calibration
     empty = torch.empty(0, dtype=torch.float64)
@@ -157,10 +155,7 @@ def _personalize(
         method=settings.method,
         weights=weights,
         rows=rows,
-        # Models of their own are with the clients already.
-        bytes_down=(
-            clients * compared.bank.ensemble.prediction_bytes if compared.bank.theta is None else 0
-        ),
+        bytes_down=clients * _download(federation, compared.bank),
         bank=compared.bank,
         theta=theta,
         buffers=buffers,
@@ -182,3 +177,13 @@ def _weights(compared: _Comparison, settings: PersonalSettings, clients: int) ->
     if settings.method == "posterior":
         return posterior_weights(loss, owner, clients)
     return select_weights(loss, owner, clients)
+
+
+def _download(federation: Federation, bank: ModeBank) -> int:
+    """Bytes that a client receives: K models, what is not personal of them, or nothing."""
+    if federation.personal:
+        sent = federation.algorithm.broadcast(federation.state.modes)["theta"]
+        statistics = federation.algorithm.buffer_bytes(federation.state.buffers)
+        return len(bank) * (sent.shape[-1] * sent.element_size() + statistics)
+    # Models of their own are with the clients already.
+    return bank.ensemble.prediction_bytes if bank.theta is None else 0

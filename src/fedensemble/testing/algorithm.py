@@ -5,15 +5,19 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
+from ..core.personal_parts import check_personal
+from ..core.probe import probe
 from ..core.round import Request, finish_round
 from ..core.types import Plan, RoundReport
 from ..engines.local.local_engine import LocalEngine
+from ..errors import InputError
 from ..federation.federation import Federation
 from ..flat_params import Tree, select_rows
 from .arithmetic import check_arithmetic
@@ -27,6 +31,8 @@ from .toy_problems import small_federation, train
 _ROUNDS = 5
 # the contracts checked on each engine
 _CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")
+# the personal parameters of the small model: its last layer
+_PERSONAL = ("2.*",)
 # Pairs of modes and strata. With fewer strata than modes, some mode is idle in every round.
 _ENSEMBLES = ((1, 1), (4, 2))
 
@@ -57,6 +63,9 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
         check_base_method(method, name, runs[1])
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
+        if can_train_personal_parts(method):
+            check_personal_parts(method, name)
+            passed.append(f"personal parts, engine '{name}'")
         passed += [f"{what}, engine '{name}'" for what in _CONTRACTS]
     return passed
 
@@ -66,10 +75,52 @@ def simulation_engines() -> list[str]:
     return [name for name in engines if issubclass(engines[name], LocalEngine)]
 
 
-def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
+def can_train_personal_parts(algorithm: Algorithm) -> bool:
+    """Whether an algorithm can train models with personal parts."""
+    try:
+        check_personal(algorithm)
+    except InputError:
+        return False
+    return True
+
+
+def check_personal_parts(algorithm: Algorithm, engine: str) -> None:
+    """Checks runs with personal parts, trained together with the body and before it.
+
+    The engine agrees with 'loop', a run can be resumed, a client's personal part changes only when
+    the client trains the mode, and only the body travels.
+    """
+    modes, strata = _ENSEMBLES[-1]
+    for alternate in (False, True):
+        options = {"personal": _PERSONAL, "alternate": alternate}
+        run = train(small_federation(algorithm, engine, modes, strata, **options), _ROUNDS)
+        check_agreement(algorithm, engine, run, strata, **options)
+        check_resume(algorithm, engine, run, strata, **options)
+        what = f"{_name(algorithm)}, engine '{engine}', personal parts"
+        before = remembered(run.engine)
+        plan = run.next_request().plan
+        train(run, 1)
+        now = remembered(run.engine)
+        visited = {
+            f"client {client}, mode {mode}"
+            for client, mode in zip(plan.client.tolist(), plan.mode.tolist(), strict=True)
+        }
+        others = {n: row for n, row in before.items() if n.partition(" of ")[2] not in visited}
+        require_equal(
+            {name: now[name] for name in others}, others, f"{what} of clients that did not train"
+        )
+        size = len(run.model.theta_layout.flatten(dict(run.model.build(0).named_parameters())))
+        sent = probe(run.algorithm, run.state.modes["theta"][0]).sent["theta"]
+        body = sent.shape[-1]
+        require(body < size, f"{what}: {body} of {size} parameters travel")
+
+
+def check_agreement(
+    algorithm: Algorithm, engine: str, run: Federation, strata: int, **options: Any
+) -> None:
     """Checks that the engine agrees with 'loop' and that a seed determines every bit of a run."""
     modes = run.schedule.modes
-    again = train(small_federation(algorithm, engine, modes, strata), _ROUNDS)
+    again = train(small_federation(algorithm, engine, modes, strata, **options), _ROUNDS)
     require_equal(
         again.tensors(),
         run.tensors(),
@@ -77,7 +128,7 @@ def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: 
     )
     if engine == "loop":
         return
-    reference = train(small_federation(algorithm, "loop", modes, strata), _ROUNDS)
+    reference = train(small_federation(algorithm, "loop", modes, strata, **options), _ROUNDS)
     what = (
         f"{_name(algorithm)}, {modes} modes: engine '{engine}' disagrees with 'loop' after "
         f"{_ROUNDS} rounds"
@@ -86,10 +137,12 @@ def check_agreement(algorithm: Algorithm, engine: str, run: Federation, strata: 
     require_close(remembered(run.engine), remembered(reference.engine), f"{what} in client memory")
 
 
-def check_resume(algorithm: Algorithm, engine: str, run: Federation, strata: int) -> None:
+def check_resume(
+    algorithm: Algorithm, engine: str, run: Federation, strata: int, **options: Any
+) -> None:
     """Checks that a saved, loaded and continued run equals an uninterrupted one bit for bit."""
     modes = run.schedule.modes
-    first = train(small_federation(algorithm, engine, modes, strata), _ROUNDS // 2)
+    first = train(small_federation(algorithm, engine, modes, strata, **options), _ROUNDS // 2)
     with tempfile.TemporaryDirectory() as folder:
         first.save(folder)
         second = Federation.load(

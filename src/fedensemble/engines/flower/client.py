@@ -120,6 +120,8 @@ class LocalClient:
         buffers = sent.pop(
             BUFFERS, torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         )
+        # Personal running statistics do not travel: the visit replaces them by the client's own.
+        buffers = self.algorithm.whole_buffers(buffers)
         inputs, result = self.run_visit(visit, sent, buffers, previous_state)
         new_state = select_rows(result.memory, 0)
         loss, first_bad_step = summarize_losses(result, inputs)
@@ -130,8 +132,8 @@ class LocalClient:
             self.model.dtype
         )
         upload = self.algorithm.encode(select_rows(result.uploads, 0), uniform_draw)
-        if len(buffers):
-            upload = {**upload, BUFFERS: result.buffers[0] - buffers}
+        if len(change := self.algorithm.sent_buffers(result.buffers[0] - buffers)):
+            upload = {**upload, BUFFERS: change}
         state_lost = bool(new_state) and visit.counted >= 0 and previous_state is None
         metrics = {
             "examples": self.examples,

@@ -116,10 +116,11 @@ class FlowerEngine(Engine):
         )
         reference = expected_uploads(algorithm, sent, buffers, uniform_draw)
         inputs = _RoundInputs(algorithm, reference, buffers, uniform_draw)
-        bytes_down = payload_bytes({**sent, BUFFERS: buffers})
+        bytes_down = payload_bytes({**sent, BUFFERS: algorithm.sent_buffers(buffers)})
         pending = _PendingRound(round, inputs, bytes_down, skipped, self.recent_lengths)
         self._pending = pending
-        messages, visits = self._build_messages(sent, buffers, plan.select(~suspended), round)
+        travelling = algorithm.sent_buffers(buffers)
+        messages, visits = self._build_messages(sent, travelling, plan.select(~suspended), round)
         replies, pending.passed, pending.failed = self.collector.collect(
             messages, visits, self._validate, self.log
         )

@@ -121,13 +121,18 @@ def validate_reply(
     claimed = read_metric(content, "examples", int)
     if claimed != examples:
         raise UnreadableError(f"it claims {claimed} examples, and was enrolled with {examples}")
-    mode_reference = select_rows(reference, mode)
+    mode_reference, travelling = (
+        select_rows(reference, mode),
+        algorithm.sent_buffers(buffers[mode]),
+    )
     expected = {
         **algorithm.encode(mode_reference, uniform_draw[mode]),
-        **({BUFFERS: buffers[mode]} if buffers.shape[-1] else {}),
+        **({BUFFERS: travelling} if len(travelling) else {}),
     }
     received = unpack(content, UPLOAD, expected)
-    buffer_change = received.get(BUFFERS, torch.zeros_like(buffers[mode]))
+    buffer_change = algorithm.whole_buffers(
+        received.get(BUFFERS, torch.zeros_like(travelling)), change=True
+    )
     try:
         uploads = algorithm.decode(
             {name: value for name, value in received.items() if name != BUFFERS},

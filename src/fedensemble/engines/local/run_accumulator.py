@@ -115,7 +115,7 @@ class RunAccumulator:
         population = len(engine.host_sizes)
         total = population if algorithm.weighting == "uniform" else int(engine.host_sizes.sum())
         cohort = self.means.cohort(population, total, to_device_async(shared_draw, buffers.device))
-        buffer_bytes = torch.full((len(buffers), 1), buffers.shape[-1] * buffers.element_size())
+        buffer_bytes = torch.full((len(buffers), 1), algorithm.buffer_bytes(buffers))
         upload_bytes = torch.as_tensor(bytes_up(algorithm, uploads, sent, shared_draw)).cpu()
         return RoundResult(
             uploads=uploads,
@@ -134,7 +134,7 @@ class RunAccumulator:
         the kernels that are still running.
         """
         algorithm, sent, buffers, plan, _ = self.request
-        buffer_bytes = buffers.shape[-1] * buffers.element_size()
+        buffer_bytes = algorithm.buffer_bytes(buffers)
         if not takes_optional_argument(type(algorithm), "download_bytes"):
             size = torch.as_tensor(bytes_down(algorithm, sent, {}, shared_draw)).expand(
                 len(buffers), 1

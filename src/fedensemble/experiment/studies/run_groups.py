@@ -103,6 +103,9 @@ def batch_key(federation: Federation, unbatchable: Collection[Hashable] = ()) ->
     engine, data, model = federation.engine, federation.data, federation.model
     if not isinstance(engine, LocalEngine) or not engine.batched:
         return None
+    # The engine takes the initial personal parts of a run from its algorithm.
+    if federation.personal:
+        return None
     if data.x.nbytes > _max_data_bytes(model.device) / 4:
         return None
     data_format = (

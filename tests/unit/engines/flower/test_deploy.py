@@ -185,6 +185,35 @@ def test_a_fleet_shares_parameters_as_its_config_says(tmp_path, monkeypatch):
     assert summary["prediction_bytes"] == federation.ensemble.prediction_bytes
 
 
+@pytest.mark.parametrize("alternate", [False, True])
+def test_a_fleet_keeps_personal_parts_as_its_config_says(alternate, tmp_path):
+    """Also if server and clients are stopped after two rounds and started again."""
+    table = {**VALUES["ensemble"], "personal": ["layers.1.*"], "alternate": alternate}
+    config = resolve({**VALUES, "algorithm": {"name": "fedavg"}, "ensemble": table})
+    write_app(config, tmp_path / "app")
+    spec, store = read_app_spec(tmp_path / "app" / "fleet"), RunFolder(tmp_path / "run")
+
+    def grid():
+        made = grid_of(tmp_path / "app")
+        for number, node in made.nodes.items():
+            node.config = {"memory-dir": str(tmp_path / f"node-{number}")}
+        return made
+
+    store.claim(spec.config)
+    fleet = fleet_module.Fleet(grid(), spec, Settings.read(settings(tmp_path)), store)
+    fleet.train_one_round()
+    fleet.train_one_round()
+    store.release()
+    run_fleet(grid(), spec, settings(tmp_path))
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    records = federation.history.records
+    assert summary["bytes_up"] == sum(record["bytes_up"] for record in records)
+
+
 @pytest.mark.parametrize(
     "average", [{"name": "snapshots", "count": 2}, {"name": "swag", "start": 1, "samples": 3}]
 )

@@ -11,12 +11,14 @@ from flwr.app import Array
 from torch import nn
 
 import fedensemble as fe
+from fedensemble.checkpoint_file import read_checkpoint
 from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.reply_validation import Limits
 from fedensemble.errors import InputError
 from fedensemble.participation.quotas import first_to_finish, quotas
+from fedensemble.testing.assertions import remembered
 from fedensemble.testing.toy_problems import classification, small_federation, small_model, train
 
 from .fake import FIRST_NODE, FakeFleet
@@ -261,6 +263,68 @@ def test_a_client_that_lost_its_memory_says_so_unless_it_has_a_folder(tmp_path):
         [(_, log)] = fleet.rounds(1)
         assert log.forgot == ([] if folder else ["partition-4"])
     assert len(list((tmp_path / "memory").rglob("*.safetensors"))) == 6 * 2, "old memory is deleted"
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_personal_parts_stay_with_the_client_and_outlive_its_process(alternate, tmp_path):
+    """The head and BatchNorm, with its running statistics, are never in a message."""
+
+    def model():
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+    def make():
+        data = fe.FederatedData.from_clients([classification().client(i) for i in range(3)])
+        return fe.Federation(
+            model,
+            data,
+            fe.FedAvgM(lr=0.1),
+            modes=2,
+            engine="loop",
+            batch_size=3,
+            dtype=torch.float64,
+            personal=["1.*", "3.*"],
+            alternate=alternate,
+        )
+
+    federation = make()
+    fleet = FakeFleet(federation)
+    for client in range(3):
+        fleet.node(client).config = {"memory-dir": str(tmp_path / str(client))}
+    first = fleet.rounds(3)
+    for client in range(3):
+        fleet.node(client).state.clear()  # its process is gone; the folder is there
+    logs = [*first, *fleet.rounds(3)]
+    reports = list(federation.rounds(6))
+    close(fleet, federation)
+    body = 8 * (4 * 5 + 5)
+    for (mine, log), theirs in zip(logs, reports, strict=True):
+        assert not log.forgot
+        assert mine.bytes_up == theirs.bytes_up == body * len(mine.plan.client)
+        assert mine.bytes_down == theirs.bytes_down == mine.bytes_up
+    arrays = {
+        name
+        for message in fleet.grid.sent
+        for record in message.content.array_records.values()
+        for name in record
+    }
+    assert arrays == {"theta"}
+    assert {
+        len(m.content["model"]["theta"].numpy()) for m in fleet.grid.sent if "model" in m.content
+    } == {25}
+    # What the clients keep is what the loop engine keeps.
+    state = remembered(federation.engine)
+    kept = {name: row for name, row in state.items() if name.endswith("client 2, mode 1")}
+    [file] = [
+        f
+        for f in (tmp_path / "2").rglob("*.safetensors")
+        if f.parent.name == "1"
+        and f.stem == str(max(int(g.stem) for g in f.parent.glob("*.safetensors")))
+    ]
+    stored = read_checkpoint(file)[0]
+    for name, row in kept.items():
+        torch.testing.assert_close(stored[name.partition(" of ")[0]], row, rtol=0, atol=1e-12)
+    assert len(stored["personal part"]) == 2 * 5 + 5 * 3 + 3
+    assert len(stored["personal statistics"]) == 2 * 5
 
 
 def test_messages_are_as_long_for_twenty_modes_as_for_one():
