@@ -10,6 +10,9 @@ from torch import nn
 import fedensemble as fe
 from fedensemble import InputError, prng
 from fedensemble.config.schema import resolve
+from fedensemble.distillation.distill import DistillSettings
+from fedensemble.experiment.distilled_run import distill_run
+from fedensemble.experiment.run import run
 from fedensemble.federation.serialization import read_arguments
 from fedensemble.models.augment import PadCropFlip
 from fedensemble.testing.toy_problems import FEATURES, classification, labels, numbers
@@ -229,3 +232,24 @@ def test_calibration_is_of_what_predicts():
     made.calibrate(alpha=0.3)
     prediction = made.predict(numbers(10, FEATURES))
     assert prediction.sets.shape == (10, CLASSES) and len(prediction.members) == 8
+
+
+def test_a_student_of_mc_dropout_predicts_once(tmp_path):
+    made = federation(modes=1, rounds=6)
+    x = numbers(60, FEATURES)
+    student = made.ensemble.distill(x, epochs=2)
+    assert student.dropout_samples == 0 and len(student.predict(x).members) == 1
+
+
+def test_a_distilled_run_of_mc_dropout_is_loaded_without_masks(tmp_path):
+    values = {
+        "rounds": 2,
+        "data": {"source": "digits", "clients": 9, "partition": "iid", "server_share": 0.1},
+        "model": {"name": "mlp", "hidden": [4], "dropout": 0.2},
+        "ensemble": {"modes": 1, "strata": 1, "clients_per_round": 3, "dropout_samples": 3},
+        "engine": {"device": "cpu"},
+    }
+    run(resolve(values), tmp_path / "run")
+    folder, _ = distill_run(tmp_path / "run", tmp_path / "student", DistillSettings(epochs=1))
+    assert fe.load_ensemble(tmp_path / "run").prediction_models == 3
+    assert fe.load_ensemble(folder).prediction_models == 1

@@ -112,6 +112,7 @@ def distill(
     distilled.predictor_buffers = distilled.buffers.unsqueeze(1)
     distilled.shared = distilled.calibration = None
     distilled.dirichlet = settings.kind == "dirichlet"
+    distilled.dropout_samples = 0  # the student has learned the mean over the masks
     return Distilled(distilled, losses, start)
 
 
