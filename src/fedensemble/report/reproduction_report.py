@@ -57,8 +57,9 @@ def write_reproduction(
     """Writes the files of a reproduced table or figure; returns the table.
 
     The files are table.md, table.csv, table.tex, one row per run in runs.csv, references.bib, the
-    figures as PNG, PDF and SVG, runs.json and results.json. All but results.json have the same
-    bytes for the same input file, seeds and machine, apart from the seconds in runs.csv.
+    figures as PNG, PDF and SVG, runs.json, results.json, and for some reports values.json with the
+    result of each seed. All but results.json have the same bytes for the same input file, seeds and
+    machine, apart from the seconds in runs.csv.
 
     Args:
         root: the folder of the runs; runs.json lists their folders relative to it.
@@ -81,6 +82,8 @@ def write_reproduction(
     }
     for name, content in files.items():
         write_bytes(folder / name, content.encode())
+    if shown.values:
+        write_json(folder / "values.json", shown.values)
     runs = {
         r.cell.label: [_relative(path, root) for path in r.runs.folders]
         for r in results

@@ -136,6 +136,9 @@ def test_the_page_and_its_numbers(study, tmp_path):
     # Clean, all, by severity and by corruption; two sets out of distribution by five scores.
     assert len(own) == 3 * (1 + 1 + 5 + 14) + 2 * 5 * 4
     assert own["Fashion-MNIST/energy/fpr95"]["seeds"] == "2"
+    by_seed = read_table(tmp_path / "values.json")["MNIST"]["MC-dropout"]["corrupted/nll"]
+    mean = float(own["corrupted/nll"]["mean"])
+    assert list(by_seed) == ["0", "1"] and np.mean([*by_seed.values()]) == pytest.approx(mean)
     first = (tmp_path / "table.md").read_bytes()
     assert (tmp_path / "severity.png").is_file() and (tmp_path / "ood.png").is_file()
     write_reproduction(tmp_path, reproduction, results, root, 9.0, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import matplotlib as mpl
@@ -39,7 +39,8 @@ class GridEntry(NamedTuple):
 class PaperReport:
     """The content of a report: a table to read, a table for programs, figures and notes.
 
-    `best` has (row, column) of the best cells of the table to read.
+    `best` has (row, column) of the best cells of the table to read, and `values` the result of each
+    seed, for values.json.
     """
 
     table: TextTable
@@ -47,6 +48,7 @@ class PaperReport:
     figures: Mapping[str, Figure]
     notes: Sequence[str] = ()
     best: Collection[tuple[int, int]] = ()
+    values: Mapping[str, object] = field(default_factory=dict)
 
 
 def grid(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:

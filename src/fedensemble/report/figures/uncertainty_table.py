@@ -93,7 +93,10 @@ def uncertainty(reproduction: Reproduction, results: Sequence[CellResult]) -> Pa
     if sets := _ood_sets(study):
         figures["ood.png"] = _ood_figure(study, sets, title)
     numbers = TextTable("numbers", HEADER, tuple(_numbers(study)))
-    return PaperReport(shown, numbers, figures, notes, best)
+    values: dict[str, dict[str, Values]] = {}
+    for (row, method), metrics in study.values.items():
+        values.setdefault(row, {})[method] = metrics
+    return PaperReport(shown, numbers, figures, notes, best, values)
 
 
 def collect_values(result: CellResult) -> dict[str, dict[int, float]]:
