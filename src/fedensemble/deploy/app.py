@@ -69,6 +69,14 @@ def client_app(folder: Path, load: Load) -> ClientApp:
             return answer_with_problem(message, context, text if known else f"cannot enrol: {text}")
         return client.answer_query(message, context)
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        from .client_calibration import answer_query
+
+        with config_keys():
+            client = build_client(folder, load, context)
+            return answer_query(message, context, read_app_spec(folder), client)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with config_keys():

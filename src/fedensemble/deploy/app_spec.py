@@ -192,6 +192,8 @@ def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:
         )
     config = read_app_spec(folder).config
     values = {**config.values(), **read_toml(folder / EXAMPLE)}
+    # The rows of the example are whole, so that a calibration would have none.
+    values.pop("calibration", None)
     data, partition = build_data(resolve(values)), node.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < len(data):
         raise InputError(

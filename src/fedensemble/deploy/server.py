@@ -27,9 +27,14 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.mode_checks import FiniteModeCheck
 from ..engines.flower.roster import Member, Roster
 from ..engines.flower.running_statistics import BufferRules
-from ..experiment.evaluation import evaluate_run, write_prediction_summary
+from ..errors import InputError
+from ..experiment.evaluation import (
+    describe_calibration,
+    evaluate_run,
+    write_prediction_summary,
+)
 from ..experiment.prediction_summary import MAX_CLIENTS, compact_bytes
-from ..experiment.records import describe, environment
+from ..experiment.records import describe, environment, with_calibration
 from ..experiment.storage.ensemble_file import write_modes
 from ..experiment.storage.read_json import need_keys, read_json
 from ..experiment.storage.run_folder import RunFolder
@@ -42,7 +47,9 @@ from ..federation.resolve import (
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
+from ..uncertainty.calibration import Calibration
 from .app_spec import AppSpec
+from .fleet_calibration import calibrate_fleet
 from .safeguards import build_limits, cohort_notes, weight_notes
 from .server_settings import Settings
 from .server_test_set import read_test_set
@@ -243,8 +250,12 @@ class Fleet:
         """Writes modes and summary like a simulated run, for `fedensemble predict` and `report`."""
         config, records, ensemble = self.spec.config, self.store.metrics(), self.ensemble
         self.store.check_claim()
+        ensemble.calibration = self._calibrate(ensemble)
         write_modes(self.store.modes_file, ensemble, {"model": self.spec.model})
-        write_prediction_summary(config, self.store, ensemble, self.test_data, None)
+        calibration, prediction = None, None
+        if ensemble.calibration is not None:
+            calibration, prediction = describe_calibration(config, ensemble, self.test_data)
+        write_prediction_summary(config, self.store, ensemble, self.test_data, prediction)
         summary = {
             "name": config.name,
             "hash": config.hash(),
@@ -260,8 +271,34 @@ class Fleet:
             "combine": ensemble.combine,
             **{key: value for key, value in records[-1].items() if key.startswith("test")},
         }
-        self.store.finish({**summary, **self.facts})
+        self.store.finish({**with_calibration(summary, calibration), **self.facts})
         logger.info("Finished: the modes are in %s.", self.store.modes_file)
+
+    def _calibrate(self, ensemble: Ensemble) -> Calibration | None:
+        """Returns the calibration that the config asks for; None without one, or if it fails.
+
+        A failure is logged, and the run is finished without: its training is not lost.
+        """
+        config = self.spec.config
+        if config.calibration is None:
+            return None
+        logger.info("Calibrating by the calibration rows of the clients.")
+        try:
+            made = calibrate_fleet(
+                ensemble,
+                config.calibration.settings(),
+                self.engine.roster,
+                self.engine.training,
+                self.engine.round_timeout,
+                share=float(config.data["calibration"]),
+                fewest=self.engine.limits.min_cohort,
+                clock=self.engine.clock,
+            )
+        except InputError as error:
+            _warn(f"The ensemble is not calibrated: {error}")
+            return None
+        logger.info("%s", made)
+        return made
 
 
 def load_or_enrol(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:

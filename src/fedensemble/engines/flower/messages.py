@@ -29,7 +29,12 @@ BUFFERS = "buffers"  # name of the running statistics among a record's arrays
 _METRICS = ("examples", "loss", "first_bad_step", "forgot")  # names in the record RESULT
 _MAX_HEADER = 1024  # upper bound on the bytes of a .npy file before its values
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+}
 
 
 class Visit(NamedTuple):

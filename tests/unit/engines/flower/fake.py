@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedensemble.core.round import run_round
 from fedensemble.core.types import EnsembleState
+from fedensemble.deploy.client_calibration import answer_query
 from fedensemble.engines.flower.client import LocalClient
 from fedensemble.engines.flower.engine import FlowerEngine
 from fedensemble.engines.flower.exchange import Clock
@@ -50,6 +51,7 @@ class Node:
     bend: Callable[[Message, Message], list[Message]] = lambda message, answer: [answer]
     state: RecordDict = field(default_factory=RecordDict)
     config: dict[str, Any] = field(default_factory=dict)
+    spec: Any = None  # of the app, for calibrations
 
     def answer(self, message: Message) -> list[Message]:
         context = Context(
@@ -59,7 +61,10 @@ class Node:
             state=self.state,
             run_config={},
         )
-        query = message.metadata.message_type == "query"
+        kind = message.metadata.message_type
+        query = kind == "query"
+        if kind == "evaluate":
+            return self.bend(message, answer_query(message, context, self.spec, self.client))
         answer = (self.client.answer_query if query else self.client.train)(message, context)
         return [answer] if query else self.bend(message, answer)
 
