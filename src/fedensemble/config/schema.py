@@ -135,6 +135,11 @@ class EvaluationTable(Table):
         default=False, description="also test in train mode, as the authors' code did"
     )
     batch_size: PositiveInt = 1024
+    # None, not an empty table: settings that are None are not hashed.
+    ood: dict[str, dict[str, Any]] | None = Field(
+        default=None,
+        description="data out of distribution by a name for them: source, and its options",
+    )
 
 
 class ReportTable(Table):
@@ -145,6 +150,10 @@ class ReportTable(Table):
     )
     publish_targets: bool = Field(
         default=True, description="for regression, individual targets of the test set"
+    )
+    publish_inputs: bool | None = Field(
+        default=None,
+        description="pictures of the most uncertain test images; by default those of public data",
     )
 
 

@@ -19,6 +19,13 @@ from ..runtime.oom import raise_on_oom
 from ..uncertainty.calibration import Calibration
 from .prediction_summary import compact_bytes, describe_predictions
 from .storage.run_folder import RunFolder
+from .uncertainty_summary import (
+    describe_ood,
+    describe_sets,
+    describe_unsure,
+    load_ood,
+    shows_inputs,
+)
 
 # The batch size of the paper's test loaders. It matters for BatchNorm in train mode, which
 # normalizes with the statistics of the test batch.
@@ -186,9 +193,45 @@ def write_prediction_summary(
         prediction = prediction or _predict(
             config, ensemble, data.x_test, data.y_test, data.classes
         )
-        on_cpu = replace(prediction, mean=prediction.mean.cpu(), members=prediction.members.cpu())
+        energy = prediction.member_energy
+        on_cpu = replace(
+            prediction,
+            mean=prediction.mean.cpu(),
+            members=prediction.members.cpu(),
+            member_energy=None if energy is None else energy.cpu(),
+        )
         summary = describe_predictions(on_cpu, data.y_test, config.report.publish_targets)
+        summary |= _describe_uncertainty(config, ensemble, data, on_cpu)
         store.write(store.predictions_file, compact_bytes(summary))
+
+
+def _describe_uncertainty(
+    config: Config, ensemble: Ensemble, data: EvaluationData, prediction: Prediction
+) -> dict[str, Any]:
+    """Returns what predictions.json says of sets, inputs out of distribution and unsure examples.
+
+    Args:
+        prediction: for the test set, on the CPU.
+    """
+    x, y = data.x_test, data.y_test
+    if x is None or y is None:
+        return {}
+    of_clients = data if isinstance(data, FederatedData) else None
+    parts: dict[str, Any] = {
+        "sets": describe_sets(
+            prediction,
+            y.cpu(),
+            None if of_clients is None else of_clients.test_owner,
+            None if of_clients is None else of_clients.names,
+            config.report.publish_clients,
+        )
+    }
+    if of_clients is not None and config.evaluation.ood and prediction.task == "classification":
+        others = load_ood(config.evaluation.ood, of_clients)
+        parts["ood"] = describe_ood(prediction, others, ensemble, config.evaluation.batch_size)
+    if shows_inputs(config.report.publish_inputs, data):
+        parts["unsure"] = describe_unsure(prediction, y.cpu(), x.cpu())
+    return {name: part for name, part in parts.items() if part}
 
 
 def _predict(

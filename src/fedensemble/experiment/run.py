@@ -36,6 +36,7 @@ from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerpri
 from .storage.divergence import DivergenceMonitor, untrained_loss
 from .storage.ensemble_file import write_modes
 from .storage.run_folder import RunFolder, Say
+from .uncertainty_summary import load_ood
 
 CHECKPOINT_SECONDS = 10.0
 # A run as a generator: it yields its federation, is sent the report of the next round, and returns
@@ -146,8 +147,7 @@ def run_steps(
             return summary
         check_installed(config.track)
         data, federation, facts = assemble(config, ranks, load_data)
-        if config.calibration is not None:
-            check_calibration(federation, config.calibration.settings())
+        _check_last_steps(config, federation)
         if resume(federation, store.resume(facts, callbacks.on_message, extendable), ranks):
             callbacks.on_message(f"Continuing {folder} after round {federation.round}.")
         store.drop_test(config, TEST_KEYS, PERSONAL_KEYS)
@@ -214,6 +214,14 @@ def run_steps(
         raise RankError(f"{error} {store.resume_advice()}") from None
     finally:
         store.release()
+
+
+def _check_last_steps(config: Config, federation: Federation) -> None:
+    """Raises before the training for what could otherwise only fail after it."""
+    if config.calibration is not None:
+        check_calibration(federation, config.calibration.settings())
+    if config.evaluation.ood:
+        load_ood(config.evaluation.ood, federation.data)
 
 
 def _calibrate(

@@ -22,6 +22,7 @@ from .fleet_section import fleet, is_fleet
 from .prediction_sections import clients, predictions
 from .run_data import RunData, is_run, raise_on_damaged_files, read_run
 from .summary_sections import figures, ledger, results, settings
+from .uncertainty_sections import uncertainty
 
 FILE = "report.html"
 LONG = 28  # characters of a cell that may be broken over lines
@@ -60,7 +61,7 @@ def run_page(folder: Path, version: str = "") -> str:
     if run.distillation:
         return _distilled_page(run, version)
     on_clients = fleet(run) if is_fleet(run) and run.clients else clients(run)
-    shown = [curves(run), spread(run), *predictions(run), on_clients]
+    shown = [curves(run), spread(run), *predictions(run), *uncertainty(run), on_clients]
     sections = [*shown, ledger(run), results(run), settings(run)]
     done, rounds = len(run.records), run.settings["rounds"]
     warnings = [f"Diverged: {run.diverged}"] if run.diverged else []

@@ -42,6 +42,8 @@ def predictions(run: RunData) -> list[Section]:
         "diagonal mean overconfidence. Entropy measures the uncertainty of the ensemble: the more "
         "it differs between right and wrong predictions, the better the ensemble knows its errors."
     )
+    if run.summary.get("calibration"):
+        text += " The ensemble is shown after calibration, single modes without it."
     return [
         Section("calibration", "Calibration and entropy", text, calibration),
         _confusion(content),

@@ -27,6 +27,8 @@ class Section:
     code: str = ""
     notes: Sequence[str] = ()
     pictures: Sequence[tuple[str, str]] = ()  # names and data URLs
+    # small pictures: data URLs, and lines of text below each
+    gallery: Sequence[tuple[str, Sequence[str]]] = ()
     # per row of a comparison: its label, and the names and addresses of its runs
     links: Sequence[tuple[str, Sequence[tuple[str, str | None]]]] = ()
 
