@@ -8,20 +8,35 @@ which clients train or on the number of processes, and a checkpoint has nothing 
 are those of `jax.random`.
 
 Keys and positions may be tensors of any shape, also inside `torch.func.vmap`. Everything is int64
-arithmetic, which wraps around identically on every device.
+arithmetic, which wraps around identically on every device. Tensors in the memory of the host are
+computed by NumPy: a round draws hundreds of keys for a few visits each, where the cost of an
+operation is that of calling it, and NumPy has unsigned integers and takes a third of the time.
 """
 
-from hashlib import blake2b
+from __future__ import annotations
 
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .runtime.torch_compat import host_array
+
 Key = int | Tensor
+Words = NDArray[np.uint64]
 
 _WORD = 1 << 64
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer: 2^64 / golden ratio
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # splitmix64's two multipliers
 _FOLD = 0x5851F42D4C957F2D  # keeps child keys distinct from the values drawn at the parent
+# The same numbers for NumPy, which would turn a Python integer into float64 in some operations.
+_GOLDEN64, _FIRST64, _SECOND64, _FOLD64, _1, _30, _27, _31 = (
+    np.uint64(number % _WORD) for number in (_GOLDEN, _FIRST, _SECOND, _FOLD, 1, 30, 27, 31)
+)
 
 
 def key(seed: int, purpose: str, *words: Key) -> Key:
@@ -34,8 +49,12 @@ def key(seed: int, purpose: str, *words: Key) -> Key:
     >>> key(0, "batches", 3, 7) == key(0, "batches", 7, 3)
     False
     """
-    name = int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
-    return fold_in(_signed(_mix_int(seed % _WORD) ^ name), *words)
+    return fold_in(_signed(_mix_int(seed % _WORD) ^ _hash(purpose)), *words)
+
+
+@lru_cache(maxsize=256)
+def _hash(purpose: str) -> int:
+    return int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
 
 
 def fold_in(parent: Key, *words: Key) -> Key:
@@ -43,6 +62,9 @@ def fold_in(parent: Key, *words: Key) -> Key:
 
     Python integers and tensors give the same keys.
     """
+    on_host = _host_words((parent, *words))
+    if on_host is not None:
+        return _fold_in_words(on_host)
     child = parent
     for word in words:
         if isinstance(child, Tensor) or isinstance(word, Tensor):
@@ -63,8 +85,13 @@ def fold_in(parent: Key, *words: Key) -> Key:
 def bits(key: Key, count: int, device: torch.device | str | None = None) -> Tensor:
     """`count` integers of 63 random bits (never negative) per key, [..., count]."""
     if isinstance(key, Tensor):
+        words = host_array(key)
+        if words is not None:
+            return _bits_of_words(words[..., None], count)
         positions = torch.arange(1, count + 1, device=key.device)
         return _shift(_mix(key.unsqueeze(-1) + positions * _GOLDEN), 1)
+    if device is None or torch.device(device).type == "cpu":
+        return _bits_of_words(np.uint64(key % _WORD), count)
     return _shift(_mix(torch.arange(1, count + 1, device=device) * _GOLDEN + key), 1)
 
 
@@ -77,7 +104,8 @@ def uniform(key: Key, count: int, device: torch.device | str | None = None) -> T
     True
     """
     # 53 bits are what a float64 holds. The half keeps 0 out, where `ndtri` is infinite.
-    return (_shift(bits(key, count, device), 10).double() + 0.5) * 2.0**-53
+    # `>>` suffices, because the bits are never negative.
+    return ((bits(key, count, device) >> 10).double() + 0.5) * 2.0**-53
 
 
 def normal(key: Key, count: int, device: torch.device | str | None = None) -> Tensor:
@@ -103,6 +131,60 @@ def permutation(key: Key, count: int, sizes: Tensor | None = None) -> Tensor:
 def torch_seed(key: Key) -> int:
     """A seed for torch's own generator, which weight initialization draws from."""
     return int(key) % (1 << 63)
+
+
+def _host_words(values: tuple[Key, ...]) -> list[int | Words] | None:
+    """The values with arrays instead of tensors; None if one is elsewhere, or none is a tensor."""
+    words: list[int | Words] = []
+    tensors = False
+    for value in values:
+        if isinstance(value, Tensor):
+            array = host_array(value)
+            if array is None:
+                return None
+            words.append(array)
+            tensors = True
+        else:
+            words.append(value)
+    return words if tensors else None
+
+
+def _fold_in_words(values: list[int | Words]) -> Tensor:
+    """`fold_in` of values of which one or more are arrays."""
+    child, *words = values
+    for word in words:
+        if isinstance(child, int) and isinstance(word, int):
+            child = _signed(_mix_int(_mix_int((child ^ _FOLD) % _WORD) + (word + 1) * _GOLDEN))
+            continue
+        base: Any = (
+            np.uint64(_mix_int(child ^ _FOLD))
+            if isinstance(child, int)
+            else _mix_words(child ^ _FOLD64)
+        )
+        offset: Any = (
+            np.uint64((word + 1) * _GOLDEN % _WORD)
+            if isinstance(word, int)
+            else (word + _1) * _GOLDEN64
+        )
+        child = _mix_words(base + offset)
+    return torch.from_numpy(np.asarray(child).view(np.int64))
+
+
+def _bits_of_words(key: Any, count: int) -> Tensor:
+    """`bits` of keys [..., 1] in the memory of the host, or of one key."""
+    mixed = _mix_words(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN64 + key)
+    mixed >>= _1
+    return torch.from_numpy(mixed.view(np.int64))
+
+
+def _mix_words(z: Words) -> Words:
+    """splitmix64's output function, of an array."""
+    z = z ^ (z >> _30)
+    z *= _FIRST64
+    z ^= z >> _27
+    z *= _SECOND64
+    z ^= z >> _31
+    return z
 
 
 def _shift(z: Tensor, by: int) -> Tensor:

@@ -124,3 +124,27 @@ def test_the_global_generator_is_not_used():
     prng.normal(prng.key(0, "x"), 10)
     assert torch.equal(torch.get_rng_state(), before)
     assert 0 <= prng.torch_seed(prng.key(-1, "x")) < 2**63
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SIGNED, min_size=1, max_size=5), st.lists(WORDS, min_size=1, max_size=3), st.data())
+def test_numpy_and_torch_give_the_same_values(parents, words, data):
+    parent = torch.tensor(parents).unsqueeze(-1)
+    tensors = [
+        torch.tensor([word, word + 1]) if data.draw(st.booleans()) else word for word in words
+    ]
+    drawn = prng.fold_in(parent, *tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prng, "host_array", lambda tensor: None)
+        by_torch = prng.fold_in(parent, *tensors)
+        bits, uniform = prng.bits(by_torch, 5), prng.uniform(by_torch, 5)
+    assert torch.equal(drawn, by_torch)
+    assert torch.equal(prng.bits(drawn, 5), bits)
+    assert torch.equal(prng.uniform(drawn, 5), uniform)
+
+
+def test_arguments_are_not_written_to():
+    parent, word = torch.tensor([3, 4]), torch.tensor([5, 6])
+    prng.bits(prng.fold_in(parent, word), 4)
+    assert parent.tolist() == [3, 4]
+    assert word.tolist() == [5, 6]

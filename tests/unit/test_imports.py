@@ -78,15 +78,15 @@ ALLOWED["cli"] = ALLOWED["catalog"] | {"bench", "deploy", "scaffold", "cli"}
 ALLOWED["__main__"] = {"cli"}
 LIGHT = {
     "modeling": {"torch"},
-    "core": {"torch"},
+    "core": {"torch", "numpy"},
     "algorithms": {"torch", "scipy"},
-    "schedules": {"torch"},
+    "schedules": {"torch", "numpy"},
     "participation": {"torch"},
     "robust": {"torch"},
     "averages": {"torch"},
     "engines": {"torch", "triton"},  # triton in kernels/triton only
     "engines/flower": {"torch", "numpy", "flwr"},
-    "prng": {"torch"},
+    "prng": {"torch", "numpy"},
 }
 
 

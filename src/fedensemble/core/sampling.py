@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +10,7 @@ _MAX_BITS = (1 << 63) - 1
 # Candidates beyond twice the wanted number. With these, a group has too few candidates about once
 # in 10^8 draws.
 _SPARE = 20
+_MANY = 1000  # members from which it pays to look for candidates
 
 
 def sample_without_replacement(group: Tensor, drawn: Tensor, share: Tensor) -> Tensor:
@@ -25,20 +27,22 @@ def sample_without_replacement(group: Tensor, drawn: Tensor, share: Tensor) -> T
     >>> sample_without_replacement(group, drawn, torch.tensor([2, 1])).tolist()
     [2, 0, 1]
     """
-    # Sorting a million members per round is slow. The bits are uniform, so the lowest ones of a
-    # group are almost surely below a threshold that about 2 * wanted + 20 members fall below. Only
-    # these candidates are sorted; if a group has too few of them, all members are.
-    sizes = torch.bincount(group, minlength=len(share))
-    wanted = torch.minimum(share, sizes)
-    ratio = torch.where(wanted > 0, 2.0 * wanted + _SPARE, 0.0) / sizes.clamp(min=1)
-    threshold = torch.where(
-        ratio < 1, (ratio.clamp(max=1).double() * 2.0**62).long() * 2 - 1, _MAX_BITS
-    )
-    candidates = torch.nonzero(drawn <= threshold[group]).flatten()
-    counts = torch.bincount(group[candidates], minlength=len(share))
-    if bool((counts < wanted).any()):
-        candidates, counts = torch.arange(len(group)), sizes
-    order = candidates[torch.argsort(drawn[candidates], stable=True)]
-    order = order[torch.argsort(group[order], stable=True)]
-    rank_in_group = torch.arange(len(order)) - (torch.cumsum(counts, 0) - counts)[group[order]]
-    return order[rank_in_group < wanted[group[order]]]
+    # In NumPy: a round samples a few dozen clients, and calls of torch take longer than the work.
+    groups, bits, wanted = (tensor.numpy(force=True) for tensor in (group, drawn, share))
+    sizes = np.bincount(groups, minlength=len(share))
+    wanted = np.minimum(wanted, sizes)
+    members, counts = np.arange(len(groups)), sizes
+    if len(groups) > _MANY:
+        # Sorting a million members per round is slow. The bits are uniform, so the lowest ones of a
+        # group are almost surely below a threshold that about 2 * wanted + 20 members fall below.
+        # Only these candidates are sorted; if a group has too few of them, all members are.
+        ratio = np.where(wanted > 0, 2.0 * wanted + _SPARE, 0.0) / np.maximum(sizes, 1)
+        low = (np.minimum(ratio, 1) * 2.0**62).astype(np.int64)
+        threshold = np.where(ratio < 1, low * 2 - 1, _MAX_BITS)
+        candidates = np.flatnonzero(bits <= threshold[groups])
+        found = np.bincount(groups[candidates], minlength=len(share))
+        if (found >= wanted).all():
+            members, counts = candidates, found
+    order = members[np.lexsort((bits[members], groups[members]))]
+    rank_in_group = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return torch.from_numpy(order[rank_in_group < np.repeat(wanted, counts)])

@@ -11,9 +11,12 @@ implementation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
@@ -58,6 +61,34 @@ def is_batched(tensor: Tensor) -> bool:
         return bool(_find(torch._C, "_functorch.is_batchedtensor")(tensor))
     except MissingTorchName:
         return False
+
+
+def host_array(tensor: Tensor) -> NDArray[np.uint64] | None:
+    """The memory of an int64 tensor of at least one dimension as an array.
+
+    None if the tensor has no memory that NumPy can read: on another device, inside `vmap` or a
+    trace, or while a mode watches the calls of functions (it would see the conversion).
+    """
+    is_wrapped, count_modes = _conversion_checks()
+    # The modes first: they would see the attributes that are read below, too.
+    if count_modes() or type(tensor) is not Tensor or is_wrapped(tensor):
+        return None
+    if not tensor.is_cpu or tensor.dtype is not torch.int64 or not tensor.dim():
+        return None
+    return tensor.numpy().view(np.uint64)
+
+
+@cache
+def _conversion_checks() -> tuple[Callable[[Tensor], bool], Callable[[], int]]:
+    """What tells that a tensor is wrapped by functorch, and the number of modes that watch calls.
+
+    Without these names every tensor counts as wrapped, and nothing is converted.
+    """
+    try:
+        is_wrapped = _find(torch._C, "_functorch.is_functorch_wrapped_tensor")
+        return is_wrapped, _find(torch._C, "_len_torch_function_stack")
+    except MissingTorchName:
+        return (lambda tensor: True), (lambda: 0)
 
 
 # Identity of a tensor's memory.

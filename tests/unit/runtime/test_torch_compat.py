@@ -36,6 +36,32 @@ def test_is_batched():
     assert not torch_compat.is_batched(torch.ones(2))
 
 
+def test_host_array():
+    keys = torch.tensor([-1, 5])
+    words = torch_compat.host_array(keys)
+    assert words.tolist() == [2**64 - 1, 5]
+    assert torch_compat.host_array(torch.tensor(5)) is None  # NumPy would compute with scalars
+    assert torch_compat.host_array(torch.ones(2)) is None
+    assert torch_compat.host_array(torch.ones(2, dtype=torch.int64, device="meta")) is None
+    seen = []
+    torch.func.vmap(lambda key: (seen.append(torch_compat.host_array(key[None])), key)[1])(keys)
+    with torch.overrides.TorchFunctionMode():
+        seen.append(torch_compat.host_array(keys))
+    assert seen == [None, None]
+
+
+def test_without_the_names_of_functorch_no_array_is_read(monkeypatch):
+    def missing(root, path):
+        raise MissingTorchName(path)
+
+    torch_compat._conversion_checks.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_compat, "_find", missing)
+        assert torch_compat.host_array(torch.tensor([1])) is None
+    torch_compat._conversion_checks.cache_clear()
+    assert torch_compat.host_array(torch.tensor([1])) is not None
+
+
 def test_storage_id_and_reference():
     x = torch.ones(4)
     assert torch_compat.storage_id(x) == torch_compat.storage_id(x[2:])

@@ -36,6 +36,9 @@ _GIB = 1 << 30
 _CPU_BUDGET = 4  # GiB
 _GPU_FRACTION = 0.6  # of the memory that this process could have
 _MAX_VISITS = {"cpu": 64, "cuda": 4096}
+# 64 visits on a CPU are enough to hide the cost of calling functions, unless visits are tiny. Those
+# may fill the cache: a step of 1,000 visits of 100 weights takes as long as two steps of 64.
+_TINY_VISIT, _MAX_TINY_VISITS, _CACHE = 32 << 10, 4096, 32 << 20
 _FEW = 2  # examples of the estimate on a CPU, which is made for _FEW and 2 * _FEW examples
 _UNKNOWN = _GIB  # bytes per visit that are assumed where nothing can be measured
 # Gradients of activations that are alive at once in the backward pass, in units of the largest
@@ -62,6 +65,8 @@ def max_block_size(engine: VectorEngine, budget: float | None) -> int:
             f"{format_gib(available)}: visits are trained one by one, and may take more than the "
             "budget."
         )
+    if not cuda and needed <= _TINY_VISIT:
+        most = min(_MAX_TINY_VISITS, _CACHE // needed)
     visits = int(max(1, min(most, available // needed)))
     return _round_down(visits) if cuda else visits
 

@@ -7,23 +7,25 @@ blocks; this class builds the inputs of a block and trains it.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...core.algorithm import Algorithm
-from ...core.batches import LocalWork, batch_table
+from ...core.batches import LocalWork
 from ...core.engine import Engine
 from ...core.problem import LocalProblem
 from ...core.round import Request
 from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
-from ...core.visit_keys import shared_uniform, visit_key
+from ...core.visit_keys import visit_key
 from ...data.federated import FederatedData
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import OOM_ERRORS, out_of_memory
+from .batch_plans import make_batch_plans
 from .block import (
     BatchPlan,
     BlockInputs,
@@ -37,8 +39,6 @@ from .client_state import ClientMemory, Placement
 from .device_cache import cached_on_device, to_device_async
 from .oom_retry import halve_block_size
 from .run_visits import run_visits
-
-_MAX_CPU_EXAMPLES = 20_000  # of a block whose batch table is made on the CPU
 
 
 class LocalEngine(Engine):
@@ -93,6 +93,10 @@ class LocalEngine(Engine):
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
         """The order in which to train visits with these numbers of local steps, as indices."""
+
+    def round_threads(self, visits: int) -> AbstractContextManager[None]:
+        """Sets how many threads torch's operators use in a round of so many visits."""
+        return nullcontext()
 
     def run_visits(
         self, algorithm: Algorithm, sent: Tree, buffers: Tensor, plan: Plan, round: int
@@ -155,7 +159,7 @@ class LocalEngine(Engine):
             return
         part = plan.select(self.order(self.count_steps(plan))[: self.block])
         try:
-            self._prefetched = (round, part, self._make_batch_plan(part, round))
+            self.keep_batch_plan(part, round, self._make_batch_plan(part, round))
         except OOM_ERRORS as error:
             # The current round may still need the memory. The plan is then made when it is needed.
             if not out_of_memory(error):
@@ -163,47 +167,28 @@ class LocalEngine(Engine):
 
     def batch_plan(self, plan: Plan, round: int) -> BatchPlan:
         """The batch plan of a block of visits: the prefetched one if it matches."""
+        known = self.has_prefetched(plan, round)
         prefetched, self._prefetched = self._prefetched, None
-        if prefetched is not None:
-            known_round, known_plan, batch_plan = prefetched
-            known, wanted = known_plan.tensors(), plan.tensors()
-            if (known_round, set(known)) == (round, set(wanted)) and all(
-                torch.equal(value, wanted[name]) for name, value in known.items()
-            ):
-                return batch_plan
+        if known and prefetched is not None:
+            return prefetched[2]
         return self._make_batch_plan(plan, round)
 
+    def has_prefetched(self, plan: Plan, round: int) -> bool:
+        """True if the prefetched batch plan is that of these visits."""
+        if self._prefetched is None:
+            return False
+        known_round, known_plan, _ = self._prefetched
+        known, wanted = known_plan.tensors(), plan.tensors()
+        return (known_round, set(known)) == (round, set(wanted)) and all(
+            torch.equal(value, wanted[name]) for name, value in known.items()
+        )
+
+    def keep_batch_plan(self, plan: Plan, round: int, batch_plan: BatchPlan) -> None:
+        """Keeps a batch plan that was made elsewhere, as a prefetched one."""
+        self._prefetched = (round, plan, batch_plan)
+
     def _make_batch_plan(self, plan: Plan, round: int) -> BatchPlan:
-        sizes, device, dtype = self.host_sizes[plan.client], self.model.device, self.model.dtype
-        # Keys and small batch tables are made on the CPU: they take many tiny operations, for which
-        # the launch of a GPU kernel costs more than the operation itself.
-        batch_key, model_key, algorithm_key = (
-            visit_key(purpose, self.seed, round, plan.client, plan.mode)
-            for purpose in ("batches", "model", "algorithm")
-        )
-        if len(sizes) * int(sizes.max()) <= _MAX_CPU_EXAMPLES:
-            index, weight = batch_table(batch_key, sizes, self.work, counts=plan.steps)
-        else:
-            index, weight = batch_table(
-                to_device_async(batch_key, device),
-                to_device_async(sizes, device),
-                self.work,
-                sizes,
-                plan.steps,
-            )
-        starts = self.starts[to_device_async(plan.client, device)]
-        counts = self.count_steps(plan)
-        return BatchPlan(
-            batch_index=to_device_async(index, device) + starts.reshape(1, -1, 1),
-            weight=to_device_async(weight, device),
-            model_key=to_device_async(model_key, device),
-            algorithm_key=to_device_async(algorithm_key, device),
-            shared_draw=to_device_async(
-                shared_uniform(self.seed, round, plan.mode).to(dtype), device
-            ),
-            sizes=to_device_async(sizes.unsqueeze(-1).to(dtype), device),
-            counts=to_device_async(counts.unsqueeze(-1).to(dtype), device),
-        )
+        return make_batch_plans([self], [plan], [round])[0]
 
     def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         """Trains a block of visits; `ragged` if they have different numbers of local steps."""

@@ -25,6 +25,7 @@ from ...core.round import Request
 from ...core.types import RoundResult
 from ...flat_params import select_rows
 from ...runtime.oom import raise_on_oom
+from .batch_plans import make_batch_plans
 from .block import BlockInputs, BlockResult
 from .oom_retry import fits_in_memory
 from .run_accumulator import RunAccumulator
@@ -54,6 +55,11 @@ def run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> l
     The engine of the first run trains the blocks. The others supply data, keys and client state of
     their runs.
     """
+    with engines[0].round_threads(sum(len(request.plan.client) for request in requests)):
+        return _run_visits(engines, requests)
+
+
+def _run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> list[RoundResult]:
     engine = engines[0]
     runs = [
         RunAccumulator(run_engine, request)
@@ -91,6 +97,8 @@ def _train_block(
             from it once its results are added, so that after an error it holds the visits that must
             be trained again.
     """
+    if len(remaining) > 1:
+        _prefetch_batch_plans(runs, remaining)
     blocks = {run: runs[run].prepare_block(index) for run, index in remaining.items()}
     visits = sum(len(index) for index in remaining.values())
     inputs = concatenate_inputs([block.inputs for block in blocks.values()])
@@ -101,6 +109,22 @@ def _train_block(
         runs[run].add(block, _select_visits(result, first, len(block.modes), steps, visits))
         first += len(block.modes)
         del remaining[run]
+
+
+def _prefetch_batch_plans(runs: Sequence[RunAccumulator], remaining: dict[int, Tensor]) -> None:
+    """Makes the batch plans of a block's visits for all runs at once, unless a run has its own."""
+    missing = []
+    for run, index in remaining.items():
+        engine, request = runs[run].engine, runs[run].request
+        part = request.plan.select(index)
+        if not engine.has_prefetched(part, request.round):
+            missing.append((engine, part, request.round))
+    if missing:
+        engines, plans, rounds = zip(*missing, strict=True)
+        for engine, part, round, made in zip(
+            engines, plans, rounds, make_batch_plans(engines, plans, rounds), strict=True
+        ):
+            engine.keep_batch_plan(part, round, made)
 
 
 def concatenate_data(engines: Sequence[LocalEngine]) -> None:
@@ -160,6 +184,8 @@ def concatenate_inputs(parts: Sequence[BlockInputs]) -> BlockInputs:
 
     def pad(table: Tensor) -> Tensor:
         """Appends steps of weight 0 (padding) up to the longest part."""
+        if len(table) == steps:
+            return table
         return torch.cat([table, table.new_zeros(steps - len(table), *table.shape[1:])])
 
     def concatenate(name: str) -> Any:

@@ -47,13 +47,17 @@ class ThreadedTrainer:
         self._pool: ThreadPoolExecutor | None = None
         self._idle: list[VectorEngine] = []
 
+    def inside(self, visits: int) -> int:
+        """Threads inside torch's operators that pay off for so many visits."""
+        return 1 if self.work * visits < _WORTH_INSIDE else available_threads()
+
     def train(
         self, engine: VectorEngine, algorithm: Algorithm, inputs: BlockInputs, ragged: bool
     ) -> BlockResult:
         """Trains a block of visits."""
         count, visits = available_threads(), len(inputs.model_key)
         if self.work < _WORTH or min(count, visits) < 2:
-            with num_threads(1 if self.work * visits < _WORTH_INSIDE else count):
+            with num_threads(self.inside(visits)):
                 return engine.train_eager(algorithm, inputs, ragged)
         parts = split_inputs(inputs, min(visits, count * _PARTS_PER_CORE if ragged else count))
         pool = self._prepare_workers(engine, count)

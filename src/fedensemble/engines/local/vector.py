@@ -7,7 +7,7 @@ On a GPU local training is captured as CUDA graphs; on a CPU parts of a block ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -154,6 +154,11 @@ class VectorEngine(LocalEngine):
         # Visits with similar numbers of steps share a block: a block takes as many steps as its
         # longest visit, and the others compute gradients of padding until then.
         return torch.argsort(counts, stable=True, descending=True)
+
+    def round_threads(self, visits: int) -> AbstractContextManager[None]:
+        if self.threads is None:
+            return nullcontext()
+        return num_threads(self.threads.inside(min(visits, self.block)))
 
     def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         with self.settings():
