@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from fedensemble.algorithms import (
+    IFCA,
     Dore,
     FedAvg,
     FedAvgM,
     FedCross,
     FedDyn,
+    FedEM,
     FedPD,
     FedSDD,
     FedSplit,
@@ -152,6 +154,17 @@ def coupled():
             algorithm, "vector", modes=3, strata=2
         )
         for algorithm in (FedCross(alpha=0.8, partner="lowest"), FedSDD(server_lr=0.2))
+    }
+
+
+def joint():
+    """Each client receives all modes; one of three modes may have no client."""
+    return {
+        f"{algorithm} on {engine}": lambda algorithm=algorithm, engine=engine: small_federation(
+            algorithm, engine, modes=3, strata=2
+        )
+        for algorithm in (IFCA(probe_every=2), FedEM())
+        for engine in ("loop", "vector")
     }
 
 
@@ -317,6 +330,7 @@ def main(folder):
             **personal("loop"),
             **personal("vector"),
             **coupled(),
+            **joint(),
             **models(),
         }.items():
             agree_with_one_process(make, ranks)

@@ -10,6 +10,7 @@ from .fedavgm import FedAvgM
 from .fedbe import FedBE, FedBENoKD
 from .fedcross import FedCross
 from .feddyn import FedDyn
+from .fedem import FedEM
 from .fedma import FedMA
 from .fednova import FedNova
 from .fedopt import FedAdagrad, FedAdam, FedYogi
@@ -17,12 +18,14 @@ from .fedpd import FedPD
 from .fedprox import FedProx
 from .fedsdd import FedSDD
 from .fedsplit import FedSplit
+from .ifca import IFCA
 from .pfnm import PFNM
 from .qsgd import QSGD
 from .scaffold import Scaffold
 from .svgd import SVGD
 
 __all__ = [
+    "IFCA",
     "PFNM",
     "QSGD",
     "SVGD",
@@ -39,6 +42,7 @@ __all__ = [
     "FedBENoKD",
     "FedCross",
     "FedDyn",
+    "FedEM",
     "FedMA",
     "FedNova",
     "FedPD",

@@ -99,6 +99,11 @@ def check_aggregator(aggregator: Aggregator, algorithm: Algorithm, theta: Tensor
             f"Aggregator '{rule}' cannot be used with algorithm '{name}', whose server combines "
             f"the clients' models in its own way. {advice}"
         )
+    if algorithm.joint:
+        raise InputError(
+            f"Aggregator '{rule}' cannot be used with algorithm '{name}', whose clients upload "
+            f"several modes, or one of their choice, at once. {advice}"
+        )
     if algorithm.init_client_state(theta) and not algorithm.private_state:
         raise InputError(
             f"Aggregator '{rule}' cannot be used with algorithm '{name}': its server tracks the "

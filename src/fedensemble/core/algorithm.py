@@ -62,6 +62,9 @@ class Algorithm(ABC):
     private_state: ClassVar[bool] = False
     # each client has models of its own, see `personal_model`
     personal: ClassVar[bool] = False
+    # a visit receives all K modes, as one vector [..., K * P], and may train any of them; see
+    # `core/joint.py`
+    joint: ClassVar[bool] = False
 
     lr: float = 0.1
     lr_decay: float = 1.0
@@ -171,6 +174,16 @@ class Algorithm(ABC):
                 never trained the mode.
         """
         return mode["theta"], buffers
+
+    def personal_weights(self, memory: Tree) -> Tensor | None:
+        """The weights of the K modes in a client's own predictions, [..., K]; None without any.
+
+        Only algorithms with joint visits have them, because others know one mode per visit.
+
+        Args:
+            memory: the client's state; that of `init_client_state` for a new client.
+        """
+        return None
 
     def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and running statistics [K, R] of the modes before the first round.

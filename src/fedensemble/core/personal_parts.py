@@ -346,6 +346,8 @@ def check_personal(algorithm: Algorithm) -> None:
     reason = ""
     if algorithm.personal:
         reason = "its clients have models of their own already"
+    elif algorithm.joint:
+        reason = "its clients receive all modes at once"
     elif algorithm.distils or type(algorithm).gathers:
         reason = "its server computes with whole models"
     if reason:

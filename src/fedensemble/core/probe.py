@@ -23,6 +23,16 @@ class Messages(NamedTuple):
     uploads: Tree
 
 
+class NoRows:
+    """The part of `Steps` that joint visits use, for a client with one row and a loss of zero."""
+
+    def row_losses(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(theta[..., :1]), torch.ones_like(theta[..., 0, :1])
+
+    def weigh_rows(self, weight: Tensor) -> None:
+        """Nothing: there is no row whose gradient could change."""
+
+
 class _OneStep:
     """One local step with a gradient of ones."""
 
@@ -47,6 +57,14 @@ class _ZeroGradient:
         return torch.zeros_like(theta), (torch.zeros_like(theta[..., 0]), buffers)
 
 
+class _JointOneStep(NoRows, _OneStep):
+    """The same in a joint visit."""
+
+
+class _JointZeroGradient(NoRows, _ZeroGradient):
+    """The same in a joint visit."""
+
+
 def expected_uploads(
     algorithm: Algorithm, sent: Tree, buffers: Tensor, shared_draw: Tensor
 ) -> Tree:
@@ -57,7 +75,8 @@ def expected_uploads(
     """
     one = torch.ones_like(shared_draw)
     key = torch.zeros(len(shared_draw), dtype=torch.int64, device=shared_draw.device)
-    problem = LocalProblem(_ZeroGradient(), buffers, SGD(), one[0], one, one, key, shared_draw)
+    steps = _JointZeroGradient() if algorithm.joint else _ZeroGradient()
+    problem = LocalProblem(steps, buffers, SGD(), one[0], one, one, key, shared_draw)
     uploads, _ = algorithm.local_training(sent, algorithm.init_client_state(sent["theta"]), problem)
     return uploads
 
@@ -73,7 +92,7 @@ def probe(algorithm: Algorithm, theta: Tensor) -> Messages:
     # Algorithms that communicate only in some rounds compare the shared draw with a threshold. A
     # draw of one exceeds every threshold, so that this round communicates.
     problem = LocalProblem(
-        _OneStep(),
+        _JointOneStep() if algorithm.joint else _OneStep(),
         theta.new_empty(0),
         algorithm.optimizer,
         algorithm.learning_rate(0),

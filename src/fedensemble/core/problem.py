@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .. import prng
+from ..errors import InputError
 from ..flat_params import Tree
 from .optimizer import Optimizer
 from .secret import SecretSource
@@ -32,6 +33,19 @@ class Steps(Protocol):
         self, step: int, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Minibatch gradient [..., P], (loss [...], new buffers [..., R]) of a local step."""
+        ...
+
+
+@runtime_checkable
+class JointSteps(Steps, Protocol):
+    """The local steps of joint visits, see `core/joint.py`."""
+
+    def row_losses(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LocalProblem.row_losses`."""
+        ...
+
+    def weigh_rows(self, weight: Tensor) -> None:
+        """See `LocalProblem.weigh_rows`."""
         ...
 
 
@@ -119,6 +133,34 @@ class LocalProblem:
         if self._secret is not None:
             return self._secret(like.numel()).reshape(like.shape).to(like.device)
         return prng.uniform(prng.fold_in(self._key, _SECRET, self._secrets), like.shape[-1])
+
+    def row_losses(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each of the client's n rows under K models, [..., K, n], in eval mode.
+
+        For algorithms with joint visits. Of several visits, n is the number of rows of the largest
+        client; the second result, [..., n], is 1 for rows and 0 for padding.
+
+        Args:
+            theta, buffers: of the models, [..., K, P] and [..., K, R].
+        """
+        return self._joint_steps.row_losses(theta, buffers)
+
+    def weigh_rows(self, weight: Tensor) -> None:
+        """Multiplies the loss of each row by a weight in the gradients of all further steps.
+
+        For algorithms with joint visits. The gradient of a model is then the mean over the rows of
+        a minibatch of weight times gradient.
+
+        Args:
+            weight: of each row for each of the K models of the visit, [..., K, n].
+        """
+        self._joint_steps.weigh_rows(weight)
+
+    @property
+    def _joint_steps(self) -> JointSteps:
+        if not isinstance(self.steps, JointSteps):
+            raise InputError("Only algorithms with `joint = True` know the losses of single rows.")
+        return self.steps
 
     def iterate(self, state: Tree, step: Step) -> Tree:
         """The state after all local steps of `step(state, gradient) -> state`.

@@ -19,6 +19,7 @@ from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm, algorithms
 from .average import NO_AVERAGE, Average, update_average
 from .engine import Engine
+from .joint import join_modes, join_plan, split_result
 from .partial_work import check_steps
 from .schedule import Schedule
 from .shared import Shared
@@ -33,6 +34,9 @@ class Request(NamedTuple):
     buffers: Tensor  # [K, R]
     plan: Plan
     round: int  # counted from 0
+
+    # If the algorithm has joint visits, the K modes are one wide mode: `sent` is [1, K * P],
+    # `buffers` [1, K * R], and the plan's visits are to mode 0.
 
 
 def run_round(
@@ -96,7 +100,11 @@ def start_round(
     """
     plan = schedule.plan(state.schedule, state.round) if outcome is None else outcome.plan
     check_steps(plan)
-    return Request(algorithm, algorithm.broadcast(state.modes), state.buffers, plan, state.round)
+    sent, buffers = algorithm.broadcast(state.modes), state.buffers
+    if algorithm.joint:
+        sent, plan = join_modes(sent), join_plan(plan)
+        buffers = buffers.reshape(1, -1)
+    return Request(algorithm, sent, buffers, plan, state.round)
 
 
 def finish_round(
@@ -127,7 +135,11 @@ def finish_round(
     algorithm, sent, per_mode = request.algorithm, request.sent, result
     if aggregator.gathers:
         per_mode = aggregate(aggregator, algorithm, sent, request.buffers, result)
-    trained = sorted(set(plan.mode.tolist()))
+    if algorithm.joint:
+        per_mode = split_result(per_mode, request.buffers, schedule.modes)
+        trained = torch.nonzero(per_mode.cohort.count[:, 0] > 0).flatten().tolist()
+    else:
+        trained = sorted(set(plan.mode.tolist()))
     modes, buffers = update_modes(state, algorithm, per_mode, len(trained) < schedule.modes)
     if shared is not None:
         modes, buffers = shared.update(state, modes, buffers, algorithm, sent, result, aggregator)

@@ -81,6 +81,8 @@ def _reason_against(algorithm: Algorithm, theta: Tensor) -> str | None:
     # The class decides: an aggregator sets `gathers` on a copy of any algorithm.
     if type(algorithm).gathers:
         return "its server combines the clients' whole models of each mode"
+    if algorithm.joint:
+        return "its clients receive all modes at once"
     if algorithm.couples:
         return "its server changes whole modes after the update"
     if algorithm.init_client_state(theta) and not algorithm.private_state:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.joint import join_plan
 from ..core.schedule import Schedule
 from ..engines.flower.reply_validation import Limits
 from ..engines.flower.weight_limits import DOMINANT_SHARE
@@ -37,18 +38,27 @@ def build_limits(settings: Settings, loss: str | Loss) -> Limits:
     )
 
 
-def small_cohort_share(schedule: Schedule, schedule_state: Tree, min_cohort: int) -> float:
-    """Returns the share of planned visits to modes with fewer than `min_cohort` clients."""
+def small_cohort_share(
+    schedule: Schedule, schedule_state: Tree, min_cohort: int, *, joint: bool = False
+) -> float:
+    """Returns the share of planned visits to modes with fewer than `min_cohort` clients.
+
+    Joint visits may train any mode, so that only the number of clients is known.
+    """
     small = total = 0
     for round in range(_PLANNED_ROUNDS):
-        count = torch.bincount(schedule.plan(schedule_state, round).mode, minlength=schedule.modes)
+        plan = schedule.plan(schedule_state, round)
+        plan = join_plan(plan) if joint else plan
+        count = torch.bincount(plan.mode, minlength=schedule.modes)
         small, total = small + int(count[count < min_cohort].sum()), total + int(count.sum())
     return small / max(total, 1)
 
 
-def cohort_notes(schedule: Schedule, schedule_state: Tree, min_cohort: int) -> list[str]:
+def cohort_notes(
+    schedule: Schedule, schedule_state: Tree, min_cohort: int, *, joint: bool = False
+) -> list[str]:
     """Returns a note if many cohorts will be too small; raises InputError if all will."""
-    share = small_cohort_share(schedule, schedule_state, min_cohort)
+    share = small_cohort_share(schedule, schedule_state, min_cohort, joint=joint)
     advice = (
         "Raise ensemble.clients_per_round, lower ensemble.modes, use the schedule 'balanced', or "
         "lower the run's setting `min-cohort`: with 1, the next client of a mode may receive one "

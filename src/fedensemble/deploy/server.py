@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from ..config.plugins import build_aggregator, build_average, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
+from ..core.joint import check_joint, visit_vectors
 from ..core.participation import Costs
 from ..core.round import run_round
 from ..core.shared import check_patterns
@@ -87,7 +88,6 @@ class Fleet:
     def __init__(self, grid: Grid, spec: AppSpec, settings: Settings, store: RunFolder) -> None:
         config, self.spec, self.store = spec.config, spec, store
         self.model = spec.build_model("cpu")
-        example = torch.zeros(1, *spec.shape, dtype=self.model.dtype)
         self.test_data = read_test_set(spec, settings.test_file)
         roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
         store.write(store.clients_file, compact_bytes(self.describe_clients(roster)))
@@ -97,11 +97,12 @@ class Fleet:
         )
         server_context = ServerContext(
             self.model,
-            example,
+            torch.zeros(1, *spec.shape, dtype=self.model.dtype),
             clients_per_mode=base_schedule.clients_per_mode,
             training_examples=sum(member.examples for member in roster.members),
         )
         self.algorithm = spec.algorithm.bind(server_context)
+        check_joint(self.algorithm, base_schedule, attack=None)
         for note in self.algorithm.notes:
             logger.info("%s", note)
         # With over-selection the schedule selects more clients than `clients_per_round`; the round
@@ -122,7 +123,9 @@ class Fleet:
             training,
             RoundTimeout(settings.timeout, keep, settings.poll),
             build_limits(settings, config.training.loss),
-            buffer_rules=BufferRules.from_model(self.model),
+            buffer_rules=BufferRules.from_model(
+                self.model, table.modes if self.algorithm.joint else 1
+            ),
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
         initial = self.model.init_params(config.seed, self.schedule.modes)
@@ -133,7 +136,8 @@ class Fleet:
         if self.shared is not None:
             theta, buffers = self.shared.copy_first(theta, buffers)
         self.aggregator = build_aggregator(config.aggregator)
-        check_aggregator(self.aggregator, self.algorithm, theta[0])
+        visit_theta, _ = visit_vectors(self.algorithm, theta, buffers)
+        check_aggregator(self.aggregator, self.algorithm, visit_theta)
         self.average = build_average(config.average)
         check_average(self.average, self.algorithm)
         if self.aggregator.gathers:
@@ -144,7 +148,9 @@ class Fleet:
         schedule_state = self.schedule.init(len(roster), config.seed)
         few = few_clients(self.aggregator, (keep or visits) / self.schedule.modes)
         notes = [few] if few else []
-        notes += cohort_notes(base_schedule, schedule_state, settings.min_cohort)
+        notes += cohort_notes(
+            base_schedule, schedule_state, settings.min_cohort, joint=self.algorithm.joint
+        )
         self._warn_of(notes, roster)
         self.state = EnsembleState(
             0,
@@ -160,7 +166,7 @@ class Fleet:
         sizes = self.engine.sizes
         work = replace(work, batch_size=min(work.batch_size, int(sizes.max())))
         # The steps of visits are needed if some of them stop early.
-        self.costs = Costs(self.algorithm, theta[0], 0, sizes, work, config.seed)
+        self.costs = Costs(self.algorithm, visit_theta, 0, sizes, work, config.seed)
         # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
         # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}

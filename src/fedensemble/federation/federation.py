@@ -19,6 +19,7 @@ from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
 from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
 from ..core.batches import LastBatch
+from ..core.joint import check_joint, join_modes, join_plan, visit_vectors
 from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
 from ..core.round import Request, run_round, start_round
@@ -162,6 +163,7 @@ class Federation:
         self.aggregator = resolve.resolve_aggregator(aggregator)
         self.attack = resolve.resolve_attack(attack)
         self.average = resolve.resolve_average(average)
+        forges = check_joint(self.algorithm, self.schedule, self.attack)
         # bool [N]
         self.malicious = None if self.attack is None else self.attack.malicious(len(data), seed)
         participation_state = self.participation.init(len(data), seed)
@@ -182,9 +184,12 @@ class Federation:
         self.work = replace(work, batch_size=min(batch_size, int(data.size.max())))
         preflight.check_training(self.model, data, self.work.batch_size)
         self._engine = (engine, resolve.resolve_engine_options(engine_options))
-        training_data = resolve.poison_labels(data, self.attack, self.malicious)
         self.engine = resolve.resolve_engine(
-            *self._engine, self.model, training_data, self.work, seed
+            *self._engine,
+            self.model,
+            resolve.poison_labels(data, self.attack, self.malicious),
+            self.work,
+            seed,
         )
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)
@@ -192,10 +197,11 @@ class Federation:
         # The modes and the server.
         initial = self.model.init_params(seed, self.schedule.modes)
         theta, buffers = self.algorithm.start_modes(*initial)
-        check_aggregator(self.aggregator, self.algorithm, theta[0])
+        visit_theta, visit_buffers = visit_vectors(self.algorithm, theta, buffers)
+        check_aggregator(self.aggregator, self.algorithm, visit_theta)
         check_average(self.average, self.algorithm)
         memory_limits.check_average_memory(self.average, theta, buffers)
-        if self.aggregator.gathers or (self.attack is not None and self.attack.forges):
+        if self.aggregator.gathers or forges:
             self.algorithm = gathering(self.algorithm)
         if self.aggregator_note:
             warnings.warn(self.aggregator_note, AggregatorWarning, stacklevel=2)
@@ -204,14 +210,20 @@ class Federation:
                 self.personal, self.alternate, self.shared, self.model, self.algorithm, initial
             )
             theta, buffers = self.algorithm.start_modes(*initial)
-        probe(self.algorithm, theta[0])
+        probe(self.algorithm, visit_theta)
         self._shared = resolve.resolve_shared(
             self.shared, self.model, self.algorithm, self.schedule, theta[0]
         )
         if self._shared is not None:
             theta, buffers = self._shared.copy_first(theta, buffers)
-        buffer_bytes = self.algorithm.buffer_bytes(buffers)
-        self.costs = Costs(self.algorithm, theta[0], buffer_bytes, data.size, self.work, seed)
+        self.costs = Costs(
+            self.algorithm,
+            visit_theta,
+            self.algorithm.buffer_bytes(visit_buffers),
+            data.size,
+            self.work,
+            seed,
+        )
         self.state = EnsembleState(
             0,
             self.algorithm.init_mode(theta),
@@ -424,6 +436,7 @@ class Federation:
             type(self.participation) is Everybody
             and not self.participation.stragglers
             and type(self.schedule).observe is Schedule.observe
+            and not self.algorithm.joint  # whose visits have another plan
         ):
             plan = self.schedule.plan(self.state.schedule, self.round + 1)
             self._prefetched = (self.state.schedule, self.round + 1, plan)
@@ -464,7 +477,10 @@ class Federation:
 
     def _look_up_messages(self, plan: Plan) -> tuple[Tree, Tree]:
         """What the next round sends to each visit of a plan, and its client state, [J, ...]."""
-        sent, mode = self.algorithm.broadcast(self.state.modes), plan.mode.to(self.model.device)
+        sent = self.algorithm.broadcast(self.state.modes)
+        if self.algorithm.joint:
+            sent, plan = join_modes(sent), join_plan(plan)
+        mode = plan.mode.to(self.model.device)
         fresh = self.algorithm.init_client_state(sent["theta"])
         return select_rows(sent, mode), self.engine.read_client_state(
             plan, select_rows(fresh, mode)
@@ -511,6 +527,15 @@ class Federation:
         is a collective call, on every rank.
         """
         return personal_models.personal_models(self, clients)
+
+    def personal_weights(self, clients: Sequence[int] | Tensor) -> Tensor:
+        """The weights of the K modes in the predictions of n clients, [n, K]; they sum to 1.
+
+        `fedem` learns them, and `ifca` has one mode per client. They are equal for clients that
+        were never trained on, and for all other algorithms. With torchrun it is a collective call,
+        on every rank.
+        """
+        return personal_models.personal_weights(self, clients)
 
     def tensors(self) -> Tree:
         """All tensors that training changes, by name."""

@@ -246,7 +246,10 @@ def read_state(
         if name.startswith("engine/")
     }
     state = check_state(fresh, stored, observes=observes)
-    return state, check_client_state(memory, algorithm, state.modes["theta"], clients), numerics
+    theta = state.modes["theta"]
+    if algorithm.joint:  # the modes of joint visits are one wide mode
+        theta = theta.reshape(1, -1)
+    return state, check_client_state(memory, algorithm, theta, clients), numerics
 
 
 def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:

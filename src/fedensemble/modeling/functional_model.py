@@ -105,14 +105,16 @@ class FunctionalModel:
         return self._build(seed)
 
     def clone_module(self) -> FunctionalModel:
-        """The same model with a training module of its own, as a second thread needs it.
+        """The same model with modules of its own, as a second thread needs them.
 
-        The module is built, not copied, because some modules cannot be copied; its weights do not
-        matter.
+        The modules are built, not copied, because some modules cannot be copied; their weights do
+        not matter.
         """
         other = copy(self)
         other.training_model = self.build(0).to(self.device)
         other.training_model.train()
+        other.eval_model = self.build(0).to(self.device)
+        other.eval_model.eval()
         return other
 
     def _copy_module(self, template: nn.Module) -> nn.Module:
@@ -265,6 +267,16 @@ class FunctionalModel:
                 return class_logits(self.user_loss, model(x))
             with KeyedRandomness(dropout_key):
                 return class_logits(self.user_loss, model(x))
+
+    def row_losses(self, theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example under one model [P] in eval mode, [B]."""
+        tensors = {
+            **self.theta_layout.unflatten(theta),
+            **self.buffer_layout.unflatten(buffers.clone()),
+            **self.non_float_buffers,
+        }
+        with torch.no_grad(), swap_parameters(self.eval_model, tensors):
+            return self.loss(require_tensor(self.eval_model(x)), y)
 
     @staticmethod
     def _untrained(model: nn.Module) -> list[tuple[str, Tensor]]:

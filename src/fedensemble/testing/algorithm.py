@@ -23,6 +23,7 @@ from ..flat_params import Tree, select_rows
 from .arithmetic import check_arithmetic
 from .assertions import remembered, require, require_close, require_equal, snapshot
 from .coupling import check_coupling, uncoupled_round
+from .joint import check_joint_visits
 from .reference import without_ensemble
 from .toy_problems import small_federation, train
 
@@ -33,6 +34,7 @@ _ROUNDS = 5
 _CONTRACTS = ("bytes", "agreement", "resume", "base method", "separation", "idle modes")
 # the personal parameters of the small model: its last layer
 _PERSONAL = ("2.*",)
+_JOINT_CONTRACTS = ("agreement", "resume", "base method", "joint visits")
 # Pairs of modes and strata. With fewer strata than modes, some mode is idle in every round.
 _ENSEMBLES = ((1, 1), (4, 2))
 
@@ -52,7 +54,6 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
             for modes, strata in _ENSEMBLES:
                 check_coupling(method, name, modes, strata, _ROUNDS)
             passed.append(f"coupling, engine '{name}'")
-        check_bytes(method, name)
         runs = {
             modes: train(small_federation(method, name, modes, strata), _ROUNDS)
             for modes, strata in _ENSEMBLES
@@ -61,6 +62,11 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], engine: str | None =
             check_agreement(method, name, runs[modes], strata)
             check_resume(method, name, runs[modes], strata)
         check_base_method(method, name, runs[1])
+        if method.joint:
+            check_joint_visits(method, name, *_ENSEMBLES[-1])
+            passed += [f"{what}, engine '{name}'" for what in _JOINT_CONTRACTS]
+            continue
+        check_bytes(method, name)
         check_separation(method, name, runs[_ENSEMBLES[-1][0]])
         check_idle(method, name)
         if can_train_personal_parts(method):

@@ -44,6 +44,16 @@ class AutogradSteps:
         gradient = torch.autograd.grad(loss, list(self.model.parameters()))
         return parameters_to_vector(gradient), (loss.detach(), buffers)
 
+    def row_losses(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each example under the one model, [1, n]."""
+        vector_to_parameters(theta[0], self.model.parameters())
+        with torch.no_grad():
+            losses = F.cross_entropy(self.model(self.x), self.y, reduction="none")
+        return losses.unsqueeze(0), torch.ones_like(losses)
+
+    def weigh_rows(self, weight: Tensor) -> None:
+        """Nothing: with one model, all rows belong to it."""
+
 
 def without_ensemble(
     algorithm: Algorithm, federation: Federation, rounds: int

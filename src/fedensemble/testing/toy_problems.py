@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import prng
 from ..core.algorithm import Algorithm
+from ..core.probe import NoRows
 from ..core.problem import LocalProblem
 from ..core.visit_keys import visit_key
 from ..data.federated import FederatedData
@@ -77,7 +78,7 @@ def train(federation: Federation, rounds: int) -> Federation:
     return federation
 
 
-class Quadratics:
+class Quadratics(NoRows):
     """Local steps on f(w) = 1/2 (w - center)' diag(curvature) (w - center), one f per visit.
 
     Args:

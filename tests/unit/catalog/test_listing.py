@@ -46,6 +46,8 @@ def test_every_algorithm_has_a_reference_and_describes_its_messages(records):
         ("fedac", ["w"], [], 2, 2),
         ("scaffold", ["c"], ["c"], 2, 2),
         ("fedpd", ["talks"], ["dual", "own", "talks"], 1, 1),
+        ("ifca", [], ["chosen", "visits"], 1, "K"),
+        ("fedem", [], ["share"], "K", "K"),
         ("qsgd", [], [], 0.054, 1),  # 1/20 for the trits, 1/256 for the units
         ("dore", ["gradient", "e", "updates"], ["gradient", "updates"], 0.054, 0.054),
     ],
@@ -60,7 +62,8 @@ def test_descriptions_of_messages_agree_with_their_sizes(records):
     for name, record in records.items():
         up, down = record["sends"].split(" up, ")
         for text, models in ((up, record["models_up"]), (down, record["models_down"])):
-            assert ("encoded" in text) == (models < 1), name
+            assert ("all modes" in text) == (models == "K"), name
+            assert ("encoded" in text) == (models != "K" and models < 1), name
             assert ("2 models" in text or "control variate" in text) == (models == 2), name
 
 

@@ -201,6 +201,8 @@ def test_cited_are_the_algorithms_that_are_used(written, tmp_path):
                     "qsgd",
                     "diana",
                     "ditto",
+                    "ifca",
+                    "fedem",
                     "dore",
                     "fedbe",
                     "pfnm",

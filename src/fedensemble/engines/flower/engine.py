@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
+from ...core.joint import trained_modes
 from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
 from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult
@@ -91,6 +92,7 @@ class FlowerEngine(Engine):
         self.round_timeout, self.limits = round_timeout or RoundTimeout(), limits or Limits()
         self.clock = clock or Clock()
         self.buffer_rules, self.finite_check = buffer_rules, finite_check or FiniteModeCheck()
+        self.modes = modes
         self.sizes = torch.tensor([member.examples for member in roster.members])
         # used by algorithms that weight clients by their number of examples
         self.weights = cap_weights(self.sizes, self.limits.max_weight)
@@ -130,7 +132,8 @@ class FlowerEngine(Engine):
             visit: replies[visit]
             for visit in sorted(replies, key=lambda visit: (visit.client, visit.mode))
         }
-        pending.replies = self._drop_small_cohorts(self._limit_lengths(ordered, inputs))
+        limited = self._limit_lengths(ordered, inputs)
+        pending.replies = self._drop_small_cohorts(limited, algorithm)
         self._log_dominant_clients(algorithm, list(pending.replies))
         for line in self.log.format_warnings():
             logger.warning("round %d: %s", round + 1, line)
@@ -139,10 +142,12 @@ class FlowerEngine(Engine):
     def review(self, before: EnsembleState, after: EnsembleState) -> RoundResult | None:
         """Returns the round without the modes that the server's step broke, or None if none is.
 
-        Broken modes keep their last good state.
+        Broken modes keep their last good state; if visits are joint, all modes do.
         """
         pending, replies = self._pending, self._pending.replies
-        self.log.broken = self.finite_check.find_broken(after, (visit.mode for visit in replies))
+        joint = pending.inputs.algorithm.joint
+        checked = range(self.modes) if joint else (visit.mode for visit in replies)
+        self.log.broken = self.finite_check.find_broken(after, checked)
         if not self.log.broken:
             return None
         for mode in self.log.broken:
@@ -152,8 +157,11 @@ class FlowerEngine(Engine):
                 pending.round + 1,
                 mode,
             )
+        # A joint visit is for several modes: none of them counts if one breaks.
         pending.replies = {
-            visit: reply for visit, reply in replies.items() if visit.mode not in self.log.broken
+            visit: reply
+            for visit, reply in replies.items()
+            if not joint and visit.mode not in self.log.broken
         }
         return self._build_result()
 
@@ -196,15 +204,23 @@ class FlowerEngine(Engine):
         self.log.clipped = {self._name(visit): factor for visit, factor in result.clipped.items()}
         return result.replies
 
-    def _drop_small_cohorts(self, replies: dict[Visit, ValidReply]) -> dict[Visit, ValidReply]:
+    def _drop_small_cohorts(
+        self, replies: dict[Visit, ValidReply], algorithm: Algorithm
+    ) -> dict[Visit, ValidReply]:
         """Returns the replies for modes with at least `min_cohort` of them.
 
         The mean over one client is that client's upload, and the mode's next client would get it.
+        The modes of a joint visit are those that the client says it has trained.
         """
-        small = find_small_cohorts([visit.mode for visit in replies], self.limits.min_cohort)
+        trained = {visit: [visit.mode] for visit in replies}
+        if algorithm.joint:
+            trained = {v: trained_modes(r.uploads, self.modes) for v, r in replies.items()}
+        modes = [mode for each in trained.values() for mode in each]
+        small = find_small_cohorts(modes, self.limits.min_cohort)
+        kept = {v: reply for v, reply in replies.items() if not small & set(trained[v])}
         self.log.small_cohorts = sorted({*self.log.small_cohorts, *small})
-        self.log.unused = sorted({self._name(visit) for visit in replies if visit.mode in small})
-        return {visit: reply for visit, reply in replies.items() if visit.mode not in small}
+        self.log.unused = sorted({self._name(visit) for visit in replies if visit not in kept})
+        return kept
 
     def _log_dominant_clients(self, algorithm: Algorithm, visits: list[Visit]) -> None:
         """Logs clients that dominate a mode's mean through the number of examples they claim."""

@@ -26,8 +26,12 @@ class BufferRules:
     frozen: Tensor
 
     @classmethod
-    def from_model(cls, functional_model: FunctionalModel) -> BufferRules:
-        """Returns the rules of a model."""
+    def from_model(cls, functional_model: FunctionalModel, modes: int = 1) -> BufferRules:
+        """Returns the rules of a model.
+
+        Args:
+            modes: number of modes whose buffers are sent as one vector, see `core/joint.py`.
+        """
         model, layout = functional_model.training_model, functional_model.buffer_layout
         norms = [
             name for name, module in model.named_modules() if isinstance(module, norm_layers())
@@ -37,7 +41,10 @@ class BufferRules:
             name for name, parameter in model.named_parameters() if not parameter.requires_grad
         }
         return cls(
-            *(_make_mask(names, layout.names, layout.sizes) for names in (variances, frozen))
+            *(
+                _make_mask(names, layout.names, layout.sizes).repeat(modes)
+                for names in (variances, frozen)
+            )
         )
 
     def check_change(self, before: Tensor, change: Tensor) -> None:

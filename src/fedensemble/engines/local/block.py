@@ -36,6 +36,8 @@ class BlockInputs(NamedTuple):
     counts: Tensor  # [J, 1] local steps of the visit
     lr: Tensor  # [J, 1]
     hyperparameters: Tree  # [J, 1] each; those that differ between runs trained together
+    # "first", the first row of the client's data, [J]; empty if nothing needs all rows of a client
+    rows: Tree
     # "key", "first" (row of the client's data) and "scale" of each visit's noise of the targets,
     # [J]; empty without noise
     target_noise: Tree
@@ -106,12 +108,17 @@ class Minibatches:
         self, index: Tensor, weight: Tensor, key: Tensor, theta: Tensor, buffers: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Gradient, loss and new buffers on the examples in rows `index` of the data, [..., B]."""
+        x, y = self.examples(index)
+        return self._gradient(theta, buffers, x, y, weight, key)
+
+    def examples(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the examples in rows `index` of the data, [..., B, ...]."""
         x = self.data.inputs(self.data.x[index.flatten()], self.dtype)
         x, y = x.reshape(*index.shape, *x.shape[1:]), self.data.y[index]
         y = y.to(self.dtype) if y.is_floating_point() else y
         if self.inputs.target_noise:
             y = y + self._target_noise(index, y)
-        return self._gradient(theta, buffers, x, y, weight, key)
+        return x, y
 
     def _target_noise(self, index: Tensor, y: Tensor) -> Tensor:
         """The noise that the visits' modes add to the targets of rows `index`, like `y`.
@@ -134,7 +141,7 @@ def gather_sent(inputs: BlockInputs) -> Tree:
 def squeeze_single_visit(inputs: BlockInputs) -> BlockInputs:
     """The inputs of a block of one visit, without the dimension of length J = 1."""
     values = inputs._asdict()
-    for name in ("memory", "hyperparameters", "target_noise"):
+    for name in ("memory", "hyperparameters", "rows", "target_noise"):
         values[name] = select_rows(values[name], 0)
     per_visit = (
         "mode",

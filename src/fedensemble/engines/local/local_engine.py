@@ -37,6 +37,7 @@ from .block import (
 )
 from .client_state import ClientMemory, Placement
 from .device_cache import cached_on_device, to_device_async
+from .joint_minibatches import JointMinibatches
 from .oom_retry import halve_block_size
 from .run_visits import run_visits
 
@@ -130,9 +131,14 @@ class LocalEngine(Engine):
             buffers=buffers,
             lr=to_device_async(lr.to(self.model.dtype), self.model.device),
             hyperparameters={},
+            rows=self._first_rows(plan) if algorithm.joint else {},
             target_noise=self._target_noise(algorithm, plan),
             **batch_plan._asdict(),
         )
+
+    def _first_rows(self, plan: Plan) -> Tree:
+        """The first row of the data of each visit's client, [J]."""
+        return {"first": self.starts[to_device_async(plan.client, self.model.device)]}
 
     def _target_noise(self, algorithm: Algorithm, plan: Plan) -> Tree:
         """What determines the noise of each visit's targets, [J]; empty for most algorithms."""
@@ -208,7 +214,7 @@ class LocalEngine(Engine):
         sent = gather_sent(inputs)
         if not self.batched:
             inputs, sent = squeeze_single_visit(inputs), select_rows(sent, 0)
-        minibatches = Minibatches(self.data, self.model.dtype, self.gradient, inputs, ragged)
+        minibatches = self.make_minibatches(algorithm, inputs, ragged)
         problem = LocalProblem(
             minibatches,
             inputs.buffers,
@@ -229,6 +235,15 @@ class LocalEngine(Engine):
             problem.buffers.reshape(visits, -1),
             losses.reshape(-1, visits),
         )
+
+    def make_minibatches(
+        self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool
+    ) -> Minibatches:
+        """The local steps of a block."""
+        arguments = (self.data, self.model.dtype, self.gradient, inputs, ragged)
+        if algorithm.joint:
+            return JointMinibatches(*arguments, self.model)
+        return Minibatches(*arguments)
 
     def commit(self) -> None:
         pending, self.pending_state = self.pending_state, []

@@ -73,8 +73,12 @@ def _run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> 
     run_of_visit = torch.repeat_interleave(torch.tensor([len(run.counts) for run in runs]))
     index = torch.cat([torch.arange(len(run.counts)) for run in runs])
     queue = engine.order(counts)
+    # A joint visit takes the memory of as many visits as there are modes.
+    request, width = requests[0], engine.model.theta_layout.total
+    modes = request.sent["theta"].shape[-1] // width if request.algorithm.joint else 1
     while len(queue):
-        block, queue = queue[: engine.block], queue[engine.block :]
+        size = max(1, engine.block // modes)
+        block, queue = queue[:size], queue[size:]
         ragged = bool(counts[block].min() < counts[block].max())
         owner = run_of_visit[block]
         remaining = {run: index[block[owner == run]] for run in sorted(set(owner.tolist()))}

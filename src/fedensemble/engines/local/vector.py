@@ -162,7 +162,9 @@ class VectorEngine(LocalEngine):
 
     def train(self, algorithm: Algorithm, inputs: BlockInputs, ragged: bool) -> BlockResult:
         with self.settings():
-            if self.graphs:
+            # Joint visits evaluate all rows of a client, in a loop over clients of different sizes,
+            # which cannot be captured.
+            if self.graphs and not algorithm.joint:
                 return self._train_captured(algorithm, inputs, ragged)
             if self.threads is not None:
                 return self.threads.train(self, algorithm, inputs, ragged)

@@ -16,6 +16,7 @@ from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.engines.flower.deadline import RoundTimeout
 from fedensemble.engines.flower.reply_validation import Limits
+from fedensemble.engines.flower.running_statistics import BufferRules
 from fedensemble.errors import InputError
 from fedensemble.participation.quotas import first_to_finish, quotas
 from fedensemble.testing.assertions import remembered
@@ -39,6 +40,69 @@ def test_two_ages_equal_the_loop_engine(name):
     logs = fleet.rounds(4)
     close(fleet, train(federation, 4))
     assert not any(log.lost or log.refused or log.forgot for _, log in logs)
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedem"])
+def test_joint_visits_travel_with_all_modes(name):
+    """Three modes with running statistics down; one of them, or all, up."""
+    federation = fe.Federation(
+        normed,
+        classification(),
+        fe.algorithms[name](),
+        modes=3,
+        clients_per_round=4,
+        batch_size=3,
+        engine="loop",
+        dtype=torch.float64,
+    )
+    assert fe.algorithms[name].joint
+    rules = BufferRules.from_model(federation.model, modes=3)
+    fleet = FakeFleet(federation, {"buffer_rules": rules, "limits": Limits(clip_factor=9.0)})
+    [(first, _), *_] = fleet.rounds(5)
+    close(fleet, train(federation, 5))
+    one, statistics = (
+        8 * layout.total
+        for layout in (federation.model.theta_layout, federation.model.buffer_layout)
+    )
+    assert first.bytes_down == 4 * 3 * (one + statistics)
+    upload = one + 8 if name == "ifca" else 3 * one
+    assert first.bytes_up == 4 * (upload + 3 * statistics)
+
+
+def normed():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def test_a_mode_that_one_client_chose_is_not_updated():
+    """Its update would be that client's upload, which the next client would get."""
+    federation = small_federation(fe.algorithms.IFCA(), "loop", 3, 2)
+    fleet = FakeFleet(federation, {"limits": Limits(min_cohort=2)})
+    before, alone = fleet.state.modes["theta"].clone(), 0
+    for _ in range(4):
+        [(report, log)] = fleet.rounds(1)
+        alone += len(log.small_cohorts)
+        for k in range(3):
+            changed = not torch.equal(fleet.state.modes["theta"][k], before[k])
+            assert changed == (k in report.trained)
+        assert not set(log.small_cohorts) & set(report.trained)
+        assert len(log.unused) >= len(log.small_cohorts)
+        before = fleet.state.modes["theta"].clone()
+    assert alone
+
+
+def test_a_client_that_claims_a_mode_that_is_not_there_is_refused():
+    federation = small_federation(fe.algorithms.IFCA(), "loop", 3, 2)
+    fleet = FakeFleet(federation)
+
+    def lie(message, reply):
+        upload = reply.content.array_records["upload"]
+        upload["mode"] = Array(torch.tensor([7.0]).double().numpy())
+        return [reply]
+
+    fleet.serve()
+    fleet.node(2).bend = lie
+    logs = [log for _, log in fleet.rounds(3)]
+    assert any("there is no mode 7" in str(log.refused) for log in logs)
 
 
 def test_visits_have_as_many_steps_as_the_plan_asks_for():
