@@ -12,7 +12,7 @@ from ..report.comparison_report import find_comparison, write_comparison
 from ..report.html import write_page
 from ..report.html.run_data import raise_on_damaged_files
 from .config import run_config_file
-from .console import console, print_line, print_table
+from .console import console, print_line, print_table, working
 from .progress import ProgressDisplay
 
 
@@ -42,15 +42,17 @@ def compare_rows(
         folder = comparison.folder(runs)
         # Summaries of runs that were finished earlier are read from their folders, which may be
         # damaged.
-        with raise_on_damaged_files(folder):
-            table = write_comparison(folder, comparison, results, runs)
+        with working("Writing the reports"):
+            with raise_on_damaged_files(folder):
+                table = write_comparison(folder, comparison, results, runs)
+            # The comparison's page links to the page of each run.
+            for run in (run for result in results for run in result.folders):
+                write_page(run)
+            page = write_page(folder)
         print_table(table)
-        # The comparison's page links to the page of each run.
-        for run in (run for result in results for run in result.folders):
-            write_page(run)
         print_line(f"Figure: {folder / 'curves.png'}")
         print_line(f"For a paper: {folder / 'table.tex'}, runs.csv, curves.pdf, references.bib")
-        print_line(f"Report: {write_page(folder)}")
+        print_line(f"Report: {page}")
     problems = [f"These runs diverged and have no results: {'; '.join(diverged)}."] * bool(diverged)
     if lines := exploded(results):
         problems.append("\n  - ".join(["These runs diverged; their results mean nothing:", *lines]))

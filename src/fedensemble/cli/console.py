@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,6 +21,26 @@ console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
 def print_line(text: object) -> None:
     """Prints a line verbatim: no rich markup, and control characters shown as escapes."""
     console.print(printable(str(text)), markup=False, highlight=False, emoji=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what a command is doing and for how long, until the block ends.
+
+    Elsewhere nothing is shown. Yields a function that changes the text. Lines that are printed
+    meanwhile appear above. Bars of training cannot be shown in the block.
+    """
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    shown = TextColumn("{task.description}", markup=False)
+    with Progress(
+        SpinnerColumn(), shown, TimeElapsedColumn(), console=console, transient=True
+    ) as progress:
+        task = progress.add_task(printable(text), total=None)
+        yield lambda text: progress.update(task, description=printable(text))
 
 
 def print_table(table: TextTable) -> None:

@@ -12,7 +12,7 @@ from ..federation.resolve import select_device
 from ..report.distillation_tables import distillation_tables
 from ..report.html import write_page
 from ..report.run_report import write_report
-from .console import print_line, print_table
+from .console import print_line, print_table, working
 from .predict import read_inputs
 from .progress import EpochBar
 
@@ -49,8 +49,10 @@ def distill_and_report(
             device=str(select_device(device)),
             on_epoch=bar.advance,
         )
-    write_report(path)
+    with working("Writing the report"):
+        write_report(path)
+        page = write_page(path)
     for table in distillation_tables(facts):
         print_table(table)
     print_line(f"Distilled model: {path}")
-    print_line(f"Report: {write_page(path)}")
+    print_line(f"Report: {page}")

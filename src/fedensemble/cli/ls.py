@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..catalog.listing import listing, listing_table, option_table, topics, topics_table
-from .console import print_line, print_table
+from .console import print_line, print_table, working
 
 
 def print_listing(what: str | None, name: str | None, runs: Path, as_json: bool) -> None:
@@ -20,7 +20,8 @@ def print_listing(what: str | None, name: str | None, runs: Path, as_json: bool)
         return (
             typer.echo(json.dumps(topics(), indent=2)) if as_json else print_table(topics_table())
         )
-    records = listing(what, runs, name)
+    with working(f"Reading {what}"):
+        records = listing(what, runs, name)
     if as_json:
         typer.echo(json.dumps(records, indent=2))
     elif name is not None:

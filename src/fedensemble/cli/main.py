@@ -15,7 +15,7 @@ import typer
 import typer.core
 
 from ..version import VERSION
-from .console import print_line, print_table
+from .console import console, print_line, print_table, working
 from .exit_codes import run_app
 from .fleet import fleet_app
 
@@ -376,21 +376,20 @@ def predict_command(
     information, for regression the variance. A row that is left unanswered has no label, and a
     .csv says why. A calibrated run adds prediction sets or intervals.
     """
-    from .predict import AbstentionRule, predict_file
+    with working("Predicting"):
+        from .predict import AbstentionRule, predict_file
 
-    rule = AbstentionRule(abstain_above, coverage, risk, score)
-    print_line(
-        predict_file(
+        sentence = predict_file(
             run,
             inputs,
             output,
             members=members,
             device=device,
-            rule=rule,
+            rule=AbstentionRule(abstain_above, coverage, risk, score),
             personal=personal,
             client=client,
         )
-    )
+    print_line(sentence)
 
 
 @app.command("calibrate")
@@ -443,8 +442,6 @@ def calibrate_command(
     send. `predict`, `export` and load_ensemble then apply the result, and the report shows it. To
     calibrate at the end of every run, put a table [calibration] into the config.
     """
-    from .calibrate import calibrate
-
     settings = {
         "alpha": alpha,
         "method": method,
@@ -455,7 +452,11 @@ def calibrate_command(
         "randomized": randomized,
         "abstain": None if abstain is None else [name for name in abstain.split(",") if name],
     }
-    for table in calibrate(run, rows, device, settings):
+    with working("Calibrating"):
+        from .calibrate import calibrate
+
+        tables = calibrate(run, rows, device, settings)
+    for table in tables:
         print_table(table)
 
 
@@ -500,8 +501,6 @@ def personalize_command(
     (data.calibration), never on test rows. The result is saved in the run's folder;
     `fedensemble predict RUN x.npz --personal select --client 3 -o out.csv` uses it.
     """
-    from .personalize import personalize_run
-
     settings = {
         "steps": steps,
         "lr": lr,
@@ -510,7 +509,10 @@ def personalize_command(
         "head": head or None,
         "prior": prior,
     }
-    table, lines = personalize_run(run, method, device, settings)
+    with working("Making personal models"):
+        from .personalize import personalize_run
+
+        table, lines = personalize_run(run, method, device, settings)
     print_table(table)
     for line in lines:
         print_line(line)
@@ -558,9 +560,10 @@ def export_command(
     It is compared with the predictions of the run before it is written. ONNX needs the extra
     "export".
     """
-    from .export import export_file, ranking_table
+    with working("Exporting"):
+        from .export import export_file, ranking_table
 
-    file = export_file(run, output, modes, rows, client, risk)
+        file = export_file(run, output, modes, rows, client, risk)
     if (table := ranking_table(file)) is not None:
         print_table(table)
     print_line(file)
@@ -659,9 +662,10 @@ def report_command(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write an HTML report of a run or a comparison, and print its table."""
-    from .report import write_and_warn
+    with working("Writing the report"):
+        from .report import write_and_warn
 
-    table, page = write_and_warn(path, out)
+        table, page = write_and_warn(path, out)
     print_table(table)
     print_line(f"Report: {page}")
     if open_:
@@ -698,10 +702,12 @@ def deploy_command(
 
     Running the app needs the extra "flower".
     """
-    from ..deploy.generate import write_app
-    from .config import load_config
+    with working("Reading the data"):
+        from ..deploy.generate import write_app
+        from .config import load_config
 
-    for line in write_app(load_config(file, set_), out):
+        lines = write_app(load_config(file, set_), out)
+    for line in lines:
         print_line(line)
 
 
@@ -816,14 +822,15 @@ def bench_command(
     problem. The default takes less than a minute on a CPU. `fedensemble bench --models vit,gru`
     compares other networks, with 50 clients and batch 16 on a GPU, and 4 clients on a CPU.
     """
-    from ..bench.cli import bench, bench_models
-    from ..federation.resolve import select_device
+    with working("Measuring"):
+        from ..bench.cli import bench, bench_models
+        from ..federation.resolve import select_device
 
-    where = str(select_device(device))
-    if models is not None or name == "models":
-        bench_models(name, models, clients, batch, where, seconds, out, typer.echo)
-    else:
-        bench(name, where, seconds, full, out, typer.echo)
+        where = str(select_device(device))
+        if models is not None or name == "models":
+            bench_models(name, models, clients, batch, where, seconds, out, console.print)
+        else:
+            bench(name, where, seconds, full, out, console.print)
 
 
 @data_app.command("get")
@@ -839,9 +846,9 @@ def get_command(
     ] = None,
 ) -> None:
     """Download a dataset and verify its checksum."""
-    from ..data import get
+    from .data import download
 
-    for path in get(name, root):
+    for path in download(name, root):
         print_line(path)
 
 
@@ -858,11 +865,12 @@ def show_data_command(
 
     With -o, also plot which classes each client has.
     """
-    from ..config.build import build_data
-    from ..report.data_report import write_data_report
-    from .config import load_config
+    with working("Reading the data"):
+        from ..config.build import build_data
+        from ..report.data_report import write_data_report
+        from .config import load_config
 
-    tables, message = write_data_report(build_data(load_config(file, set_)), output)
+        tables, message = write_data_report(build_data(load_config(file, set_)), output)
     for table in tables:
         print_table(table)
     if message:

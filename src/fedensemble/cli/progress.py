@@ -51,8 +51,12 @@ class ProgressDisplay:
             transient=runs > 1,
         )
         self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
+        self.preparing = self.bar.add_task(
+            "preparing", total=None, note="reads the data", visible=False
+        )
 
     def __enter__(self) -> Self:
+        self.bar.update(self.preparing, visible=True)
         self.bar.start()
         return self
 
@@ -62,6 +66,7 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.bar.update(self.preparing, visible=False)
         self.bar.stop()
 
     def callbacks(self, label: str) -> RunCallbacks:
@@ -73,6 +78,7 @@ class ProgressDisplay:
         def on_train_start(config: Config, rounds_done: int) -> None:
             nonlocal run_config
             run_config = config
+            self.bar.update(self.preparing, visible=False)
             self.bar.update(task, total=config.rounds, completed=rounds_done, visible=True)
 
         def on_round_end(report: RoundReport, metrics: dict[str, float]) -> None:

@@ -21,7 +21,7 @@ from ..report.comparison_report import names as split_names
 from ..report.reproduction_report import write_reproduction
 from ..report.results_page import check_page, collect
 from ..report.tables import TextTable
-from .console import console, print_line, print_table
+from .console import console, print_line, print_table, working
 from .progress import ProgressDisplay
 
 
@@ -124,9 +124,12 @@ def _reproduce_one(
     ]
     for line in exploded([result.runs for result in results if result.runs is not None]):
         print_line(f"warning: {line}")
-    test_shift(results, only, print_line)
+    with working("Testing"):
+        test_shift(results, only, print_line)
     try:
-        return write_reproduction(folder, runnable, results, root, seconds, trained), diverged
+        with working("Writing the report"):
+            table = write_reproduction(folder, runnable, results, root, seconds, trained)
+        return table, diverged
     except DataError:
         if not diverged:
             raise

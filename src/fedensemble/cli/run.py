@@ -17,7 +17,7 @@ from ..report.html import write_page
 from ..report.profile_tables import profile_tables
 from ..report.run_report import write_report
 from .config import load_config
-from .console import console, print_line, print_table
+from .console import console, print_line, print_table, working
 from .progress import ProgressDisplay
 
 
@@ -60,9 +60,11 @@ def run_config(
             f"There was nothing to profile: all {config.rounds} rounds of {folder} were trained "
             "before. To profile more rounds, raise rounds; to train it again, choose another --out."
         )
-    print_table(write_report(folder, summary))
+    with working("Writing the report"):
+        table, page = write_report(folder, summary), write_page(folder)
+    print_table(table)
     print_line(f"Run: {folder}")
-    print_line(f"Report: {write_page(folder)}")
+    print_line(f"Report: {page}")
     if "diverged" in summary:
         raise DivergedError(
             f"{folder} has diverged: {summary['diverged']} The run is finished, and its files are "

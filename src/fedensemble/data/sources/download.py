@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...errors import DataError
 from ..dataset import data_folder, datasets
@@ -105,7 +106,10 @@ MANUAL_INSTRUCTIONS = {
 
 
 def get(
-    name: str, root: Path | str | None = None, progress: Callable[[str], None] | None = None
+    name: str,
+    root: Path | str | None = None,
+    progress: Callable[[str], None] | None = None,
+    bar: Any = None,
 ) -> list[Path]:
     """Returns the files of a dataset, after downloading those that are missing.
 
@@ -114,6 +118,8 @@ def get(
     Args:
         root: data folder; by default $FEDENSEMBLE_DATA or the user's cache folder.
         progress: called with one line of text before each download.
+        bar: shows the progress of a download, with the attribute `total` and the methods `update`,
+            `reset` and `close` of tqdm.
     """
     folder = data_folder(root)
     if name in MANUAL_INSTRUCTIONS:
@@ -126,9 +132,9 @@ def get(
     for remote in REMOTES[name]:
         try:
             if remote.members:
-                paths += get_archive(remote, folder, progress)
+                paths += get_archive(remote, folder, progress, bar)
             else:
-                paths.append(fetch(remote, folder / remote.folder, progress))
+                paths.append(fetch(remote, folder / remote.folder, progress, bar))
         # The errors of requests are OSErrors, those of pooch are ValueErrors.
         except (OSError, ValueError, tarfile.TarError) as error:
             if getattr(error, "response", None) is not None:
@@ -143,7 +149,9 @@ def get(
     return paths
 
 
-def get_archive(remote: Remote, folder: Path, progress: Callable[[str], None] | None) -> list[Path]:
+def get_archive(
+    remote: Remote, folder: Path, progress: Callable[[str], None] | None, bar: Any = None
+) -> list[Path]:
     """Returns the unpacked files of an archive, after downloading it if files are missing."""
     target = folder / remote.folder
     if not is_complete(remote, target):
@@ -151,7 +159,7 @@ def get_archive(remote: Remote, folder: Path, progress: Callable[[str], None] | 
         # Unpack to a scratch folder on the same file system, then rename. A rename is atomic, so an
         # interrupted download never leaves an incomplete folder.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as scratch:
-            archive = fetch(remote, Path(scratch), progress)
+            archive = fetch(remote, Path(scratch), progress, bar)
             with tarfile.open(archive) as tar:
                 # filter="data" rejects paths and links that lead out of the folder.
                 tar.extractall(Path(scratch) / "new", filter="data")
@@ -173,7 +181,9 @@ def is_complete(remote: Remote, target: Path) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
 
 
-def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) -> Path:
+def fetch(
+    remote: Remote, folder: Path, progress: Callable[[str], None] | None, bar: Any = None
+) -> Path:
     """Returns the path of the file in `folder`, after downloading it if it is missing.
 
     A file with the right hash is kept. A download has a temporary name until its hash is verified.
@@ -183,7 +193,7 @@ def fetch(remote: Remote, folder: Path, progress: Callable[[str], None] | None) 
     path = folder / remote.file_name
     if progress is not None and not path.exists():
         progress(f"downloading {remote.url} to {path}")
-    downloader = pooch.HTTPDownloader(timeout=CONNECT_SECONDS)
+    downloader = pooch.HTTPDownloader(progressbar=bar or False, timeout=CONNECT_SECONDS)
     with suppress_info_logs(pooch.get_logger()):
         pooch.retrieve(
             remote.url,
