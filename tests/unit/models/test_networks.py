@@ -170,11 +170,32 @@ def test_examples_do_not_meet_without_batch_norm(name):
     torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-10)
 
 
+def test_dropout_of_resnet20_adds_no_parameters_and_is_between_the_convolutions_of_a_block():
+    shape = {"shape": [3, 8, 8], "outputs": 3, "norm": "group", "width": 4}
+    plain, dropped = (make("resnet20", **shape, **more) for more in ({}, {"dropout": 0.25}))
+    dropped.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(dropped.eval()(x), plain.eval()(x), rtol=0, atol=0)
+    layers = [module for module in dropped.modules() if isinstance(module, nn.Dropout)]
+    assert len(layers) == 9 and {layer.p for layer in layers} == {0.25}
+    inputs, block = [], dropped.blocks[0]
+    block.second.register_forward_hook(lambda module, args, output: inputs.append(args[0]))
+    x = torch.randn(8, 4, 8, 8)
+    block.eval()(x), block.train()(x)
+    whole, kept = inputs
+    active = whole > 0
+    ratio = (kept / whole)[active]
+    is_kept = torch.isclose(ratio, torch.tensor(4 / 3))
+    assert bool((is_kept | (ratio == 0)).all())
+    assert abs(float(is_kept.double().mean()) - 0.75) < 5 * (0.25 * 0.75 / len(ratio)) ** 0.5
+
+
 @pytest.mark.parametrize("name", [*IMAGES, "vit", "lstm", "gpt"])
 def test_every_option_is_a_key_of_a_config(name):
     known = parameters(models[name], GIVEN_TO_MODELS)
     table = schema("model", known)().model_dump()
-    assert all(isinstance(value, int | float | str) for value in table.values())
+    # None: an option that came later, which configs without it do not hash.
+    assert all(value is None or isinstance(value, int | float | str) for value in table.values())
     with torch.device("meta"):
         build_model({**table, "name": name}, CIFAR)()
 
