@@ -8,7 +8,8 @@ its own linear layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import InputError
+from ..runtime.torch_compat import is_transformed
 
 Dropout = Callable[[Tensor, float, bool], Tensor]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -39,7 +41,11 @@ def scaled_dot_product_attention(
         query_heads = query.shape[-3]
         key = key.repeat_interleave(query_heads // key.shape[-3], -3)
         value = value.repeat_interleave(query_heads // value.shape[-3], -3)
-    if dropout_p == 0:
+    if dropout_p == 0 and attn_mask is None and _fits_flash(query, key, value, is_causal):
+        out: Tensor = _FlashAttention.apply(query, key, value, is_causal, scale)  # type: ignore[no-untyped-call]
+        return out
+    # In bf16 torch's own operations compute in float32, which the code below does not.
+    if dropout_p == 0 and not (query.is_cuda and query.dtype == torch.bfloat16):
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels do not support `vmap`
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, is_causal=is_causal, scale=scale
@@ -51,6 +57,56 @@ def scaled_dot_product_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     return dropout(_softmax(scores, attn_mask), dropout_p, True) @ value
+
+
+def _fits_flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    """True if the flash kernel of a GPU can take these tensors."""
+    if not (query.is_cuda and query.dtype == key.dtype == value.dtype == torch.bfloat16):
+        return False
+    if query.dim() != 4 or any(is_transformed(x) for x in (query, key, value)):
+        return False
+    params = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, is_causal, False)
+    return torch.backends.cuda.can_use_flash_attention(params)
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Attention by the flash kernel, whose gradient is the same in every run.
+
+    The kernel adds up the gradients of queries in any order, unless torch's deterministic mode is
+    on while the backward pass is launched. To set it there and nowhere else, the kernel has an
+    autograd graph of its own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None
+    ) -> Tensor:
+        q, k, v = (x.detach().requires_grad_() for x in (query, key, value))
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        ctx.graph = out, (q, k, v)
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        out, inputs = ctx.graph
+        with _deterministic_algorithms():
+            return *torch.autograd.grad(out, inputs, grad_output), None, None
+
+
+@contextmanager
+def _deterministic_algorithms() -> Iterator[None]:
+    """Turns on torch's deterministic mode, without filling new tensors."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def multi_head_attention(

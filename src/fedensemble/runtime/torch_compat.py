@@ -91,6 +91,17 @@ def _conversion_checks() -> tuple[Callable[[Tensor], bool], Callable[[], int]]:
         return (lambda tensor: True), (lambda: 0)
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """True inside `vmap` or `torch.func.grad`, for a tensor that stands for others.
+
+    Without the private name it is True: what must not see such a tensor is then not used.
+    """
+    try:
+        return bool(_find(torch._C, "_functorch.is_functorch_wrapped_tensor")(tensor))
+    except MissingTorchName:
+        return True
+
+
 # Identity of a tensor's memory.
 
 

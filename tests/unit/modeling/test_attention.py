@@ -1,6 +1,7 @@
 """Attention in elementary operations: equal to torch's, with keyed dropout of its weights."""
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import prng
+from fedensemble.modeling import attention as own_attention
 from fedensemble.modeling.keyed_rng import KeyedRandomness
 
 BATCH, LENGTH, SOURCE, SIZE, HEADS = 3, 5, 4, 8, 2
@@ -125,3 +127,34 @@ def test_dropout_of_multi_head_attention_is_off_in_evaluation():
     training = keyed(attention, x, x, x)[1]
     assert bool((training == 0).any())
     torch.testing.assert_close(keyed(attention.eval(), x, x, x)[1].sum(-1), torch.ones(1, LENGTH))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
+def test_attention_by_the_flash_kernel(options, monkeypatch):
+    """torch has one for CPUs as well, so that all but the choice of the kernel can be tested."""
+    monkeypatch.setattr(own_attention, "_fits_flash", lambda *given: True)
+    modes, deterministic = [], own_attention._deterministic_algorithms
+
+    @contextmanager
+    def recorded():
+        with deterministic():
+            modes.append(torch.are_deterministic_algorithms_enabled())
+            yield
+
+    monkeypatch.setattr(own_attention, "_deterministic_algorithms", recorded)
+    given = [randn(BATCH, HEADS, LENGTH, SIZE, seed=n).requires_grad_() for n in range(3)]
+    got = keyed(F.scaled_dot_product_attention, *given, **options)
+    assert type(got.grad_fn).__name__ == "_FlashAttentionBackward"
+    with monkeypatch.context() as patched:
+        patched.setattr(own_attention, "_fits_flash", lambda *given: False)
+        expected = keyed(F.scaled_dot_product_attention, *given, **options)
+    back = randn(*got.shape, seed=5)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out, given, back) for out in (got, expected)))
+    assert modes == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_the_flash_kernel_takes_bf16_on_a_gpu_only():
+    assert not own_attention._fits_flash(*[torch.ones(1, 1, 8, 8)] * 3, False)

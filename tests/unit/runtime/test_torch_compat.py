@@ -62,6 +62,19 @@ def test_without_the_names_of_functorch_no_array_is_read(monkeypatch):
     assert torch_compat.host_array(torch.tensor([1])) is not None
 
 
+def test_is_transformed():
+    seen = []
+
+    def see(x):
+        seen.append(torch_compat.is_transformed(x))
+        return x
+
+    torch.func.vmap(see)(torch.ones(2))
+    torch.func.grad(see)(torch.ones(()))
+    assert seen == [True, True]
+    assert not torch_compat.is_transformed(torch.ones(2))
+
+
 def test_storage_id_and_reference():
     x = torch.ones(4)
     assert torch_compat.storage_id(x) == torch_compat.storage_id(x[2:])

@@ -35,6 +35,10 @@ def conv2d(
         from ..kernels.triton.conv import TritonConvolution
 
         return TritonConvolution.apply(x, weight, bias, stride, padding, param)  # type: ignore[no-any-return, no-untyped-call]
+    if groups > 1 and triton_supported(x) and x.shape[1] == groups == weight.shape[1]:
+        from ..kernels.triton.depthwise_conv import TritonDepthwise
+
+        return TritonDepthwise.apply(x, weight, bias, stride, padding, dilation, param)  # type: ignore[no-any-return, no-untyped-call]
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if not x.is_cuda:
         return conv2d_cpu(x, weight, bias, stride, padding, dilation, groups)

@@ -69,7 +69,8 @@ def stacked_gradient(
             counts = weight.to(losses.dtype)
             loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
             grad = params.gather_grad(loss.sum())
-        if statistics:
+        # Buffers that no layer has changed, such as frozen parameters, are not copied at each step.
+        if forward.statistics:
             new = {name: forward.statistics.get(id(t), t) for name, t in statistics.items()}
             buffers = model.buffer_layout.flatten(new)
         return grad, (loss.detach(), buffers)

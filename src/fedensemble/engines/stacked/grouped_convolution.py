@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import dispatch
 from .errors import NotStackable
 from .handlers import handles
 
@@ -49,7 +50,7 @@ def conv3d(
     return _separate(forward, F.conv3d(wide, filters, biases, stride, padding, dilation, groups))
 
 
-def _register_transposed(function: Any) -> None:
+def _register_transposed(function: Any, dims: int) -> None:
     @handles(function, layer=True)
     def conv_transpose(
         forward: StackedForward,
@@ -63,11 +64,41 @@ def _register_transposed(function: Any) -> None:
         dilation: Any = 1,
     ) -> Tensor:
         """As `function` with weights [J, C, O / groups, ...]."""
+        plain = groups == 1 and set(_spread(dilation, dims)) == {1} and dims < 3
+        if plain and x.dim() == weight.dim() - 1 == dims + 2 and dispatch.triton_supported(x):
+            steps = [_spread(value, dims) for value in (stride, padding, output_padding)]
+            return _triton_conv_transpose(forward, x, weight, bias, *steps)
         wide, filters, biases = _join(forward, x, weight, bias)
         groups *= forward.visits
         out = function(wide, filters, biases, stride, padding, output_padding, groups, dilation)
         return _separate(forward, out)
 
 
-for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
-    _register_transposed(_function)
+def _triton_conv_transpose(
+    forward: StackedForward,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    output_padding: tuple[int, ...],
+) -> Tensor:
+    """Transposed convolutions of images, or of sequences as images of one row."""
+    from ..kernels.triton.conv_transpose import TritonConvTranspose
+
+    x, param = x.to(forward.compute), forward.params.get(id(weight))
+    if x.dim() == 3:
+        x, weight, param = x.unsqueeze(2), weight.unsqueeze(3), None
+        stride, padding, output_padding = (1, *stride), (0, *padding), (0, *output_padding)
+        steps = (stride, padding, output_padding)
+        return TritonConvTranspose.apply(x, weight, bias, *steps, param).squeeze(2)  # type: ignore[no-any-return, no-untyped-call]
+    return TritonConvTranspose.apply(x, weight, bias, stride, padding, output_padding, param)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _spread(value: Any, dims: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    return (value,) * dims if isinstance(value, int) else (*value,) * (dims // len(value))
+
+
+for _dims, _function in enumerate((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)):
+    _register_transposed(_function, _dims + 1)

@@ -20,7 +20,8 @@ from .handlers import handles
 if TYPE_CHECKING:
     from .forward import StackedForward
 
-_MAX_GROUP = 4096  # channels of a group that one program of the Triton kernel can hold
+# What one program of the Triton kernels can hold: channels of a group, numbers of a LayerNorm.
+_MAX_GROUP = _MAX_LAYER_NORM = 4096
 
 
 @handles(F.batch_norm)
@@ -112,6 +113,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As F.layer_norm with weights [J, *normalized_shape]."""
+    if weight is not None and _fits_layer_norm(x, normalized_shape):
+        return _triton_layer_norm(forward, x, weight, bias, eps, centered=True)
     out = F.layer_norm(x, normalized_shape, None, None, eps)
     split = out.reshape(forward.visits, -1, *normalized_shape)
     if weight is not None:
@@ -132,11 +135,34 @@ def rms_norm(
     """As F.rms_norm with weights [J, *normalized_shape]."""
     if eps is None:  # torch's default belongs to the parameters' dtype, not to that of bf16 matmuls
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    if weight is not None and _fits_layer_norm(x, normalized_shape):
+        return _triton_layer_norm(forward, x, weight, None, eps, centered=False)
     out = F.rms_norm(x, normalized_shape, None, eps)
     if weight is None:
         return out
     split = out.reshape(forward.visits, -1, *normalized_shape)
     return (split * weight.unsqueeze(1).to(x.dtype)).reshape(x.shape)
+
+
+def _fits_layer_norm(x: Tensor, normalized_shape: Any) -> bool:
+    return dispatch.triton_supported(x) and torch.Size(normalized_shape).numel() <= _MAX_LAYER_NORM
+
+
+def _triton_layer_norm(
+    forward: StackedForward,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centered: bool,
+) -> Tensor:
+    from ..kernels.triton.layer_norm import StackedLayerNorm
+
+    params = forward.params.get(id(weight)), forward.params.get(id(bias))
+    rows = x.reshape(forward.visits, -1, weight[0].numel())
+    flat = weight.flatten(1), None if bias is None else bias.flatten(1)
+    out: Tensor = StackedLayerNorm.apply(rows, *flat, eps, centered, params)  # type: ignore[no-untyped-call]
+    return out.reshape(x.shape)
 
 
 def _run_norm(forward: StackedForward, x: Tensor, norm: Any) -> Tensor:

@@ -32,7 +32,7 @@ class TritonConvolution(torch.autograd.Function):
     ) -> Tensor:
         tall, wide = weight.shape[3:]
         x_last = x.permute(0, 2, 3, 1).contiguous()
-        matrix = _matrix(param.weight if param is not None else weight, x.dtype)
+        matrix = filter_matrix(param.weight if param is not None else weight, x.dtype)
         ctx.save_for_backward(x_last, matrix)
         ctx.param = param
         ctx.given = (
@@ -71,7 +71,7 @@ class TritonConvolution(torch.autograd.Function):
             buffer = None if ctx.param is None else ctx.param.grad_buffer()
             if buffer is not None:
                 conv_weight_grad(
-                    x_last, grad_last, visits, tuple(size), stride, padding, _as_stored(buffer)
+                    x_last, grad_last, visits, tuple(size), stride, padding, as_stored(buffer)
                 )
             else:
                 grad = conv_weight_grad(x_last, grad_last, visits, tuple(size), stride, padding)
@@ -85,12 +85,12 @@ class TritonConvolution(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None
 
 
-def _as_stored(filters: Tensor) -> Tensor:
+def as_stored(filters: Tensor) -> Tensor:
     """Filters [J, O, C, h, w] in storage order: [J, h * w * C, O], a view."""
     return filters.permute(0, 3, 4, 2, 1).flatten(1, 3)
 
 
-def _matrix(filters: Tensor, dtype: torch.dtype) -> Tensor:
+def filter_matrix(filters: Tensor, dtype: torch.dtype) -> Tensor:
     """Filters in storage order and in dtype `dtype`, contiguous per visit."""
     stored = filters.permute(0, 3, 4, 2, 1)
     if stored.dtype == dtype and stored[0].is_contiguous():

@@ -18,7 +18,8 @@ _PROGRAMS = 264  # two per multiprocessor of an H200
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tanh(x):
+def tanh(x):
+    """Triton has no tanh of its own on all devices."""
     return 2 * tl.sigmoid(2 * x) - 1
 
 
@@ -82,12 +83,12 @@ def _forward_step(
     at = gate_inputs + ((n * T + t) * 4 * H)[:, None] + unit[None, :]
     i = tl.sigmoid(i + tl.load(at, mask=inside, other=0.0))
     f = tl.sigmoid(f + tl.load(at + H, mask=inside, other=0.0))
-    g = _tanh(g + tl.load(at + 2 * H, mask=inside, other=0.0))
+    g = tanh(g + tl.load(at + 2 * H, mask=inside, other=0.0))
     o = tl.sigmoid(o + tl.load(at + 3 * H, mask=inside, other=0.0))
     cell = cells + ((t * N + n) * H)[:, None] + unit[None, :]  # [T + 1, N, H]
     c = f * tl.load(cell, mask=inside, other=0.0) + i * g
     tl.store(cell + N * H, c, mask=inside)
-    tl.store(outputs + ((n * T + t) * H)[:, None] + unit[None, :], o * _tanh(c), mask=inside)
+    tl.store(outputs + ((n * T + t) * H)[:, None] + unit[None, :], o * tanh(c), mask=inside)
     saved = gates + ((n * T + t) * 4 * H)[:, None] + unit[None, :]
     tl.store(saved, i, mask=inside)
     tl.store(saved + H, f, mask=inside)
@@ -142,7 +143,7 @@ def _backward_step(
     g = tl.load(saved + 2 * H, mask=inside, other=0.0)
     o = tl.load(saved + 3 * H, mask=inside, other=0.0)
     cell = cells + ((t * N + n) * H)[:, None] + unit[None, :]
-    tanh_cell = _tanh(tl.load(cell + N * H, mask=inside, other=0.0))
+    tanh_cell = tanh(tl.load(cell + N * H, mask=inside, other=0.0))
     place = grad_cell + (n * H)[:, None] + unit[None, :]
     c = tl.load(place, mask=inside, other=0.0) + grad * o * (1 - tanh_cell * tanh_cell)
     tl.store(place, c * f, mask=inside)
@@ -153,7 +154,7 @@ def _backward_step(
     tl.store(out + 3 * H, grad * tanh_cell * o * (1 - o), mask=inside)
 
 
-def _launch(visits: int, batch: int, width: int) -> tuple[tuple[int, int, int], dict[str, Any]]:
+def launch(visits: int, batch: int, width: int) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """The grid and the block sizes, from shapes alone."""
     block_b = block_size(batch, 64)
     blocks = triton.cdiv(batch, block_b) * visits
@@ -189,7 +190,7 @@ class TritonLSTM(torch.autograd.Function):
             weight.contiguous(),
         )
         total, steps, width = *gate_inputs.shape[:2], weight.shape[2]
-        grid, tiles = _launch(len(weight), total // len(weight), width)
+        grid, tiles = launch(len(weight), total // len(weight), width)
         outputs, gates = gate_inputs.new_empty(total, steps, width), torch.empty_like(gate_inputs)
         cells = gate_inputs.new_empty(steps + 1, total, width)
         cells[0] = cell
@@ -206,7 +207,7 @@ class TritonLSTM(torch.autograd.Function):
         weight, hidden, outputs, cells, gates = ctx.saved_tensors
         total, steps, width = outputs.shape
         visits = len(weight)
-        grid, tiles = _launch(visits, total // visits, width)
+        grid, tiles = launch(visits, total // visits, width)
         grad_outputs, grad_cell = (
             grad_outputs.contiguous(),
             grad_last.clone(memory_format=torch.contiguous_format),
