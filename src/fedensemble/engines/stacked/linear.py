@@ -29,7 +29,8 @@ def linear(
     if matches and dispatch.triton_supported(rows):
         from ..kernels.triton.linear import StackedLinear
 
-        out = StackedLinear.apply(rows, weight, bias, param)  # type: ignore[no-untyped-call]
+        bias_param = forward.params.get(id(bias))
+        out = StackedLinear.apply(rows, weight, bias, param, bias_param)  # type: ignore[no-untyped-call]
         return out.reshape(*x.shape[:-1], out.shape[-1])  # type: ignore[no-any-return]
     matrix = weight.transpose(1, 2).to(forward.compute)
     if bias is None:

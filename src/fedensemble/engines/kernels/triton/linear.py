@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...stacked.stacked_params import StackedParam
+from .bias import repeat_bias, sum_rows
 from .tiling import block_size, matmul_precision
 
 _MANY_ROWS = 512  # rows per visit from which torch's own matmul is faster
@@ -59,18 +60,28 @@ class StackedLinear(torch.autograd.Function):
 
     Args:
         weight: the parameter itself, for autograd; matmuls read `param.weight`.
+        bias_param: of the bias, where it is a parameter.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, param: StackedParam
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        param: StackedParam,
+        bias_param: StackedParam | None,
     ) -> Tensor:
         cast_weight = param.weight
         ctx.save_for_backward(x, cast_weight)
         ctx.param, ctx.bias_type = param, None if bias is None else bias.dtype
+        ctx.bias_param = bias_param
         if bias is None:
             return torch.bmm(x, cast_weight.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1).to(x.dtype), x, cast_weight.transpose(1, 2))
+        # In a matrix of parameters the last dimension is contiguous, elsewhere it may not be.
+        given = bias if bias.stride(1) == 1 else bias.contiguous()
+        out = repeat_bias(given, x.shape[1], x.dtype)
+        return out.baddbmm_(x, cast_weight.transpose(1, 2))
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
@@ -81,15 +92,18 @@ class StackedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             buffer = ctx.param.grad_buffer()
             if buffer is None or grad_output.shape[1] >= _MANY_ROWS:
-                grad_weight = torch.bmm(grad_output.transpose(1, 2), x).float()
-                if buffer is not None:
-                    buffer.copy_(grad_weight)
-                    grad_weight = None
+                product = torch.bmm(grad_output.transpose(1, 2), x)
+                if buffer is None:
+                    grad_weight = product.float()
+                else:
+                    buffer.copy_(product)
             else:
                 _write_weight_grad(grad_output, x.contiguous(), buffer)
         if ctx.bias_type is not None and ctx.needs_input_grad[2]:
-            grad_bias = grad_output.sum(1, dtype=ctx.bias_type)
-        return grad_input, grad_weight, grad_bias, None
+            buffer = None if ctx.bias_param is None else ctx.bias_param.grad_buffer()
+            sums = sum_rows(grad_output, buffer)
+            grad_bias = sums.to(ctx.bias_type) if buffer is None else None
+        return grad_input, grad_weight, grad_bias, None, None
 
 
 def _write_weight_grad(grad_output: Tensor, x: Tensor, out: Tensor) -> None:
