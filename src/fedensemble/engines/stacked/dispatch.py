@@ -39,6 +39,8 @@ def conv2d(
         from ..kernels.triton.depthwise_conv import TritonDepthwise
 
         return TritonDepthwise.apply(x, weight, bias, stride, padding, dilation, param)  # type: ignore[no-any-return, no-untyped-call]
+    if groups > 1 and triton_supported(x) and dilation == (1, 1):
+        return _conv2d_by_group(x, weight, bias, stride, padding, groups)
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if not x.is_cuda:
         return conv2d_cpu(x, weight, bias, stride, padding, dilation, groups)
@@ -49,6 +51,20 @@ def conv2d(
     if bias is None:
         return out
     return out + bias.repeat_interleave(len(x) // len(bias), 0)[:, :, None, None]
+
+
+def _conv2d_by_group(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, groups: int
+) -> Tensor:
+    """Each group of channels as a visit of its own: a plain convolution of J * groups visits."""
+    visits, batch = len(weight), len(x) // len(weight)
+    images = torch.unflatten(torch.unflatten(x, 0, (visits, batch)), 2, (groups, -1))
+    images = images.transpose(1, 2).flatten(0, 2)  # [J * G * B, C / G, H, W]
+    filters = torch.unflatten(weight, 1, (groups, -1)).flatten(0, 1)
+    biases = None if bias is None else torch.unflatten(bias, 1, (groups, -1)).flatten(0, 1)
+    out = conv2d(images, filters, biases, stride, padding, (1, 1), 1)
+    out = torch.unflatten(out, 0, (visits, groups, batch)).transpose(1, 2)
+    return out.flatten(2, 3).flatten(0, 1)
 
 
 def _output_size(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> int:

@@ -45,9 +45,46 @@ def conv3d(
     groups: int = 1,
 ) -> Tensor:
     """As F.conv3d with weights [J, O, C / groups, d, h, w]."""
+    steps = _spread(stride, 3), _spread(dilation, 3)
+    plain = groups == 1 and not isinstance(padding, str) and steps[1][1:] == (1, 1)
+    if plain and weight.dim() == 6 and x.dim() == 5 and dispatch.triton_supported(x):
+        x = x.to(forward.compute)
+        return _conv3d_by_slices(x, weight, bias, steps[0], _spread(padding, 3), steps[1][0])
     wide, filters, biases = _join(forward, x, weight, bias)
     groups *= forward.visits
     return _separate(forward, F.conv3d(wide, filters, biases, stride, padding, dilation, groups))
+
+
+def _conv3d_by_slices(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: int,
+) -> Tensor:
+    """A 3-D convolution as one of images, whose channels are those of all slices of a filter.
+
+    This needs no kernel of its own, for as many copies of the input as a filter has slices.
+    """
+    slices = weight.shape[3]
+    x = F.pad(x, (0, 0, 0, 0, padding[0], padding[0]))
+    depth = (x.shape[2] - dilation * (slices - 1) - 1) // stride[0] + 1
+    parts = [
+        x[:, :, at : at + (depth - 1) * stride[0] + 1 : stride[0]]
+        for at in range(0, dilation * slices, dilation)
+    ]
+    images = torch.stack(parts, 2).flatten(1, 2).transpose(1, 2).flatten(0, 1)
+    out = dispatch.conv2d(
+        images,
+        weight.flatten(2, 3),
+        bias,
+        (stride[1], stride[2]),
+        (padding[1], padding[2]),
+        (1, 1),
+        1,
+    )
+    return torch.unflatten(out, 0, (-1, depth)).transpose(1, 2)
 
 
 def _register_transposed(function: Any, dims: int) -> None:
