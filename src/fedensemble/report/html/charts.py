@@ -92,7 +92,7 @@ def line_chart(
     else:
         shown_range, everything = visible_range(series)
         y_scale = scale(shown_range, HEIGHT - BOTTOM, TOP)
-        note += "" if everything else " The first rounds are outside the range shown."
+        note += "" if everything else f" The first {xlabel}s are outside the range shown."
     # The entry of the legend that each line belongs to: a line without a name, to that before it.
     entries = [sum(bool(line.name) for line in lines[: at + 1]) - 1 for at in range(len(lines))]
     parts: list[Markup] = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..distillation_tables import distillation_tables
+from ..tables import TITLES, show
 from .charts import Line, downsample_indices, line_chart
 from .run_data import RunData
-from .summary_sections import Section
+from .summary_sections import Section, megabytes
 
 _WHAT_IT_LEARNS = {
     "plain": "It learned the mean prediction. A single prediction has no disagreement: its mutual "
@@ -15,8 +16,28 @@ _WHAT_IT_LEARNS = {
 }
 
 
-def distillation(run: RunData) -> Section:
-    """The loss over epochs, and tables of metrics and of detection of unusual inputs."""
+def distilled_figures(run: RunData) -> list[tuple[str, str]]:
+    """The most important results of the distilled model, beside those of the ensemble."""
+    teacher, student = run.distillation["teacher"], run.distillation["student"]
+    tested = student.get("test", {})
+    shown = [
+        (TITLES[name], show(name, tested[name]))
+        for name in ("accuracy", "mse", "nll", "ece")
+        if name in tested
+    ]
+    if run.metric in tested:
+        value = show(run.metric, teacher["test"][run.metric])
+        shown.insert(1, (f"ensemble, {TITLES[run.metric]}", value))
+    size, before = megabytes(student["bytes"]), megabytes(teacher["bytes"])
+    return [
+        *shown,
+        ("size", f"{size} of {before}"),
+        ("distillation", f"{run.distillation['seconds']:,.1f} s"),
+    ]
+
+
+def distillation(run: RunData) -> list[Section]:
+    """The loss over epochs and the metrics of both models, and the detection of unusual inputs."""
     facts = run.distillation
     settings, losses = facts["settings"], facts["loss"]
     teacher, start = facts["teacher"], facts["student"]["start"]
@@ -36,5 +57,13 @@ def distillation(run: RunData) -> Section:
         xlabel="epoch",
         ylabel="loss",
     )
-    tables = distillation_tables(facts)
-    return Section("distillation", "Distillation", text.strip(), [chart], tables)
+    metrics, *detection = distillation_tables(facts)
+    sections = [Section("distillation", "Distillation", text.strip(), [chart], [metrics])]
+    if detection:
+        what = (
+            "How well each score of uncertainty tells the inputs of the test set from unusual ones: "
+            "AUROC is 1 for a perfect score and 0.5 for a useless one; FPR95 is the share of test "
+            "inputs that are taken for unusual if 95 % of the unusual ones are found."
+        )
+        sections.append(Section("unusual", "Unusual inputs", what, tables=detection))
+    return sections

@@ -17,7 +17,7 @@ from ..tables import TextTable
 from .comparison_data import read_comparison_folder
 from .comparison_sections import comparison_sections
 from .curve_sections import curves, spread
-from .distillation_section import distillation
+from .distillation_section import distillation, distilled_figures
 from .fleet_section import fleet, is_fleet
 from .prediction_sections import clients, predictions
 from .run_data import RunData, is_run, raise_on_damaged_files, read_run
@@ -91,8 +91,8 @@ def _distilled_page(run: RunData, version: str) -> str:
         title=str(run.summary["name"]),
         subtitle=_join(parts),
         warning=run.changes,
-        figures=figures(run),
-        sections=[distillation(run), *predictions(run), clients(run), settings(run)],
+        figures=distilled_figures(run),
+        sections=[*distillation(run), *predictions(run), clients(run), settings(run)],
         files_version=version,
     )
 
