@@ -42,6 +42,10 @@ smartquotes = False  # docstrings have {"name": "mlp"} outside of code, too
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"fedensemble {release}"
+html_theme_options = {"top_of_page_buttons": []}  # the source of a page is on the forge
+html_show_sourcelink = False
+html_copy_source = False
+pygments_dark_style = "github-dark"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 

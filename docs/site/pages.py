@@ -25,6 +25,8 @@ FROM_ROOT = {
 _ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, but no menu
 _CONTENTS = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the other pages of a folder
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+# A doctest ends with an empty line, which a reader does not need.
+_EMPTY_LAST_LINES = re.compile(r"(^```pycon\n.*?\n)\n+(?=```$)", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".csv": "text"}
 
 
@@ -39,7 +41,8 @@ def collect(root: Path = ROOT) -> dict[PurePosixPath, str | Path]:
         source = todo.pop()
         place = place_of(source, root)
         if source.suffix == ".md":
-            text, targets = with_site_links(source.read_text(encoding="utf-8"), source, root)
+            text = _EMPTY_LAST_LINES.sub(r"\1", source.read_text(encoding="utf-8"))
+            text, targets = with_site_links(text, source, root)
             if place.parts[0] == "files":
                 text = _ORPHAN + text
             elif source.name == "README.md":

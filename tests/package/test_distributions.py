@@ -76,10 +76,25 @@ def test_version(clean):
 
 
 def test_only_what_is_required_can_be_imported(clean):
+    """The packages of extras are not there: the base stays light."""
     script = "from importlib.util import find_spec as f; print([n for n in {} if f(n)])"
-    assert (
-        clean("python", "-c", script.format(["pytest", "sphinx", "flwr", "torch"])) == "['torch']\n"
+    extras = ["onnx", "onnxscript", "onnxruntime", "datasets", "optuna", "pandas", "pyarrow"]
+    extras += ["PIL", "flwr", "mlflow", "tensorboard", "sphinx", "mapie", "pytest"]
+    found = clean("python", "-c", script.format([*extras, "torch"]))
+    # matplotlib, which draws the figures of reports, requires Pillow.
+    assert found == "['PIL', 'torch']\n"
+
+
+def test_extras_that_are_missing_are_named(clean):
+    clean("fedensemble", "run", "--set", "rounds=1", "--out", "tiny")
+    script = (
+        "import fedensemble as fe\n"
+        "try: fe.load_ensemble('tiny').export('m.onnx')\n"
+        "except fe.InputError as error: print(error)"
     )
+    assert "pip install 'fedensemble[export]'" in clean("python", "-c", script)
+    clean("fedensemble", "export", "tiny", "-o", "m.pt2")  # needs torch alone
+    assert (clean.folder / "m.pt2").exists()
 
 
 def test_train_predict_and_report(clean):

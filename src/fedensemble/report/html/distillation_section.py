@@ -61,9 +61,9 @@ def distillation(run: RunData) -> list[Section]:
     sections = [Section("distillation", "Distillation", text.strip(), [chart], [metrics])]
     if detection:
         what = (
-            "How well each score of uncertainty tells the inputs of the test set from unusual ones: "
-            "AUROC is 1 for a perfect score and 0.5 for a useless one; FPR95 is the share of test "
-            "inputs that are taken for unusual if 95 % of the unusual ones are found."
+            "How well each score of uncertainty tells test inputs from unusual ones: AUROC is 1 "
+            "for a perfect score and 0.5 for a useless one; FPR95 is the share of test inputs that "
+            "are taken for unusual if 95 % of the unusual ones are found."
         )
         sections.append(Section("unusual", "Unusual inputs", what, tables=detection))
     return sections
