@@ -13,6 +13,7 @@ from fedensemble.experiment.run import RunCallbacks
 from fedensemble.experiment.storage.read_json import read_table
 from fedensemble.experiment.studies.paper_table import find_paper_table, read_reproduction
 from fedensemble.experiment.studies.reproduce import reproduce, test_shift, without_missing
+from fedensemble.experiment.studies.shift_test import ShiftTest, read_shift
 from fedensemble.report.figures.uncertainty_table import (
     Study,
     collect_values,
@@ -51,13 +52,24 @@ def test_selected_cells_are_trained_and_tested_and_others_are_left_out(study):
     assert list(known) == [
         "FedAvg", "FedAvg + EMA", "MC-dropout", "Fed-ensemble", "apart + EMA, same bytes",
     ]  # fmt: skip
-    assert sum("corrupted images made" in line for line in said) == 1
+    # The made-up images of each seed are others.
+    assert sum("corrupted images made" in line for line in said) == 2
     assert sum("tested on shifted inputs" in line for line in said) == 2 * len(known)
     # Two ways of testing the same runs.
     assert known["FedAvg"].runs.folders == known["FedAvg + EMA"].runs.folders
     again: list[str] = []
     test_shift(results, COLUMNS, again.append)
     assert again == []
+
+
+def test_each_run_is_tested_on_the_test_set_of_its_seed(study):
+    result = by_name(study[1])["Fed-ensemble"]
+    shift = result.cell.shift
+    for config, folder in zip(result.cell.configs, result.runs.folders, strict=True):
+        before = read_shift(folder, shift, "test")
+        (folder / "shift.json").unlink()
+        ShiftTest(lambda text: None).test("alone", config, folder, shift, "test")
+        assert read_shift(folder, shift, "test") == before
 
 
 def test_means_over_corruptions_and_severities(study):

@@ -119,13 +119,19 @@ def test_shift(
     results: Sequence[CellResult], only: Sequence[str], say: Callable[[str], None]
 ) -> None:
     """Tests the finished runs of the selected cells on shifted inputs, if their rows have some."""
+    runs = [
+        (cell.row, config.seed, cell, config, folder)
+        for result in results
+        for cell in [result.cell]
+        if cell.shift is not None and result.runs is not None and is_chosen(cell, only)
+        for config, folder in zip(cell.configs, result.runs.folders, strict=True)
+    ]
+    # Made-up data differ between seeds: in this order, all runs with the same data come together.
+    rows = list(dict.fromkeys(row for row, *_ in runs))
     test = ShiftTest(say)
-    for result in results:
-        cell = result.cell
-        if cell.shift is None or result.runs is None or not is_chosen(cell, only):
-            continue
-        for config, folder in zip(cell.configs, result.runs.folders, strict=True):
-            test.test(f"{cell.label}, seed {config.seed}", config, folder, cell.shift, cell.way)
+    for _, seed, cell, config, folder in sorted(runs, key=lambda r: (rows.index(r[0]), r[1])):
+        assert cell.shift is not None
+        test.test(f"{cell.label}, seed {seed}", config, folder, cell.shift, cell.way)
 
 
 def is_chosen(cell: Cell, only: Sequence[str]) -> bool:

@@ -19,8 +19,10 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from ...config.plugin_tables import Table
+from ...config.build import data_table
+from ...config.plugin_tables import Table, parameters
 from ...config.schema import Config
+from ...data import datasets
 from ...data.corruptions import ABSENT, SEVERITIES
 from ...display import count
 from ...durable import write_json
@@ -123,7 +125,7 @@ class ShiftTest:
     def __init__(self, say: Say) -> None:
         self._say, self._cache = say, DataCache()
         self._inputs: tuple[str, _Inputs] | None = None  # of the last run, by its settings
-        self._missing: dict[str, str] = {}  # why other data are not available, by their name
+        self._missing: set[str] = set()  # settings of other data that are not available
 
     def test(self, label: str, config: Config, folder: Path, table: ShiftTable, way: str) -> None:
         """Tests a finished run on all inputs that it was not tested on yet.
@@ -137,18 +139,18 @@ class ShiftTest:
         """
         known = _entries(folder)
         todo = [part for part in parts_of(table, way) if part.key not in known]
-        todo = [part for part in todo if part.name not in self._missing]
+        todo = [part for part in todo if repr(part.settings.get("data")) not in self._missing]
         if not todo:
             return
         inputs = self._inputs_of(config, table)
         started = time.monotonic()
-        ensemble = self._ensemble(config, folder, way, inputs)
+        ensemble = self._ensemble(config, folder, way)
         tested = _Tested(ensemble, inputs, config.evaluation.batch_size)
         for part in todo:
             try:
                 result = tested.ood(part.name) if part.kind == "ood" else tested.corruptions()
             except DataError as error:
-                self._missing[part.name] = str(error)
+                self._missing.add(repr(part.settings.get("data")))
                 self._say(f"Skipped: tests on {part.name}. {error}")
                 continue
             known[part.key] = {"kind": part.kind, "settings": part.settings, "result": result}
@@ -159,14 +161,17 @@ class ShiftTest:
         )
 
     def _inputs_of(self, config: Config, table: ShiftTable) -> _Inputs:
-        data = {name: value for name, value in config.data.items() if name != "seed"}
-        key = repr((data, table.model_dump(), config.engine.device))
+        settings = data_table(config)
+        # Of most data, runs with other seeds have the same test set, and share its corruptions.
+        if "seed" not in parameters(datasets[config.data["source"]]):
+            del settings["seed"]
+        key = repr((sorted(settings.items()), table.model_dump(), config.engine.device))
         if self._inputs is None or self._inputs[0] != key:
             self._inputs = None  # free the old images before the new ones are made
             self._inputs = (key, _Inputs(config, table, self._cache, self._say))
         return self._inputs[1]
 
-    def _ensemble(self, config: Config, folder: Path, way: str, inputs: _Inputs) -> Ensemble:
+    def _ensemble(self, config: Config, folder: Path, way: str) -> Ensemble:
         if way == "test":
             return read_ensemble(
                 RunFolder(folder).modes_file, config, torch.device(config.engine.device)
