@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedensemble as fe
-from fedensemble.cli.predict import read_inputs
+from fedensemble.cli.inputs import read_inputs
 from fedensemble.data import load, partition
 
 from .budget import attempt, examples, generators, mutated

@@ -13,7 +13,7 @@ from ..report.distillation_tables import distillation_tables
 from ..report.html import write_page
 from ..report.run_report import write_report
 from .console import print_line, print_table, working
-from .predict import read_inputs
+from .inputs import read_inputs
 from .progress import EpochBar
 
 

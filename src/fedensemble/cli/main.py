@@ -325,7 +325,8 @@ def predict_command(
     inputs: Annotated[
         Path,
         typer.Argument(
-            help="An .npz file with an array x, or with a single array; scaled as in training."
+            help="An .npz file with an array x, or with a single array; scaled as in training. For "
+            "runs on images, tables or documents also a folder of images, a table, or texts."
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The .npz or .csv file to write.")],

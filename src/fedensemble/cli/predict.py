@@ -1,9 +1,10 @@
-"""Implements `fedensemble predict`: reads inputs from an .npz file, writes predictions."""
+"""Implements `fedensemble predict`: reads inputs, writes predictions."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint_file import write_bytes
-from ..data.sources.npz import open_archive, read_array
-from ..errors import DataError, InputError, unknown
+from ..errors import InputError, unknown
 from ..experiment.storage.ensemble_file import load_ensemble
 from ..predict import Prediction
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.scores import SCORES
+from .inputs import read_new_inputs
 from .personalize import predict_for_client
 
 
@@ -111,7 +112,7 @@ def predict_file(
                 "--client needs --personal, or a run that was calibrated for each client: "
                 "fedensemble calibrate RUN --scope client."
             )
-    x = read_inputs(inputs)
+    x, files = read_new_inputs(inputs, run, ensemble)
     prediction = (
         ensemble.predict(x, client=as_client(client))
         if personal is None
@@ -119,10 +120,13 @@ def predict_file(
     )
     abstention = rule.apply(prediction)
     if output.suffix == ".csv":
-        write_bytes(output, to_csv(prediction, abstention).encode())
+        write_bytes(output, to_csv(prediction, abstention, files).encode())
     else:
         content = io.BytesIO()
-        np.savez(content, allow_pickle=False, **to_arrays(prediction, abstention, members=members))
+        arrays = to_arrays(prediction, abstention, members=members)
+        if files is not None:
+            arrays["file_name"] = np.array(files)  # `file` is an argument of savez
+        np.savez(content, allow_pickle=False, **arrays)
         write_bytes(output, content.getvalue())
     sentence = f"{len(prediction.mean)} predictions written to {output}"
     if abstention is None:
@@ -187,7 +191,11 @@ def _has_sets(prediction: Prediction) -> bool:
     return prediction.calibration is not None and prediction.calibration.has_sets
 
 
-def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
+def to_csv(
+    prediction: Prediction,
+    abstention: Abstention | None = None,
+    files: Sequence[str] | None = None,
+) -> str:
     """Returns a table with one row per input.
 
     For classification its columns are label, label_name (if the classes have names), entropy,
@@ -196,7 +204,8 @@ def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
     its size, or the ends of the interval.
 
     With an abstention, unanswered rows have an empty label, and the columns after the label say
-    whether a row is answered and, if not, the reason.
+    whether a row is answered and, if not, the reason. If each input is a file, the first column
+    has its name.
     """
     mean = prediction.mean.reshape(len(prediction.mean), -1)
     if prediction.task == "classification":
@@ -230,6 +239,8 @@ def to_csv(prediction: Prediction, abstention: Abstention | None = None) -> str:
             columns["variance" if one else f"variance_{output}"] = variance[:, output].tolist()
         if _has_sets(prediction):
             columns |= dict(zip(("lower", "upper"), prediction.interval.T.tolist(), strict=True))
+    if files is not None:
+        columns = {"file": list(files), **columns}
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
@@ -253,17 +264,3 @@ def _with_reasons(columns: dict[str, list[Any]], abstention: Abstention) -> dict
     ]
     words = ["yes" if known else "no" for known in answered]
     return {**blank, "answered": words, "reason": reasons}
-
-
-def read_inputs(path: Path) -> NDArray[Any]:
-    """Returns the array `x` of an .npz file, or its only array; pickled arrays are rejected."""
-    if not path.is_file():
-        raise DataError(f"There is no file {path}.")
-    with path.open("rb") as opened:
-        archive = open_archive(path, opened)
-        if "x" in archive.files:
-            return read_array(path, archive, "x")
-        if len(archive.files) == 1:
-            return read_array(path, archive, archive.files[0])
-        names = ", ".join(archive.files) or "none"
-        raise DataError(f"{path} needs an array named x, or a single array; it has {names}.")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .columns import Column, Table
+from .columns import Column, Table, check_known
 
 Encoding = Literal["one-hot", "ordinal"]
 MOST_CATEGORIES = 256  # of one column in a one-hot encoding
@@ -61,6 +61,76 @@ def encode_inputs(
         titles += [f"{name}={text}" for text in texts]
         numeric += [False] * len(texts)
     return np.concatenate(parts, axis=1), tuple(titles), np.array(numeric)
+
+
+def encode_new_inputs(table: Table, titles: Sequence[str]) -> NDArray[np.float32]:
+    """Returns the rows of another table as `encode_inputs` has encoded those of training.
+
+    Args:
+        table: in which columns of categories, `category_columns`, were read as text.
+        titles: the name of each encoded column.
+
+    Raises:
+        DataError: a column is missing, has gaps, or a category that did not occur in training.
+    """
+    values = np.zeros((len(table), len(titles)), np.float32)
+    of_category: dict[str, dict[str, int]] = {}
+    for place, title in enumerate(titles):
+        if title in table.columns:
+            values[:, place] = _numbers(table, title)
+            continue
+        name = next((n for n in category_columns([title]) if n in table.columns), None)
+        if name is None:
+            check_known(table.file, [title.partition("=")[0]], list(table.columns))
+        else:
+            of_category.setdefault(name, {})[title[len(name) + 1 :]] = place
+    for name, places in of_category.items():
+        column = table.columns[name]
+        check_present(table, {name: column.missing})
+        texts, codes = column.sorted_texts()
+        unknown_texts = [text for text in texts if text not in places]
+        if unknown_texts:
+            row = int(np.flatnonzero(codes == list(texts).index(unknown_texts[0]))[0])
+            raise DataError(
+                f"Column '{name}' of {table.file} holds '{unknown_texts[0]}' ({table.place(row)}), "
+                f"which did not occur in training ({', '.join(places)}). Correct it, or leave such "
+                "rows out."
+            )
+        place_of = np.array([places[text] for text in texts])
+        values[np.arange(len(table)), place_of[codes]] = 1.0
+    return values
+
+
+def category_columns(titles: Sequence[str]) -> list[str]:
+    """Returns what may be the names of columns of categories, which "name=value" encode.
+
+    >>> category_columns(["age", "ward=A", "a=b=c"])
+    ['ward', 'a', 'a=b']
+    """
+    return [
+        title[:place]
+        for title in titles
+        for place, character in enumerate(title)
+        if character == "="
+    ]
+
+
+def _numbers(table: Table, name: str) -> NDArray[np.float64]:
+    """Returns a column of numbers, or one of false and true as 0 and 1."""
+    column = table.columns[name]
+    check_present(table, {name: column.missing})
+    if column.numbers is not None:
+        _check_finite(table, name, column.numbers)
+        return column.numbers
+    texts, codes = column.sorted_texts()
+    other = [text for text in texts if text.lower() not in FALSE_TRUE]
+    if other:
+        raise DataError(
+            f"Column '{name}' of {table.file} holds the text '{other[0]}', and numbers in the "
+            "training data. Correct it. Categories that were numbered by encoding = 'ordinal' must "
+            "be given as numbers, in an .npz file."
+        )
+    return np.array([float(FALSE_TRUE.index(text.lower())) for text in texts])[codes]
 
 
 def encode_classes(
