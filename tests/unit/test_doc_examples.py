@@ -2,6 +2,8 @@
 
 import doctest
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from unittest.mock import patch
@@ -9,8 +11,10 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedensemble as fe
+from fedensemble.cli.main import app
 from fedensemble.config.schema import resolve
 from fedensemble.core.average import averages
 from fedensemble.core.engine import engines
@@ -142,3 +146,30 @@ def test_the_pages_on_uncertainty(page, least):
     output: list[str] = []
     result = doctest.DocTestRunner().run(test, out=output.append)
     assert result.attempted >= least and not result.failed, "".join(output)
+
+
+def test_the_tutorial_on_asking_a_human(tmp_path, monkeypatch):
+    """Its files, commands, checks and the output that it shows, in their order."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    page = "tutorial-ask-a-human.md"
+    make, triage = blocks(page, "python")
+    Path("make_patients.py").write_text(make)
+    Path("patients.toml").write_text(blocks(page, "toml")[0])
+    Path("triage.py").write_text(triage)
+    text = (DOCS / page).read_text(encoding="utf-8")
+    commands = [line[2:].split() for line in text.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 8
+    for program, *words in commands:
+        if program == "fedensemble":
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, (words, result.output, result.exception)
+            continue
+        run = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        shown = text.partition(f"$ python {' '.join(words)}\n")[2].splitlines()[0]
+        assert run.stdout.strip() == ("" if shown == "```" else shown)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, page, 0)
+    output: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=output.append)
+    assert result.attempted >= 10 and not result.failed, "".join(output)
