@@ -162,7 +162,7 @@ def test_bad_abstention_is_one_sentence(folder: Path) -> None:
         (("--coverage", "1.5"), "got coverage=1.5"),
         (("--abstain-above", "nan"), "threshold to be a number"),
         (("--abstain-above", "1", "--coverage", "0.5"), "give one"),
-        (("--score", "entropy"), "--score needs --abstain-above or --coverage"),
+        (("--score", "entropy"), "--score needs --risk, --abstain-above or --coverage"),
         (("--coverage", "0.5", "--score", "entropi"), "did you mean 'entropy'?"),
     ):
         code, _, errors = run("predict", "a", "in.npz", "-o", "out.csv", *options, cwd=folder)
