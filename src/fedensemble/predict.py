@@ -760,24 +760,32 @@ class Ensemble:
         x = x.to(functional_model.device)
         x = self.standardise(x, functional_model.dtype) if self.standardise is not None else x
         x = x.to(functional_model.dtype) if x.is_floating_point() else x
-        outputs, all_buffers = [], self._buffers_of_predictors()
-        for mode in range(len(self)):
-            key = prng.key(self.seed, "evaluation", mode, batch) if dropout else None
-            models = zip(self.predictors[mode], all_buffers[mode], strict=True)
-            for model, (theta, buffers) in enumerate(models):
-                for sample in range(samples):
-                    # Not a function of the number of samples: more of them only add members.
-                    mask = prng.key(self.seed, "mc-dropout", mode, model, batch, sample)
-                    outputs.append(
-                        functional_model.outputs_with_dropout(theta, buffers, x.clone(), mask)
-                    )
-                if not samples:
-                    inputs = x.clone()  # a model may write into its inputs
-                    outputs.append(
-                        functional_model.outputs(theta, buffers, inputs, key, batch_statistics)
-                    )
-        stacked = torch.stack(outputs)
-        return stacked.reshape(len(self), -1, *stacked.shape[1:])
+        # Imported here, so that an ensemble that never predicts does not load the engines.
+        from .engines.stacked.prediction import How, member_outputs
+
+        theta, buffers = self.predictors, self._buffers_of_predictors()
+        modes, models = theta.shape[:2]
+        how: How = "mc-dropout" if samples else "dropout" if dropout else "eval"
+        keys: list[int] | None = None
+        if samples:
+            # Not a function of the number of samples: more of them only add members.
+            keys = [
+                int(prng.key(self.seed, "mc-dropout", mode, model, batch, sample))
+                for mode in range(modes)
+                for model in range(models)
+                for sample in range(samples)
+            ]
+        elif dropout:
+            # The models of a mode share its masks.
+            keys = [
+                int(prng.key(self.seed, "evaluation", mode, batch))
+                for mode in range(modes)
+                for _ in range(models)
+            ]
+        how = "batch statistics" if batch_statistics else how
+        theta, buffers = theta.flatten(0, 1), buffers.flatten(0, 1)
+        outputs = member_outputs(functional_model, theta, buffers, x, how, keys)
+        return outputs.reshape(modes, -1, *outputs.shape[1:])
 
 
 def check_dropout_samples(owner: str, samples: Any) -> int:

@@ -47,7 +47,7 @@ ALLOWED = {
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint_file", "participation"} | METHOD,
     "uncertainty": DATA | {"uncertainty"},
-    "predict": METHOD | {"uncertainty"},
+    "predict": METHOD | {"uncertainty", "engines"},
     "metrics": METHOD | {"predict", "uncertainty"},
     "client_metrics": METHOD | {"metrics", "predict", "uncertainty"},
     "tracking": GROUND | {"tracking", "checkpoint_file"},
