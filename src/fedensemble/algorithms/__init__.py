@@ -19,6 +19,7 @@ from .fedprox import FedProx
 from .fedsdd import FedSDD
 from .fedsplit import FedSplit
 from .ifca import IFCA
+from .local import Local
 from .pfnm import PFNM
 from .qsgd import QSGD
 from .scaffold import Scaffold
@@ -50,5 +51,6 @@ __all__ = [
     "FedSDD",
     "FedSplit",
     "FedYogi",
+    "Local",
     "Scaffold",
 ]

@@ -23,6 +23,7 @@ from .sources import (  # noqa: F401
     mnist,
     npz,
     openimage,
+    rotated,
     shakespeare,
     synthetic,
     table,

@@ -7,6 +7,7 @@ from typing import Any
 from ..config.schema import Config
 from ..errors import InputError
 from ..federation.federation import Federation
+from ..personal.clusters import groups_in_names, recovered_share
 from ..personal.personalize import personalize
 from ..personal.result import Personalization
 from ..personal.settings import METHODS
@@ -42,4 +43,7 @@ def summarize(made: Personalization, publish: bool = True) -> dict[str, float]:
     except InputError:
         if made.data is not None and made.data.test_owner is not None:
             raise
+    groups = groups_in_names(made.names)
+    if groups is not None:
+        found = {**found, "recovered": recovered_share(made.choice, groups)}
     return {**found, "bytes_down": made.bytes_down, "without_rows": int((made.rows == 0).sum())}

@@ -21,6 +21,7 @@ from ..runtime.hardware import processor
 from ..version import VERSION
 from .bibliography import bibliography
 from .config_text import facts
+from .figures.client_methods import client_methods
 from .figures.learning_curves import curves
 from .figures.loss_surface import loss_surface
 from .figures.method_table import methods
@@ -41,6 +42,7 @@ REPORTS: dict[str, Report] = {
     "loss-surface": loss_surface,
     "curves": curves,
     "methods": methods,
+    "clients": client_methods,
     "uncertainty": uncertainty,
     "theory": theory,
 }

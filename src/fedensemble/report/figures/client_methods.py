@@ -1,0 +1,182 @@
+"""A table of personal methods: how the metrics of clients are distributed, and the bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from ...experiment.studies.compare import mean_and_std
+from ...experiment.studies.paper_table import Reproduction
+from ...experiment.studies.reproduce import CellResult
+from ..best import best_places
+from ..palette import LIGHT as COLORS
+from ..tables import DOWNLOADED, NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
+from .method_table import MINUTES, SEEDS
+from .paper_grid import PaperReport, headline, over_seeds
+from .plots import STYLE, escape_label
+
+# Columns: the metric, its statistic over clients, whether of new clients, and the rest of the title.
+COLUMNS = (
+    ("accuracy", "mean", False, ""),
+    ("accuracy", "p10", False, "10th percentile"),
+    ("accuracy", "worst_10", False, "worst tenth"),
+    ("accuracy", "mean", True, "new clients"),
+    ("nll", "mean", False, ""),
+    ("nll", "worst_10", False, "worst tenth"),
+    ("nll", "mean", True, "new clients"),
+    ("ece", "mean", False, ""),
+)
+HEADER = ("row", "method", "metric", "mean", "standard deviation", "seeds")
+RECOVERED = "groups found %"
+
+
+def client_methods(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
+    """The table, its unrounded values, a figure of accuracy against bytes, and sentences.
+
+    A column's `way` is the key of the summary that has its metrics. Those of new clients are under
+    the key that the option `new` of the table gives for a column, by default that of `way` with
+    "_new" added. The options `compare` and `with` name two columns that a sentence compares.
+    """
+    known = [result for result in results if result.runs is not None]
+    new = {str(k): str(v) for k, v in dict(reproduction.table.options.get("new", {})).items()}
+    lines: list[tuple[str, ...]] = []
+    numbers: list[tuple[str, ...]] = []
+    best: set[tuple[int, int]] = set()
+    notes: list[str] = []
+    found_groups = any(over_seeds(r.runs, "recovered", r.cell.way) for r in known)
+    for row in dict.fromkeys(result.cell.row for result in known):
+        own = [result for result in known if result.cell.row == row]
+        first = len(lines)
+        for result in own:
+            lines.append(_line(row, result, new, groups=found_groups))
+            numbers += _numbers(row, result, new)
+        for place, (metric, _, _, _) in enumerate(COLUMNS):
+            cells = [line[2 + place] for line in lines[first:]]
+            best |= {(first + index, 2 + place) for index in best_places(metric, cells)}
+        notes += _comparison(row, own, reproduction.table.options, new)
+    titles = [TITLES[metric] + (f", {rest}" if rest else "") for metric, _, _, rest in COLUMNS]
+    groups = (RECOVERED,) if found_groups else ()
+    header = ("", "method", *titles, *groups, UPLOADED, DOWNLOADED, MINUTES, SEEDS)
+    figures = {"table.png": _figure(reproduction, known, new)} if known else {}
+    return PaperReport(
+        TextTable(headline(reproduction), header, tuple(lines)),
+        TextTable("numbers", HEADER, tuple(numbers)),
+        figures,
+        notes,
+        best,
+    )
+
+
+def _values(
+    result: CellResult, metric: str, statistic: str, new: Mapping[str, str], *, of_new: bool
+) -> list[float]:
+    """A statistic over clients, one value per seed."""
+    way = result.cell.way
+    if of_new:
+        default = {"test_clients": "test_new_clients"}.get(way, f"{way}_new")
+        way = new.get(result.cell.column, default)
+    return list(over_seeds(result.runs, f"{metric}_{statistic}", way))
+
+
+def _line(
+    row: str, result: CellResult, new: Mapping[str, str], *, groups: bool
+) -> tuple[str, ...]:
+    assert result.runs is not None
+    cells = []
+    for metric, statistic, of_new, _ in COLUMNS:
+        values = _values(result, metric, statistic, new, of_new=of_new)
+        spread = mean_and_std(values)[1] if len(values) > 1 else None
+        cells.append(show(metric, mean_and_std(values)[0], spread) if values else NONE)
+    if groups:
+        shares = list(over_seeds(result.runs, "recovered", result.cell.way))
+        cells.append(f"{100 * mean_and_std(shares)[0]:.1f}" if shares else NONE)
+    up, down = total_bytes(result)
+    minutes = mean_and_std([summary["seconds"] for summary in result.runs.summaries])[0] / 60
+    traffic = (in_megabytes(up), in_megabytes(down), f"{minutes:.2g}")
+    return (row, result.cell.column, *cells, *traffic, str(len(result.runs.summaries)))
+
+
+def total_bytes(result: CellResult) -> tuple[float, float]:
+    """Bytes up and down over all clients, training and personalization; mean over seeds."""
+    assert result.runs is not None
+    summaries, way = result.runs.summaries, result.cell.way
+    up = mean_and_std([summary["bytes_up"] for summary in summaries])[0]
+    down = mean_and_std(
+        [s["bytes_down"] + s.get(way, {}).get("bytes_down", 0) for s in summaries]
+    )[0]
+    return up, down
+
+
+def _numbers(row: str, result: CellResult, new: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Lines of the table for programs."""
+    lines = []
+    for metric, statistic, of_new, _ in COLUMNS:
+        values = _values(result, metric, statistic, new, of_new=of_new)
+        mean, spread = mean_and_std(values) if values else (math.nan, math.nan)
+        texts = ["" if math.isnan(value) else f"{value:.6g}" for value in (mean, spread)]
+        name = f"{metric}_{statistic}{'_new' if of_new else ''}"
+        lines.append((row, result.cell.column, name, *texts, str(len(values))))
+    for name, value in zip(("bytes_up", "bytes_down"), total_bytes(result), strict=True):
+        lines.append((row, result.cell.column, name, f"{value:.6g}", "", ""))
+    return lines
+
+
+def _comparison(
+    row: str, own: Sequence[CellResult], options: Mapping[str, object], new: Mapping[str, str]
+) -> list[str]:
+    """How far the column `compare` is ahead of `with`, and the ratio of their bytes."""
+    by_column = {result.cell.column: result for result in own}
+    ours, theirs = (by_column.get(str(options.get(name, ""))) for name in ("compare", "with"))
+    if ours is None or theirs is None:
+        return []
+    (mine, other), bytes_of = (
+        (_values(each, "accuracy", "mean", new, of_new=False) for each in (ours, theirs)),
+        [sum(total_bytes(each)) for each in (ours, theirs)],
+    )
+    if not mine or not other or not bytes_of[1]:
+        return []
+    gap = 100 * (mean_and_std(mine)[0] - mean_and_std(other)[0])
+    return [
+        f"{row}: {ours.cell.column} is {abs(gap):.2f} points of accuracy "
+        f"{'ahead of' if gap >= 0 else 'behind'} {theirs.cell.column}, with "
+        f"{bytes_of[0] / bytes_of[1]:.2f} of its bytes."
+    ]
+
+
+def _figure(
+    reproduction: Reproduction, known: Sequence[CellResult], new: Mapping[str, str]
+) -> Figure:
+    """One panel per row: accuracy of the mean client and of the worst tenth against bytes."""
+    rows = list(dict.fromkeys(result.cell.row for result in known))
+    columns = list(dict.fromkeys(result.cell.column for result in known))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.6, 3.6 * len(rows)), layout="constrained")
+        for axis, row in zip(figure.subplots(len(rows), 1, squeeze=False).flat, rows, strict=True):
+            for result in (each for each in known if each.cell.row == row):
+                color = COLORS[columns.index(result.cell.column) % len(COLORS)]
+                marker = "os^Dv"[columns.index(result.cell.column) // len(COLORS) % 5]
+                mean, worst = (
+                    _values(result, "accuracy", statistic, new, of_new=False)
+                    for statistic in ("mean", "worst_10")
+                )
+                if not mean:
+                    continue
+                megabytes = max(sum(total_bytes(result)) / 1e6, 1e-2)
+                top = scaled("accuracy", mean_and_std(mean)[0])
+                label = escape_label(result.cell.column)
+                axis.plot(megabytes, top, marker=marker, color=color, linestyle="", label=label)
+                if worst:
+                    low = scaled("accuracy", mean_and_std(worst)[0])
+                    axis.plot([megabytes] * 2, [top, low], color=color, linewidth=0.8)
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set(
+                title=escape_label(row),
+                xlabel="MB up and down, all clients",
+                ylabel="accuracy %: mean, down to worst tenth",
+            )
+            axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize="small")
+        figure.suptitle(escape_label(headline(reproduction)))
+        return figure
