@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedensemble import DivergedError, FedAvg, FederatedData, Federation, InputError, Stratified
-from fedensemble.algorithms import Ditto
+from fedensemble.algorithms import Ditto, Local
 from fedensemble.testing.toy_problems import labels, numbers, train
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)
@@ -148,3 +148,24 @@ def with_batch_norm():
 
 def mode(made, k):
     return made.state.modes["theta"][k]
+
+
+@ENGINES
+def test_local_training_sends_nothing_and_is_training_alone(engine):
+    """Each client against a federation of this client alone, at the rounds that select it."""
+    made = federation(Local(**RATE), engine, modes=1)
+    start = start_of(made)
+    personal = {}
+    for _, lr, clients in rounds(made):
+        for i in clients[0]:
+            v = personal.get(i, start[0])
+            for _ in range(STEPS):
+                v = v - lr * gradient(made, i, v)
+            personal[i] = v
+    reports = list(made.rounds(ROUNDS))
+    assert {report.bytes_up + report.bytes_down for report in reports} == {0}
+    np.testing.assert_array_equal(made.state.modes["theta"].numpy(), start.reshape(1, -1))
+    own = made.personal_models(range(len(SIZES))).theta
+    for i in range(len(SIZES)):
+        expected = personal.get(i, start[0]).ravel()
+        np.testing.assert_allclose(own[i, 0], expected, rtol=0, atol=CLOSE)

@@ -31,8 +31,7 @@ class Local(Ditto):
         lam: strength of a pull of the models towards their start; 0 for none.
     """
 
-    reference = ""
-    sends = "nothing"
+    sends = "nothing up, nothing down"
 
     lam: float = 0.0
 
@@ -61,7 +60,6 @@ class Local(Ditto):
         self, sent: Tree, shared_draw: Tensor, memory: Tree | None = None
     ) -> int | Tensor:
         return 0
-
 
     def buffer_bytes(self, buffers: Tensor) -> int:
         return 0

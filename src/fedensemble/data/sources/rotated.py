@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...arguments import require_integer, require_one_of
 from ...errors import InputError
@@ -75,9 +76,9 @@ def rotated(
     )
 
 
-def _turn(x: object, group: Rows, angles: tuple[int, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _turn(x: object, group: Rows, angles: tuple[int, ...]) -> NDArray[np.uint8]:
     """Returns the images, each turned by the angle of its client."""
-    turned = as_tensor(x).cpu().numpy().copy()
+    turned: NDArray[np.uint8] = as_tensor(x).cpu().numpy().copy()
     for number, degrees in enumerate(angles):
         mine = group % len(angles) == number
         turned[mine] = np.rot90(turned[mine], degrees // 90, axes=(2, 3))

@@ -18,7 +18,7 @@ from .method_table import MINUTES, SEEDS
 from .paper_grid import PaperReport, headline, over_seeds
 from .plots import STYLE, escape_label
 
-# Columns: the metric, its statistic over clients, whether of new clients, and the rest of the title.
+# The metric, its statistic over clients, whether of new clients, and the rest of the title.
 COLUMNS = (
     ("accuracy", "mean", False, ""),
     ("accuracy", "p10", False, "10th percentile"),
@@ -81,9 +81,7 @@ def _values(
     return list(over_seeds(result.runs, f"{metric}_{statistic}", way))
 
 
-def _line(
-    row: str, result: CellResult, new: Mapping[str, str], *, groups: bool
-) -> tuple[str, ...]:
+def _line(row: str, result: CellResult, new: Mapping[str, str], *, groups: bool) -> tuple[str, ...]:
     assert result.runs is not None
     cells = []
     for metric, statistic, of_new, _ in COLUMNS:
@@ -104,9 +102,9 @@ def total_bytes(result: CellResult) -> tuple[float, float]:
     assert result.runs is not None
     summaries, way = result.runs.summaries, result.cell.way
     up = mean_and_std([summary["bytes_up"] for summary in summaries])[0]
-    down = mean_and_std(
-        [s["bytes_down"] + s.get(way, {}).get("bytes_down", 0) for s in summaries]
-    )[0]
+    down = mean_and_std([s["bytes_down"] + s.get(way, {}).get("bytes_down", 0) for s in summaries])[
+        0
+    ]
     return up, down
 
 
