@@ -256,6 +256,7 @@ def test_saved_federations_keep_personal_parts(tmp_path):
         ({"personal": ["1.*"], "alternate": 1}, "alternate is true or false"),
         ({"personal": ["1.*"], "shared": ["0.*"]}, "cannot be used together"),
         ({"personal": ["1.*"], "algorithm": "ditto"}, "have models of their own already"),
+        ({"personal": ["1.*"], "algorithm": "fedem"}, "receive all modes at once"),
         ({"personal": ["1.*"], "algorithm": "pfnm"}, "computes with whole models"),
     ],
 )
