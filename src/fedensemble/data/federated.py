@@ -37,7 +37,12 @@ from .federated_checks import (
     check_field_types,
     check_notes,
 )
-from .label_checks import check_numbering, count_classes, unseen_labels
+from .label_checks import (
+    check_numbering,
+    count_classes,
+    single_client_classes,
+    unseen_labels,
+)
 from .label_names import encode_labels
 from .new_clients import hold_out_clients
 from .normalize import Standardise
@@ -275,7 +280,7 @@ class FederatedData:
             for index, (x, y) in enumerate(pairs):
                 check_examples(x, y, f"client {index}")
             raise
-        return cls.from_arrays(
+        data = cls.from_arrays(
             all_x,
             all_y,
             sizes,
@@ -292,6 +297,10 @@ class FederatedData:
             info=info,
             notes=notes,
         )
+        alone = single_client_classes(data.y, data.size, data.class_names, data.names)
+        # In place, because `replace` would check all examples for a second time.
+        object.__setattr__(data, "notes", data.notes + ((alone,) if alone else ()))
+        return data
 
     @classmethod
     def from_arrays(

@@ -213,3 +213,10 @@ def test_arguments_are_explicit():
         parameters = inspect.signature(method).parameters
         assert {"x_test", "y_test", "names", "classes", "class_names"} <= set(parameters)
         assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+
+
+def test_a_class_of_one_client_is_noted_with_names():
+    clients = [([[0.0], [1.0]], ["well", "ill"]), ([[2.0]], ["well"]), ([[3.0]], ["well"])]
+    data = FederatedData.from_clients(clients, names=["north", "south", "west"])
+    assert len(data.notes) == 1 and "'ill' ('north')" in data.notes[0]
+    assert FederatedData.from_clients(clients + clients[:1]).notes == ()
