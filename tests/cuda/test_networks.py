@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedensemble import FedAvg, FederatedData, Federation
+from fedensemble import FedAvg, FederatedData, Federation, activation_checkpoint
 from fedensemble.bench import networks
 from fedensemble.engines.stacked.gradient import stacked_gradient
 from fedensemble.modeling.functional_model import FunctionalModel
@@ -113,3 +113,32 @@ def test_gradients(name, precision):
     )[0]
     error = float((found[0].double() - expected).norm() / expected.norm())
     assert error < NORMS_OF_FEW.get(name, ERRORS)[precision]
+
+
+class Checkpointed(nn.Module):
+    """Activation checkpointing around layers with dropout, a norm and a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.norm, self.dropout = nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.scale, self.out = nn.Parameter(torch.ones(8)), nn.Linear(8, 3)
+
+    def part(self, x):
+        return self.dropout(torch.tanh(self.norm(self.inner(x * self.scale))))
+
+    def forward(self, x):
+        return self.out(activation_checkpoint(self.part, torch.tanh(self.first(x))))
+
+
+def test_activation_checkpointing():
+    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = FederatedData.from_arrays(x, torch.arange(24) % 3, [8, 4, 12])
+    runs = []
+    for engine, device in (("loop", "cpu"), ("vector", "cuda")):
+        options = {"engine": engine, "device": device, "dtype": torch.float64}
+        runs.append(Federation(Checkpointed, data, FedAvg(lr=0.1), batch_size=4, **options))
+        list(runs[-1].rounds(3))
+    assert runs[1].engine.stacked and runs[1].engine.graphs, runs[1].engine.notes
+    expected, got = (run.state.modes["theta"].cpu() for run in runs)
+    assert float((got - expected).abs().max()) < 1e-9
