@@ -47,6 +47,7 @@ from .errors import (
 )
 from .federation.federation import Federation
 from .metrics import evaluate, evaluate_classes, ood_metrics
+from .modeling.activation_checkpoint import activation_checkpoint
 from .participation import Devices, Everybody
 from .personal.personalize import personalize
 from .personal.result import Personalization, read_personalization
@@ -212,6 +213,7 @@ __all__ = [
     "Stratified",
     "TrimmedMean",
     "UntrainedWarning",
+    "activation_checkpoint",
     "aggregators",
     "algorithms",
     "attacks",

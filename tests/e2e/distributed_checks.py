@@ -23,6 +23,7 @@ from fedensemble.algorithms import (
 from fedensemble.averages import SWAG
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import Algorithm
+from fedensemble.core.schedule import schedules
 from fedensemble.engines.distributed.engine import DistributedEngine
 from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import DivergedError, InputError, RankError
@@ -154,6 +155,20 @@ def coupled():
             algorithm, "vector", modes=3, strata=2
         )
         for algorithm in (FedCross(alpha=0.8, partner="lowest"), FedSDD(server_lr=0.2))
+    }
+
+
+def adaptive():
+    """Reports of visits reach the schedule from all ranks."""
+    return {
+        f"schedule {name}": lambda name=name: small_federation(
+            FedAvg(),
+            "vector",
+            modes=3,
+            strata=2,
+            schedule=schedules[name](modes=3, strata=2, clients_per_round=4),
+        )
+        for name in ("worst-mode", "by-gradient")
     }
 
 
@@ -330,6 +345,7 @@ def main(folder):
             **personal("loop"),
             **personal("vector"),
             **coupled(),
+            **adaptive(),
             **joint(),
             **models(),
         }.items():

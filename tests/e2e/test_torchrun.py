@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from fedensemble.engines.distributed.launch import job
 from fedensemble.errors import InputError
+from fedensemble.experiment.storage.ensemble_file import load_ensemble
 
 from .command_line import run
 
@@ -131,7 +132,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path):
     done = finish([*TORCHRUN, str(HERE / "distributed_checks.py"), str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     passed = [json.loads((tmp_path / f"passed-{rank}.json").read_text()) for rank in range(2)]
-    assert passed[0] == passed[1] and len(passed[0]) == 33
+    assert passed[0] == passed[1] and len(passed[0]) == 35
 
 
 def test_the_command_line_under_torchrun(place):
@@ -142,6 +143,22 @@ def test_the_command_line_under_torchrun(place):
     configs = [(place / folder / "config.toml").read_text() for folder in ("one", "two")]
     assert configs[0] == configs[1]
     assert json.loads((place / "two" / "env.json").read_text())["ranks"] == 2
+
+
+def test_two_ranks_calibrate_as_one_process_does(place):
+    settings = ["rounds=4", "data.calibration=0.4", "calibration.scope=client"]
+    words = [word for text in settings for word in ("--set", text)]
+    code, _, errors = run("run", "shared.toml", "--out", "calibrated", *words, cwd=place)
+    assert code == 0, errors
+    done = finish([*TORCHRUN, *RUN[1:], *words, "--out", "calibrated-by-two"], place)
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        load_ensemble(place / folder).calibration.to_record()
+        for folder in ("calibrated", "calibrated-by-two")
+    )
+    for name in ("temperatures", "nll", "thresholds", "client_thresholds"):
+        assert one.pop(name) == pytest.approx(two.pop(name), abs=1e-6), name
+    assert one == two
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -20,7 +20,7 @@ from fedensemble.config.build import build_data, build_federation
 from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.deploy.supernode import client_context
-from fedensemble.experiment.storage.ensemble_file import read_ensemble
+from fedensemble.experiment.storage.ensemble_file import load_ensemble, read_ensemble
 from fedensemble.report.run_report import write_report
 
 from .conftest import CLIENTS, configure
@@ -108,6 +108,23 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
     with np.load(tmp_path / "out.npz") as out:
         assert np.array_equal(out["label"], federation.ensemble.predict(data.x_test).label.numpy())
     assert "3 rounds" in write_report(run).title
+
+
+def test_a_fleet_calibrates_as_the_simulator_does(fleet):
+    """On rows that each node splits off its own, and that never leave it."""
+    config = configure(
+        data={"calibration": 0.3}, calibration={"scope": "client", "alpha": 0.2}, rounds=2
+    )
+    run = fleet.begin(config, "calibrated", max_weight=0)
+    finished(fleet, run)
+    federation = build_federation(config, build_data(config))
+    federation.train(2)
+    expected = federation.calibrate(**config.calibration.model_dump()).to_record()
+    made = load_ensemble(run).calibration.to_record()
+    for name in ("temperatures", "nll", "thresholds", "client_thresholds"):
+        assert made.pop(name) == pytest.approx(expected.pop(name), abs=TOLERANCE), name
+    assert len(made.pop("client_names")) == CLIENTS and expected.pop("client_names") is None
+    assert made == expected
 
 
 def test_clients_do_not_run_an_app_that_is_not_signed(fleet):

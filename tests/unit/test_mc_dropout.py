@@ -83,7 +83,8 @@ def test_more_samples_add_members_and_change_none(few, more, modes):
     own, longer = made.predict(x), made.predict(x, dropout_samples=few + more)
     shape = (modes, -1, 10, CLASSES)
     kept = longer.members.reshape(shape)[:, :few]
-    assert torch.equal(kept, own.members.reshape(shape))
+    # Up to rounding: more members may run in one stacked pass.
+    torch.testing.assert_close(kept, own.members.reshape(shape), rtol=0, atol=1e-12)
     assert torch.equal(own.members, made.predict(x).members)  # repeatable
     assert len(set(map(str, longer.members.flatten(1).tolist()))) == modes * (few + more)
     assert made.ensemble.prediction_models == modes * few

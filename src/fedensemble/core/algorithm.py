@@ -185,6 +185,15 @@ class Algorithm(ABC):
         """
         return None
 
+    def received_model(self, sent: Tree, memory: Tree, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """The model that a client has received: parameters and running statistics, [..., P].
+
+        Args:
+            sent, buffers: what was broadcast.
+            memory: the client's state for the mode.
+        """
+        return sent["theta"], buffers
+
     def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and running statistics [K, R] of the modes before the first round.
 

@@ -44,6 +44,8 @@ class Engine(ABC):
     four are passed by position.
     """
 
+    # whether `run_visits` fills `RoundResult.reports`; a federation sets it if its schedule asks
+    reports_visits: bool = False
     notes: Sequence[str] = ()  # notes for the user; an engine may append to them during training
     precision: str = ""  # matmul precision, such as "tf32" or "float64", if known
     is_writer: bool = True  # True on the rank that writes files (rank 0)

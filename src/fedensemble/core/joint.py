@@ -112,6 +112,12 @@ def check_joint(algorithm: Algorithm, schedule: Schedule, attack: Attack | None)
             f"'{other}' trains each mode in visits of its own. Use schedule 'balanced'; only its "
             "clients matter."
         )
+    if schedule.needs_reports:
+        other = schedules.name_of(type(schedule)) or type(schedule).__name__
+        raise InputError(
+            f"Schedule '{other}' assigns modes to clients, and clients of algorithm '{name}' "
+            "receive all of them. Use schedule 'balanced'; only its clients matter."
+        )
     if forges:
         raise InputError(
             f"Attacks on uploads cannot be simulated with algorithm '{name}', whose uploads say "

@@ -208,6 +208,12 @@ class WithPersonalParts(Algorithm):
             return whole, buffers
         return whole, self.parts.with_statistics(buffers, memory[OWN_STATISTICS])
 
+    def received_model(self, sent: Tree, memory: Tree, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        body, buffers = self.base.received_model(sent, _without_own(memory), buffers)
+        statistics = memory.get(OWN_STATISTICS, self.parts.initial_statistics)
+        whole = self.parts.join(body, memory[OWN])
+        return whole, self.parts.with_statistics(buffers, statistics)
+
     def start_modes(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         theta, buffers = self.base.start_modes(theta, buffers)
         whole = self.parts.join(self.parts.select_body(theta), self.parts.initial)

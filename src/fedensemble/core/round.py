@@ -24,6 +24,7 @@ from .partial_work import check_steps
 from .schedule import Schedule
 from .shared import Shared
 from .types import Cohort, EnsembleState, Outcome, Plan, RoundReport, RoundResult
+from .visit_reports import reports_of
 
 
 class Request(NamedTuple):
@@ -148,7 +149,7 @@ def finish_round(
         round=state.round + 1,
         modes=modes,
         buffers=buffers,
-        schedule=schedule.observe(state.schedule, plan, losses),
+        schedule=_observe(schedule, state, plan, losses, result),
         participation=participation,
     )
     report = RoundReport(
@@ -163,6 +164,16 @@ def finish_round(
         turnout=turnout,
     )
     return new, report
+
+
+def _observe(
+    schedule: Schedule, state: EnsembleState, plan: Plan, losses: Tensor, result: RoundResult
+) -> Tree:
+    """The schedule's state after a round."""
+    if not schedule.needs_reports:
+        return schedule.observe(state.schedule, plan, losses)
+    reports = reports_of(result, schedule, state.round)
+    return schedule.observe(state.schedule, plan, losses, reports)
 
 
 def update_modes(

@@ -15,7 +15,7 @@ from ..errors import InputError, setting
 from ..flat_params import Tree
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
-from .types import Plan
+from .types import Plan, VisitReports
 
 MOST_MODES = 100_000  # K; initializing so many takes a minute even for a tiny model
 
@@ -43,6 +43,8 @@ class Schedule(ABC):
     # each mode is trained as a separate run that has nothing in common with the others
     trains_apart: ClassVar[bool] = False
     uniform: ClassVar[bool] = True  # all clients are selected equally often on average
+    # `observe` gets reports of the visits, which cost each client one more pass over its rows
+    needs_reports: ClassVar[bool] = False
 
     modes: int = 5
     strata: int = 1
@@ -102,7 +104,9 @@ class Schedule(ABC):
         """The stratum of each client, [N]; None if the schedule has no strata."""
         return state.get("stratum")
 
-    def observe(self, state: Tree, plan: Plan, loss: Tensor) -> Tree:
+    def observe(
+        self, state: Tree, plan: Plan, loss: Tensor, reports: VisitReports | None = None
+    ) -> Tree:
         """The schedule's state after a round; by default unchanged.
 
         Override it for a schedule that depends on losses. It is called after every round in which a
@@ -115,6 +119,9 @@ class Schedule(ABC):
             state: before the round.
             plan: the J visits that count, without clients that did not reply.
             loss: mean training loss of each visit, [J], on the CPU and finite.
+            reports: of the visits, if the schedule sets `needs_reports`: loss and gradient norm of
+                the model as received, length of the update, and the round. Overrides of schedules
+                that do not set it may omit the argument.
         """
         return state
 

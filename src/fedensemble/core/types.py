@@ -99,6 +99,15 @@ class Cohort:
         return prng.uniform(self.key(0), like.shape[-1]).to(like.dtype)
 
 
+class VisitReports(NamedTuple):
+    """What the server learns of the J visits of a round, if the schedule asks for it."""
+
+    loss: Tensor  # [J] of the model as received, the mean over the client's rows
+    gradient_norm: Tensor  # [J] norm of its gradient
+    update_norm: Tensor  # [J] length of the update: what the visit uploaded, against no training
+    round: int  # counted from 0
+
+
 class RoundResult(NamedTuple):
     """What an engine returns after it has run the visits of a round."""
 
@@ -111,6 +120,7 @@ class RoundResult(NamedTuple):
     bytes_down: Tensor  # [J]
     # the J visits that count, if real clients were asked and some of them did not reply
     answered: Plan | None = None
+    reports: VisitReports | None = None  # if `Engine.reports_visits`
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,7 @@ class Fleet:
             ),
             finite_check=FiniteModeCheck(self.model, spec.shape),
         )
+        self.engine.reports_visits = self.schedule.needs_reports
         initial = self.model.init_params(config.seed, self.schedule.modes)
         theta, buffers = self.algorithm.start_modes(*initial)
         self.shared = resolve_shared(

@@ -190,6 +190,7 @@ class Federation:
             resolve.poison_labels(data, self.attack, self.malicious),
             self.work,
             seed,
+            self.schedule,
         )
         for note in self.engine.notes:
             warnings.warn(note, EngineWarning, stacklevel=2)

@@ -282,11 +282,14 @@ def resolve_engine(
     data: FederatedData,
     work: LocalWork,
     seed: int,
+    schedule: Schedule | None = None,
 ) -> Engine:
     """A new engine of the registered name; raises if it does not take the options."""
     engine = engines[name]
     check_names(f"engine '{name}'", engine, options, given=ENGINE_ARGUMENTS)
-    return engines[name](model, data, work, seed, **options)  # type: ignore[call-arg]
+    made = engines[name](model, data, work, seed, **options)  # type: ignore[call-arg]
+    made.reports_visits = schedule is not None and schedule.needs_reports
+    return made
 
 
 def poison_labels(

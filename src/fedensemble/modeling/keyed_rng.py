@@ -8,7 +8,9 @@ replace raise an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -65,9 +67,64 @@ class KeyedRandomness(TorchFunctionMode):
         super().__init__()
         self.key = key
         self.calls = 0
+        self.recomputing = False  # while a checkpointed part runs again, in the backward pass
+
+    def __enter__(self) -> KeyedRandomness:
+        _active().append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _active().pop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def checkpoint_contexts(
+        self,
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """The contexts of a checkpointed part: of its forward pass, and of its second one."""
+        start: list[Any] = []
+        return self._note_start(start), self._recompute(start)
+
+    @contextmanager
+    def _note_start(self, start: list[Any]) -> Iterator[None]:
+        """Appends what `go_to` needs to `start`.
+
+        This happens here and not in `checkpoint_contexts`, because torch reads properties of the
+        inputs in between, which count as calls of functions.
+        """
+        start.append(self.position())
+        yield
+
+    @contextmanager
+    def _recompute(self, start: list[Any]) -> Iterator[None]:
+        """Draws the numbers again that were drawn from `start` on.
+
+        The backward pass runs in a thread of its own on a GPU, where this mode is not active.
+        """
+        before, end = self.recomputing, self.position()
+        self.recomputing = True
+        self.go_to(start[0])
+        try:
+            with self:
+                yield
+        finally:
+            self.go_to(end)
+            self.recomputing = before  # True within another part
+
+    def position(self) -> Any:
+        """How far the pass is."""
+        return self.calls
+
+    def go_to(self, position: Any) -> None:
+        """Goes back to an earlier position of the pass, or forward again."""
+        self.calls = position
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.recomputing and func in (F.batch_norm, F.instance_norm):
+            # The running statistics were updated in the forward pass.
+            x, *statistics = args[:3]
+            args = (x, *(s if s is None else s.clone() for s in statistics), *args[3:])
         if func in REPLACEMENTS:
             return REPLACEMENTS[func](self, *args, **kwargs)
         if func in RECURRENT:
@@ -153,6 +210,22 @@ class KeyedRandomness(TorchFunctionMode):
         """As F.multi_head_attention_forward, which nn.MultiheadAttention calls."""
         repeat = lambda bias, batch: bias.expand(batch, -1, -1)  # noqa: E731
         return multi_head_attention(self.dropout, F.linear, repeat, *args, **kwargs)
+
+
+_THREAD = threading.local()
+
+
+def _active() -> list[KeyedRandomness]:
+    """The modes that are active in this thread, the innermost last."""
+    if not hasattr(_THREAD, "modes"):
+        _THREAD.modes = []
+    modes: list[KeyedRandomness] = _THREAD.modes
+    return modes
+
+
+def active_randomness() -> KeyedRandomness | None:
+    """The mode that is active in this thread, or None."""
+    return _active()[-1] if _active() else None
 
 
 def _as_shape(size: tuple[Any, ...]) -> Sequence[int]:

@@ -166,8 +166,8 @@ def _forbid_unkeyed_randomness() -> AbstractContextManager[Any]:
                 raise InputError(
                     f"The model draws random values with {func.overloadpacket}, which is not "
                     "reproducible across engines. Use nn.Dropout, torch.rand_like, "
-                    "torch.randn_like or torch.bernoulli, and none of them inside "
-                    "torch.utils.checkpoint, which draws again."
+                    "torch.randn_like or torch.bernoulli; and inside torch.utils.checkpoint, "
+                    "which draws again, fedensemble.activation_checkpoint instead of it."
                 )
             return func(*args, **(kwargs or {}))
 

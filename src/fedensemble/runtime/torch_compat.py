@@ -11,8 +11,9 @@ implementation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -100,6 +101,17 @@ def is_transformed(tensor: Tensor) -> bool:
         return bool(_find(torch._C, "_functorch.is_functorch_wrapped_tensor")(tensor))
     except MissingTorchName:
         return True
+
+
+def without_function_modes() -> AbstractContextManager[Any]:
+    """A context in which no TorchFunctionMode sees what is called.
+
+    Without the private name modes see all calls: a hook of ours then counts as a part of the model.
+    """
+    try:
+        return cast(AbstractContextManager[Any], _find(torch._C, "DisableTorchFunction")())
+    except MissingTorchName:
+        return nullcontext()
 
 
 # Identity of a tensor's memory.

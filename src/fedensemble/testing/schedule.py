@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.schedule import Schedule
-from ..core.types import Plan
+from ..core.types import Plan, VisitReports
 from ..errors import InputError
 from .assertions import require, require_equal, snapshot
 
@@ -116,7 +116,12 @@ def check_purity(schedule: Schedule, population: int) -> None:
             f"{name}: plan is not a function of state and round alone; "
             "it gave two plans for one round.",
         )
-    observed = schedule.observe(state, forwards[0], torch.ones(len(forwards[0].client)))
+    ones = torch.ones(len(forwards[0].client), dtype=torch.float64)
+    if schedule.needs_reports:
+        reports = VisitReports(ones, ones, ones, round=schedule.modes - 1)
+        observed = schedule.observe(state, forwards[0], ones.float(), reports)
+    else:
+        observed = schedule.observe(state, forwards[0], ones.float())
     require_equal(snapshot(state), before, f"{name}: observe wrote into the state")
     forms = [{n: (t.shape, t.dtype) for n, t in tree.items()} for tree in (state, observed)]
     require(

@@ -75,6 +75,22 @@ def test_is_transformed():
     assert not torch_compat.is_transformed(torch.ones(2))
 
 
+def test_without_function_modes():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        with torch_compat.without_function_modes():
+            torch.ones(1).sum()
+        assert not seen
+        torch.ones(1).sum()
+    assert seen
+
+
 def test_storage_id_and_reference():
     x = torch.ones(4)
     assert torch_compat.storage_id(x) == torch_compat.storage_id(x[2:])

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.types import Cohort, GatheredUploads, Plan, RoundResult
+from ...core.types import Cohort, GatheredUploads, Plan, RoundResult, VisitReports
 from ...core.visit_keys import shared_uniform
+from ...core.visit_reports import make_reports
 from ...errors import InputError, RankError
 from ...flat_params import Tree
 from ..local.local_engine import LocalEngine
@@ -51,6 +52,7 @@ class DistributedEngine(Engine):
         # or saved until a checkpoint is loaded.
         self._stale = False
         self.is_writer = ranks.rank == 0
+        self.reports_visits = inner.reports_visits
         inner.load_client_state(self._select_rank(inner.client_state_tensors(), ranks.rank))
 
     @property
@@ -124,8 +126,24 @@ class DistributedEngine(Engine):
         self._stale = not bool(loss.isfinite().all())
         bad_step, bytes_up, bytes_down = counters
         return RoundResult(
-            means, buffers + change, cohort, loss, bad_step.to(loss.device), bytes_up, bytes_down
+            means,
+            buffers + change,
+            cohort,
+            loss,
+            bad_step.to(loss.device),
+            bytes_up,
+            bytes_down,
+            reports=self._sum_reports(result, own, plan, round) if self.reports_visits else None,
         )
+
+    def _sum_reports(
+        self, result: RoundResult | None, own: Tensor, plan: Plan, round: int
+    ) -> VisitReports:
+        """The reports of all ranks' visits; each rank writes its own into zeros."""
+        table = torch.zeros(3, len(plan.client), dtype=torch.float64)
+        if result is not None and result.reports is not None:
+            table[:, own] = torch.stack(result.reports[:3]).double().cpu()
+        return make_reports(self.ranks.sum(table), round)
 
     def _sum_statistics(
         self, result: RoundResult | None, own: Tensor, plan: Plan, modes: int, round: int

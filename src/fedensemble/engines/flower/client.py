@@ -22,11 +22,13 @@ from ...runtime.oom import advise_smaller_visit, raise_on_oom
 from ...text import shorten
 from ..local.block import BlockInputs, BlockResult, summarize_losses
 from ..local.loop import LoopEngine
+from ..local.received import measure_received
 from .client_state import ClientStateStore
 from .messages import (
     BUFFERS,
     MODEL,
     PROBLEM,
+    REPORTS,
     RESULT,
     UPLOAD,
     VISIT,
@@ -56,6 +58,7 @@ def check_visit(visit: Visit) -> None:
         "counted": (-1, visit.round),
         "largest": (1, 2**53),
         "steps": (0, MAX_STEPS + 1),
+        "report": (0, 2),
     }
     for name, (start, end) in ranges.items():
         value = getattr(visit, name)
@@ -122,7 +125,7 @@ class LocalClient:
         )
         # Personal running statistics do not travel: the visit replaces them by the client's own.
         buffers = self.algorithm.whole_buffers(buffers)
-        inputs, result = self.run_visit(visit, sent, buffers, previous_state)
+        inputs, result, report = self.run_visit(visit, sent, buffers, previous_state)
         new_state = select_rows(result.memory, 0)
         loss, first_bad_step = summarize_losses(result, inputs)
         # The server rejects the reply of a diverged visit, so its state could never count.
@@ -140,6 +143,7 @@ class LocalClient:
             "loss": float(loss),
             "first_bad_step": int(first_bad_step),
             "forgot": int(state_lost),
+            **report,
         }
         content = {
             VISIT: ConfigRecord({**visit._asdict()}),
@@ -150,8 +154,8 @@ class LocalClient:
 
     def run_visit(
         self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None
-    ) -> tuple[BlockInputs, BlockResult]:
-        """Runs one visit of the loop engine; returns its inputs and its result.
+    ) -> tuple[BlockInputs, BlockResult, dict[str, float]]:
+        """Runs one visit of the loop engine; returns its inputs, its result and its report.
 
         Args:
             sent: parameters of the mode, [P] each.
@@ -183,4 +187,8 @@ class LocalClient:
                 memory={name: value.to(self.model.device)[None] for name, value in memory.items()}
             )
         with raise_on_oom("One visit does", self.model.device, advise_smaller_visit()):
-            return inputs, engine.train(self.algorithm, inputs, ragged=False)
+            report = {}
+            if visit.report:
+                values = measure_received(engine, self.algorithm, plan, inputs)
+                report = {name: float(v) for name, v in zip(REPORTS, values, strict=True)}
+            return inputs, engine.train(self.algorithm, inputs, ragged=False), report

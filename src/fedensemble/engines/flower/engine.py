@@ -15,8 +15,9 @@ from ...core.engine import Engine
 from ...core.joint import trained_modes
 from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
-from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult
+from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult, VisitReports
 from ...core.visit_keys import shared_uniform
+from ...core.visit_reports import make_reports, update_norms
 from ...errors import DivergedError
 from ...flat_params import Tree, payload_bytes, select_rows
 from .clipping import limit_lengths
@@ -261,7 +262,14 @@ class FlowerEngine(Engine):
                 continue
             counted = int(self.counted[client, mode])
             visit = Visit(
-                self.training, round, client, mode, counted, int(self.sizes.max()), visit_steps
+                self.training,
+                round,
+                client,
+                mode,
+                counted,
+                int(self.sizes.max()),
+                visit_steps,
+                int(self.reports_visits),
             )
             visits.append(visit)
             messages.append(
@@ -341,7 +349,17 @@ class FlowerEngine(Engine):
                 torch.tensor([visit.client for visit in replies], dtype=torch.int64),
                 torch.tensor([visit.mode for visit in replies], dtype=torch.int64),
             ),
+            reports=self._reports(inputs, replies) if self.reports_visits else None,
         )
+
+    def _reports(self, inputs: _RoundInputs, replies: dict[Visit, ValidReply]) -> VisitReports:
+        """Returns what clients report, and the lengths of the updates that count."""
+        rows = []
+        for visit, reply in replies.items():
+            length = update_norms(reply.uploads, select_rows(inputs.reference, visit.mode))
+            rows.append([*(reply.received or (0.0, 0.0)), float(length)])
+        table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
+        return make_reports(table, self._pending.round)
 
     def client_state_tensors(self) -> Tree:
         return {

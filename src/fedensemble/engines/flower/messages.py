@@ -26,7 +26,9 @@ MODEL, VISIT, UPLOAD, RESULT = "model", "visit", "upload", "result"  # names of 
 PROBLEM = "problem"  # name of the record, and of its text, of a client that cannot enrol
 BUFFERS = "buffers"  # name of the running statistics among a record's arrays
 
-_METRICS = ("examples", "loss", "first_bad_step", "forgot")  # names in the record RESULT
+REPORTS = ("received_loss", "received_gradient")  # metrics of visits that ask for a report
+# names in the record RESULT
+_METRICS = ("examples", "loss", "first_bad_step", "forgot", *REPORTS)
 _MAX_HEADER = 1024  # upper bound on the bytes of a .npy file before its values
 
 DTYPES = {
@@ -47,6 +49,7 @@ class Visit(NamedTuple):
     counted: int  # last round in which this client's reply for this mode counted, or -1
     largest: int  # number of examples of the largest client
     steps: int = 0  # local steps; 0 for those that the config says
+    report: int = 0  # 1 to report loss and gradient norm of the received model
 
 
 class UnreadableError(Exception):
@@ -143,7 +146,7 @@ def read_visit(content: RecordDict) -> Visit:
     if record is None:
         raise UnreadableError(f"there is no record '{VISIT}'")
     values = [record.get(name) for name in Visit._fields]
-    types = (str, int, int, int, int, int, int)
+    types = (str, *(int,) * (len(Visit._fields) - 1))
     if any(type(value) is not expected for value, expected in zip(values, types, strict=True)):
         raise UnreadableError(f"the record '{VISIT}' is not that of a visit")
     return Visit(*values)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...flat_params import Tree, payload_bytes, select_rows
 from .messages import (
     BUFFERS,
+    REPORTS,
     UPLOAD,
     UnreadableError,
     Visit,
@@ -90,6 +91,7 @@ class ValidReply:
     loss: float
     bytes_up: int
     state_lost: bool  # whether the client had lost its state of the mode
+    received: tuple[float, float] | None = None  # loss and gradient norm of the received model
 
 
 def validate_reply(
@@ -154,6 +156,7 @@ def validate_reply(
         loss=_read_loss(content, buffers.dtype, limits),
         bytes_up=payload_bytes(received),
         state_lost=read_metric(content, "forgot", int) == 1,
+        received=_read_report(content, buffers.dtype, limits) if visit.report else None,
     )
 
 
@@ -170,6 +173,18 @@ def _check_change(name: str, value: Tensor, change: Tensor, max_value: float) ->
             f"'{name}' has values that change by up to {float(change.abs().max()):.3g}, "
             f"above {max_value:g}"
         )
+
+
+def _read_report(content: RecordDict, dtype: torch.dtype, limits: Limits) -> tuple[float, float]:
+    """Returns loss and gradient norm of the received model, within the limits of a loss."""
+    loss, norm = (read_metric(content, name, float) for name in REPORTS)
+    for name, value, least in zip(REPORTS, (loss, norm), (limits.min_loss, 0.0), strict=True):
+        finite = bool(torch.tensor(value, dtype=dtype).isfinite())
+        if not finite or not least <= value <= limits.max_loss:
+            raise UnreadableError(
+                f"its '{name}' is {value:.3g}, and {least:g} to {limits.max_loss:g} is plausible"
+            )
+    return loss, norm
 
 
 def _read_loss(content: RecordDict, dtype: torch.dtype, limits: Limits) -> float:

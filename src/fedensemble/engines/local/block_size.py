@@ -24,6 +24,7 @@ from ...runtime.oom import (
     oom_error,
     out_of_memory,
 )
+from ...runtime.torch_compat import without_function_modes
 from ..stacked.gradient import stacked_gradient
 
 if TYPE_CHECKING:
@@ -172,9 +173,11 @@ def _saved_bytes(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
     storages: dict[int, int] = {}  # bytes by address: views of one storage count once
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+        # Activation checkpointing saves tensors while the mode of the forward pass is active.
+        with without_function_modes():
+            if tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def unpack(tensor: Tensor) -> Tensor:

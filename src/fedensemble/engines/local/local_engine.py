@@ -200,6 +200,10 @@ class LocalEngine(Engine):
         """Trains a block of visits; `ragged` if they have different numbers of local steps."""
         return self.train_eager(algorithm, inputs, ragged)
 
+    def settings(self) -> AbstractContextManager[None]:
+        """Sets torch's flags for local training, and restores them."""
+        return nullcontext()
+
     def halve_block_size(self, tried: int, report: str, round: int = 0) -> None:
         """Halves the block size, after a block of `tried` visits ran out of memory."""
         halve_block_size(self, tried, report, round)

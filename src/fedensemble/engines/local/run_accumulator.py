@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.mode_means import ModeMeans, gather
+from ...core.probe import expected_uploads
 from ...core.round import Request
 from ...core.traffic import bytes_down, bytes_up, takes_optional_argument
 from ...core.types import GatheredUploads, Plan, RoundResult
 from ...core.visit_keys import shared_uniform
+from ...core.visit_reports import make_reports, update_norms
 from ...flat_params import Tree, select_rows
 from .block import BlockInputs, BlockResult, gather_sent, summarize_losses
 from .device_cache import to_device_async
+from .received import measure_received
 
 if TYPE_CHECKING:
     from .local_engine import LocalEngine
@@ -51,6 +55,10 @@ class RunAccumulator:
         self.downloads: list[tuple[Tensor, Tensor]] = []
         self.new_state: list[tuple[Plan, Tree]] = []  # client state
         self.members: list[GatheredUploads] = []
+        # loss and gradient norm of received models, and lengths of updates, [3, J]
+        self.reports: Tensor | None = None
+        if engine.reports_visits:
+            self.reports = torch.zeros(3, visits, dtype=torch.float64, device=device)
 
     def prepare_block(self, positions: Tensor) -> Block:
         """Builds the inputs of the visits at these positions of the plan, [J] on the CPU.
@@ -75,7 +83,11 @@ class RunAccumulator:
             )
             size = bytes_down(algorithm, gather_sent(inputs), inputs.memory, shared_draw)
             self.downloads.append((positions, torch.as_tensor(size).expand(len(positions), 1)))
-        return Block(part, modes, to_device_async(positions, buffers.device), inputs)
+        on_device = to_device_async(positions, buffers.device)
+        if self.reports is not None:
+            received = measure_received(self.engine, algorithm, part, inputs)
+            self.reports[:2, on_device] = torch.stack(received).double()
+        return Block(part, modes, on_device, inputs)
 
     # All-or-nothing. Any allocation can run out of memory, after which the same visits are trained
     # again in smaller blocks. If a part of the block had been added to the sums already, these
@@ -87,6 +99,9 @@ class RunAccumulator:
         part, modes, positions, inputs = block
         algorithm, buffers = self.request.algorithm, self.request.buffers
         self.loss[positions], self.bad_step[positions] = summarize_losses(result, inputs)
+        if self.reports is not None:
+            unchanged = select_rows(self._unchanged, modes)
+            self.reports[2, positions] = update_norms(result.uploads, unchanged)
         new_state = self.engine.memory.stage(result.memory)
         weight = inputs.sizes[:, 0]
         if algorithm.weighting == "uniform":
@@ -101,6 +116,14 @@ class RunAccumulator:
         self.means.add(modes, weight, {**result.uploads, _BUFFERS: change})
         self.new_state.append((part, new_state))
         self.members += members
+
+    @cached_property
+    def _unchanged(self) -> Tree:
+        """The uploads of clients that learn nothing, one per mode, [K, P]."""
+        algorithm, sent, buffers, _, round = self.request
+        draw = shared_uniform(self.engine.seed, round, torch.arange(len(buffers)))
+        draw = to_device_async(draw.to(self.engine.model.dtype), buffers.device)
+        return expected_uploads(algorithm, sent, buffers, draw)
 
     def result(self) -> RoundResult:
         """The result of the round, as the server gets it."""
@@ -125,6 +148,7 @@ class RunAccumulator:
             first_bad_step=self.bad_step,
             bytes_up=(buffer_bytes + upload_bytes)[plan.mode, 0],
             bytes_down=self._count_downloads(shared_draw),
+            reports=None if self.reports is None else make_reports(self.reports, round),
         )
 
     def _count_downloads(self, shared_draw: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class DirectUses:
         compute: torch.dtype,
     ) -> None:
         self._calls, self._visits, self._compute = calls, visits, compute
-        self._position = 0
+        self.position = 0  # of the next call
         # By `id`, with the parameter that a value is computed from. The entries hold the tensor, so
         # that no other one gets its `id` during the pass.
         self._values = {id(tensor): (tensor, name) for name, tensor in params.items()}
@@ -89,10 +89,10 @@ class DirectUses:
 
     def next_call(self, func: Any) -> Call | None:
         """The record of the pass's next call; raises if another function is called than then."""
-        self._position += 1
-        if self._position > len(self._calls):
+        self.position += 1
+        if self.position > len(self._calls):
             raise InputError(PATH_CHANGED)
-        call = self._calls[self._position - 1]
+        call = self._calls[self.position - 1]
         # Not `is not`: the getter of a property, such as `shape`, is a new object at each use.
         if call is not None and call.function != func:
             raise InputError(PATH_CHANGED)
@@ -101,7 +101,7 @@ class DirectUses:
     @property
     def unfinished(self) -> bool:
         """True if the pass made fewer calls than the recorded one."""
-        return self._position != len(self._calls)
+        return self.position != len(self._calls)
 
     def has_value(self, arguments: Any) -> bool:
         """True if there is a value without a batch among the arguments of a function."""
@@ -116,7 +116,7 @@ class DirectUses:
 
     def run(self, call: Call, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of `func`, run for each visit."""
-        self.needed.add(self._position - 1)
+        self.needed.add(self.position - 1)
         self._check(call, func, args, kwargs)
         name = self._name_of((args, kwargs))
         split, in_dims = self._split_visits(call, func, (args, kwargs))
@@ -160,7 +160,7 @@ class DirectUses:
         The masks of a visit are drawn for its own numbers in their order, so the visits of a batch
         in another dimension are moved to the front, and a value [J, T, ...] becomes [J * T, ...].
         """
-        self.needed.add(self._position - 1)
+        self.needed.add(self.position - 1)
         name = self._name_of((args, kwargs))
         split, in_dims = self._split_visits(call, None, (args, kwargs))
         if all(dim is None for dim in in_dims):

@@ -12,12 +12,15 @@ calls for each visit, if it is given a record of the pass; without one they rais
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
 from ... import prng
 from ...errors import InputError
@@ -85,6 +88,9 @@ class StackedForward(KeyedRandomness):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # torch detaches what it saves again; the forward pass has no such calls.
+        if self.recomputing and sys._getframe(1).f_globals.get("__name__") == checkpoint.__name__:
+            return func(*args, **kwargs)
         if self.tracer is not None:
             self.tracer.record_use(func, args, kwargs)
         if self.fused.fusions:
@@ -145,6 +151,26 @@ class StackedForward(KeyedRandomness):
         if out is None and any(map(self.fused.is_placeholder, (*args, *kwargs.values()))):
             raise InputError(PATH_CHANGED)
         return out
+
+    # A checkpointed part runs again in the backward pass. It must find the recorded calls of its
+    # parameters at the same positions, and must not update running statistics again.
+
+    def checkpoint_contexts(
+        self,
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if self.tracer is not None:
+            self.tracer.checkpointed = True
+        return super().checkpoint_contexts()
+
+    def position(self) -> Any:
+        call = 0 if self.direct is None else self.direct.position
+        return self.calls, call, dict(self.statistics)
+
+    def go_to(self, position: Any) -> None:
+        self.calls, call, self.statistics = position
+        self.tracer = None  # it has seen the forward pass
+        if self.direct is not None:
+            self.direct.position = call
 
     # Random layers: one key per visit, and a visit's numbers run over its own examples, so that
     # dropout masks equal those of a pass with this visit alone.

@@ -50,6 +50,8 @@ class FusionTracer:
     """Records what one forward pass does with the outputs of its norms."""
 
     def __init__(self) -> None:
+        # True if parts of the model run again in the backward pass, where norms cannot be counted.
+        self.checkpointed = False
         self._norms: list[list[_Use]] = []
         # Tensors are identified by `id`, which is unique only while the tensor is alive: the
         # entries hold a reference so that no other tensor can get the same `id` during the trace.
@@ -86,6 +88,8 @@ class FusionTracer:
 
     def fusions(self) -> tuple[Fusion, ...]:
         """The possible fusion of each norm, in order; of two norms in one addition, the first."""
+        if self.checkpointed:
+            return ()
         taken: list[_Use] = []
 
         def fusion(uses: list[_Use]) -> Fusion:

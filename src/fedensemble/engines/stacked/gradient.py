@@ -52,23 +52,26 @@ def stacked_gradient(
             fused = FusedNorms(fusions)
             forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer, calls)
             examples = x.flatten(0, 1)
-            with forward, swap_parameters(model.training_model, {**stacked, **counters}):
-                outputs = require_tensor(model.training_model(examples))
-            if outputs.shape[:1] != (visits * batch,):
-                raise NotStackable(
-                    f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}"
-                )
-            if fused.unfinished or (forward.direct is not None and forward.direct.unfinished):
-                raise InputError(PATH_CHANGED)
-            if needed is not None and forward.direct is not None:
-                needed.update(forward.direct.needed)
-            if tracer is not None:
-                tracer.record_use(None, (outputs,), {})
-            losses = model.loss(outputs.to(model.dtype), y.flatten(0, 1)).reshape(visits, batch)
-            # Padding has weight 0, so that it enters neither a visit's loss nor its gradient.
-            counts = weight.to(losses.dtype)
-            loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
-            grad = params.gather_grad(loss.sum())
+            # The gradient is taken while the parameters are swapped in, because activation
+            # checkpointing runs parts of the module again for it.
+            with swap_parameters(model.training_model, {**stacked, **counters}):
+                with forward:
+                    outputs = require_tensor(model.training_model(examples))
+                if outputs.shape[:1] != (visits * batch,):
+                    raise NotStackable(
+                        f"outputs have shape {tuple(outputs.shape)} for a batch of {visits * batch}"
+                    )
+                if fused.unfinished or (forward.direct is not None and forward.direct.unfinished):
+                    raise InputError(PATH_CHANGED)
+                if needed is not None and forward.direct is not None:
+                    needed.update(forward.direct.needed)
+                if tracer is not None:
+                    tracer.record_use(None, (outputs,), {})
+                losses = model.loss(outputs.to(model.dtype), y.flatten(0, 1)).reshape(visits, batch)
+                # Padding has weight 0, so that it enters neither a visit's loss nor its gradient.
+                counts = weight.to(losses.dtype)
+                loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
+                grad = params.gather_grad(loss.sum())
         # Buffers that no layer has changed, such as frozen parameters, are not copied at each step.
         if forward.statistics:
             new = {name: forward.statistics.get(id(t), t) for name, t in statistics.items()}

@@ -283,7 +283,8 @@ def _explain(study: Study) -> list[str]:
         text.append(
             f"cA, cNLL and cECE are means over {len(CORRUPTIONS)} corruptions at "
             f"{len(SEVERITIES)} severities, made from the first test images ({', '.join(counts)}) "
-            "with the constants of CIFAR10-C; frost, the 15th, needs photographs and is absent."
+            "with the constants of CIFAR10-C; frost, the 15th, needs photographs and is absent. "
+            "Severity 0 in the figure is the whole test set."
         )
     if any(table.ood for table in images.values()):
         most = max(table.ood_images for table in images.values())

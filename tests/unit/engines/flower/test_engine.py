@@ -105,6 +105,37 @@ def test_a_client_that_claims_a_mode_that_is_not_there_is_refused():
     assert any("there is no mode 7" in str(log.refused) for log in logs)
 
 
+@pytest.mark.parametrize("name", ["worst-mode", "by-gradient-once-per-age"])
+def test_clients_report_what_a_schedule_asks_for(name):
+    schedule = fe.schedules[name](modes=3, strata=2, clients_per_round=4)
+    federation = small_federation(fe.FedAvg(), "loop", 3, 2, schedule=schedule)
+    fleet = FakeFleet(federation)
+    fleet.serve().reports_visits = schedule.needs_reports
+    fleet.rounds(7)
+    train(federation, 7)
+    close(fleet, federation)
+    for entry, ours in federation.state.schedule.items():
+        torch.testing.assert_close(fleet.state.schedule[entry], ours)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, 1e31])
+def test_reports_that_cannot_be_are_refused(value):
+    schedule = fe.schedules["by-gradient"](modes=2, clients_per_round=6)
+    federation = small_federation(fe.FedAvg(), "loop", 2, 1, schedule=schedule)
+    fleet = FakeFleet(federation)
+    fleet.serve().reports_visits = True
+
+    def lie(message, reply):
+        reply.content.metric_records["result"]["received_gradient"] = value
+        return [reply]
+
+    fleet.node(2).bend = lie
+    [(report, log)] = fleet.rounds(1)
+    assert 2 not in report.plan.client.tolist()
+    assert "received_gradient" in str(log.refused)
+    assert bool(fleet.state.schedule["norm"].isfinite().all())
+
+
 def test_visits_have_as_many_steps_as_the_plan_asks_for():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Hurried(fe.Stratified):
