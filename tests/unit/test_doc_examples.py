@@ -33,6 +33,7 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "least"),
     [
+        ("performance.md", 3),
         ("shapes.md", 20),
         ("explanation-theory.md", 8),
         ("how-to-scikit-learn.md", 30),

@@ -24,6 +24,7 @@ from ..text import printable
 from .console import console
 
 PLAIN_LINES = 5  # progress lines per run if the output is not a terminal
+COMPILING = "The first round compiles kernels for the GPU, up to half a minute"
 MANY = 10  # from this number of runs on, each run prints a single progress line
 
 
@@ -79,7 +80,15 @@ class ProgressDisplay:
             nonlocal run_config
             run_config = config
             self.bar.update(self.preparing, visible=False)
-            self.bar.update(task, total=config.rounds, completed=rounds_done, visible=True)
+            note = ""
+            if config.engine.device.startswith("cuda") and rounds_done < config.rounds:
+                # Up to half a minute without a cache, in which the bar would seem to hang.
+                note = COMPILING
+                if not self.console.is_terminal:
+                    self.say(f"{COMPILING}.")
+            self.bar.update(
+                task, total=config.rounds, completed=rounds_done, note=note, visible=True
+            )
 
         def on_round_end(report: RoundReport, metrics: dict[str, float]) -> None:
             rounds = run_config.rounds

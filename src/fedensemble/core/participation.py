@@ -62,7 +62,8 @@ class Costs:
         self.samples = work.samples(self._sizes)  # [N] per visit, unless a plan asks for other work
 
     @cached_property
-    def _messages(self) -> Messages:
+    def messages(self) -> Messages:
+        """The names, shapes and dtypes of states and messages."""
         return probe(self._algorithm, self._theta)
 
     def seeing(self, look: Callable[[Plan], tuple[Tree, Tree]]) -> Costs:
@@ -92,7 +93,7 @@ class Costs:
         sent, memory = self.look(plan)
         shared_draw = shared_uniform(self.seed, round, plan.mode).to(self._theta.dtype)
         down = torch.as_tensor(bytes_down(algorithm, sent, memory, shared_draw)).cpu()
-        up = torch.as_tensor(bytes_up(algorithm, self._messages.uploads, sent, shared_draw)).cpu()
+        up = torch.as_tensor(bytes_up(algorithm, self.messages.uploads, sent, shared_draw)).cpu()
         down, up = (size.expand(len(plan.mode), 1)[:, 0] for size in (down, up))
         return self._carried + down, self._carried + up
 
@@ -102,8 +103,8 @@ class Costs:
         In an ordinary visit the client has missed no earlier round of its mode.
         """
         shared_draw = shared_uniform(self.seed, round, torch.arange(modes)).to(self._theta.dtype)
-        down = self._carried + self._algorithm.download_bytes(self._messages.sent, shared_draw)
-        up = self._carried + self._algorithm.upload_bytes(self._messages.uploads, shared_draw)
+        down = self._carried + self._algorithm.download_bytes(self.messages.sent, shared_draw)
+        up = self._carried + self._algorithm.upload_bytes(self.messages.uploads, shared_draw)
         return tuple(torch.as_tensor(size).expand(modes, 1)[:, 0] for size in (down, up))  # type: ignore[return-value]
 
 

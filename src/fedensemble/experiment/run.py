@@ -156,6 +156,7 @@ def run_steps(
         for note in notes:
             callbacks.on_message(note)
         facts_of_engine = engine_facts(federation.engine, ranks.size)
+        facts_of_engine["visit_memory"] = federation.visit_memory._asdict()
         store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
         store.write(
             store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))

@@ -236,7 +236,7 @@ class Federation:
         self._start_records()
         # Raises now, not after training, if `combine` is wrong.
         self._make_ensemble(NO_AVERAGE)
-        preflight.log_checks(self.schedule.modes, time.perf_counter() - started)
+        preflight.log_checks(self.schedule.modes, time.perf_counter() - started, self.visit_memory)
 
     def _start_records(self) -> None:
         """Sets the history and what is kept between rounds, none of which changes training."""
@@ -276,6 +276,11 @@ class Federation:
         modes_sharing_clients = schedule.modes if schedule.one_mode_per_client else 1
         clients = min(schedule.clients_per_round, len(self.data))
         return few_clients(self.aggregator, clients / modes_sharing_clients)
+
+    @property
+    def visit_memory(self) -> memory_limits.VisitMemory:
+        """Bytes of the parts of a visit, and the size of a block; as text, one line."""
+        return memory_limits.visit_memory(self.engine, self.algorithm, self.costs.messages)
 
     @property
     def round(self) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..core.algorithm import Algorithm
 from ..core.average import Average
+from ..core.engine import Engine
+from ..core.probe import Messages
 from ..data import checks
 from ..data.federated import FederatedData
 from ..errors import InputError, first_line, setting
+from ..flat_params import payload_bytes
 from ..modeling.factory import RNG_LOCK, ModelFactory, ModelSpec
 from ..modeling.functional_model import FunctionalModel
 from ..runtime.oom import format_gib, free_bytes
@@ -81,6 +85,57 @@ def _raise_if_too_large(weights: int, modes: int, device: torch.device, dtype: t
             f"with a copy of them, and {format_gib(free)} are free on {device}: "
             f"lower {setting('ensemble.modes')}, or use a smaller model."
         )
+
+
+class VisitMemory(NamedTuple):
+    """What a visit costs, in bytes, and how many visits share a block."""
+
+    parameters: int
+    gradients: int
+    optimizer: int  # state of the local optimizer, such as momentum
+    uploads: int
+    client_state: int
+    activations: int | None  # of a batch, for the backward pass; None if it was not estimated
+    block: int
+
+    def __str__(self) -> str:
+        """All parts on one line, without those that are empty."""
+        parts = {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer,
+            "uploads": self.uploads,
+            "client state": self.client_state,
+            "activations": self.activations or 0,
+        }
+        each = ", ".join(f"{name} {_format(size)}" for name, size in parts.items() if size)
+        return f"memory of a visit: {each}; {self.block:,} visits per block"
+
+
+def _format(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
+def visit_memory(engine: Engine, algorithm: Algorithm, messages: Messages) -> VisitMemory:
+    """What a visit costs on an engine.
+
+    A block is sized for ten copies of the parameters, because most of the first five exist in an
+    old and a new version, and for the activations (see `engines/local/block_size.py`).
+
+    Args:
+        messages: of `probe`.
+    """
+    theta = messages.mode["theta"]
+    slots = algorithm.optimizer.init_state(theta.to("meta"))
+    return VisitMemory(
+        parameters=theta.nbytes,
+        gradients=theta.nbytes,
+        optimizer=payload_bytes(slots),
+        uploads=payload_bytes(messages.uploads),
+        client_state=payload_bytes(messages.memory),
+        activations=getattr(engine, "activation_bytes", None),
+        block=getattr(engine, "block", 1),
+    )
 
 
 def check_average_memory(average: Average, theta: Tensor, buffers: Tensor) -> None:

@@ -55,15 +55,20 @@ CHECKS = (
 _MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
 
 
-def log_checks(modes: int, seconds: float) -> None:
+def log_checks(modes: int, seconds: float, memory: object) -> None:
     """Logs the checks that have passed.
 
     Args:
         modes: K.
         seconds: time since the first check, including the construction of model and engine.
+        memory: what a visit costs, see `memory_limits.VisitMemory`.
     """
     logger.debug(
-        "Pre-flight checks for %d modes passed in %.2f s: %s.", modes, seconds, ", ".join(CHECKS)
+        "Pre-flight checks for %d modes passed in %.2f s: %s; %s.",
+        modes,
+        seconds,
+        ", ".join(CHECKS),
+        memory,
     )
 
 

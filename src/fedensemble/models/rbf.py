@@ -44,7 +44,8 @@ class RBFLinear(nn.Module):
         uniform = prng.uniform(prng.key(centres_seed, "rbf centres"), features)
         self.register_buffer("centres", (low + (high - low) * uniform).float(), persistent=False)
         self.width = width
-        self.weight = nn.Parameter(scale * torch.randn(features))
+        # In place: a product would load torch's compiler when the size of the model is checked.
+        self.weight = nn.Parameter(torch.randn(features).mul_(scale))
 
     def forward(self, x: Tensor) -> Tensor:
         phi = torch.exp(-((x - self.centres) ** 2) / (2 * self.width**2))  # [B, features]

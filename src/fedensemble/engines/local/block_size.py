@@ -59,7 +59,8 @@ def max_block_size(engine: VectorEngine, budget: float | None) -> int:
     if cuda and budget is None:
         available = _gpu_budget(engine)
     if available >= needed:
-        needed += activations(engine)
+        engine.activation_bytes = activations(engine)
+        needed += engine.activation_bytes
     if available < needed:
         engine.notes.append(
             f"One visit needs about {format_gib(needed)}, more than the memory budget of "

@@ -58,6 +58,8 @@ class VectorEngine(LocalEngine):
     """
 
     batched: ClassVar[bool] = True
+    # of one visit, in addition to its parameters; None if the block size was given
+    activation_bytes: int | None = None
 
     def __init__(
         self,
