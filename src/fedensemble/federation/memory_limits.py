@@ -125,7 +125,7 @@ def visit_memory(engine: Engine, algorithm: Algorithm, messages: Messages) -> Vi
     Args:
         messages: of `probe`.
     """
-    theta = messages.mode["theta"]
+    theta, engine = messages.mode["theta"], getattr(engine, "inner", engine)  # of this rank
     slots = algorithm.optimizer.init_state(theta.to("meta"))
     return VisitMemory(
         parameters=theta.nbytes,
