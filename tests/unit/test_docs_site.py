@@ -131,3 +131,10 @@ def test_docstrings_are_plain_text(modules, text, expected):
 def test_examples_in_docstrings_stay_as_they_are(modules):
     lines = [">>> f(*a) | b", "x_", "", "about |x|"]
     assert modules["docstrings"].as_rst(lines) == [*lines[:3], r"about \|x\|"]
+
+
+def test_the_empty_line_that_ends_a_doctest_is_left_out(modules, repository):
+    page = repository / "docs" / "how-to-y.md"
+    page.write_text("# Y\n\n```pycon\n>>> 1\n1\n\n>>> 2\n2\n\n```\n\n```python\na = 1\n\n```\n")
+    text = modules["pages"].collect(repository)[PurePosixPath("how-to-y.md")]
+    assert text == "# Y\n\n```pycon\n>>> 1\n1\n\n>>> 2\n2\n```\n\n```python\na = 1\n\n```\n"
