@@ -327,7 +327,7 @@ def test_the_battery_says_what_it_checked():
     held = check_algorithm(FedAvg(lr=0.1), "loop")
     assert (
         held[0] == "arithmetic"
-        and len(held) == 7
+        and len(held) == 8
         and all("engine 'loop'" in each for each in held[1:])
     )
 
