@@ -81,6 +81,7 @@ def _read_models(message: Message, spec: AppSpec, client: LocalClient) -> Ensemb
         input_shape=spec.shape,
         seed=spec.config.seed,
         tokens=spec.schema.tokens,
+        dropout_samples=spec.config.ensemble.dropout_samples or 0,
     )
 
 

@@ -49,10 +49,10 @@ def calibrate_run(
         device: that the modes are evaluated on.
     """
     store = RunFolder(folder)
+    values = store.read_config()  # raises if the folder holds no run
     summary = store.summary()  # raises if the run is not finished
     ensemble = load_ensemble(folder, device)
     ensemble.calibration = None
-    values = store.read_config()
     data = None if python_parts(values) else _build_data(store, values, summary, rows_file)
     if rows_file is not None:
         rows, clients, names = _read_rows(rows_file, ensemble)

@@ -164,6 +164,7 @@ def test_a_run_without_rows(runs, tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.replace(", calibration = 0.3", ""))
     call("run", tmp_path / "c.toml", "--out", tmp_path / "none", "--set", "rounds=1")
     call("calibrate", tmp_path / "none", fails="no rows to calibrate by")
+    call("calibrate", tmp_path / "nowhere", fails="is not a run")
     call(
         "run",
         tmp_path / "c.toml",

@@ -254,3 +254,17 @@ def test_messages_that_are_no_query(record):
     content = RecordDict({} if record is None else {"query": ConfigRecord(record)})
     with pytest.raises(InputError, match="query"):
         read_query(content)
+
+
+def test_clients_use_the_masks_of_mc_dropout(tmp_path, monkeypatch):
+    """A model predicts several times, as on the server."""
+    monkeypatch.setitem(VALUES, "model", {"name": "mlp", "hidden": [8], "dropout": 0.3})
+    monkeypatch.setitem(VALUES, "ensemble", {**VALUES["ensemble"], "dropout_samples": 3})
+    _, grid, spec, options = fleet(tmp_path)
+    run_fleet(grid, spec, options)
+    made = load_ensemble(tmp_path / "run").calibration
+    assert made.clients == 4 and made.has_sets
+    for node in grid.nodes.values():
+        outputs = unpack(node.state, "calibration outputs")["outputs"]
+        assert outputs.shape[:2] == (2, 3)
+        assert not torch.equal(outputs[:, 0], outputs[:, 1])
