@@ -11,8 +11,8 @@ import torch
 
 from fedensemble import Federation
 from fedensemble.engines.local.vector import VectorEngine
+from fedensemble.engines.stacked import prediction
 from fedensemble.experiment import evaluation
-from fedensemble.modeling.functional_model import FunctionalModel
 from fedensemble.runtime import hardware
 
 from .command_line import run
@@ -37,7 +37,7 @@ def failing(error: Exception):
     ("owner", "name", "code", "message"),
     [
         (VectorEngine, "train", 2, "One visit does not fit into the memory of cpu"),
-        (FunctionalModel, "outputs", 2, "does not fit into the memory of cpu"),
+        (prediction, "member_outputs", 2, "does not fit into the memory of cpu"),
         (evaluation, "evaluate", 2, "Evaluation does not fit into the memory of cpu"),
         (Federation, "run_round", 1, "There is not enough memory: lower ensemble.modes"),
         (Federation, "__init__", 1, "There is not enough memory: lower ensemble.modes"),
