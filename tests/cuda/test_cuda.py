@@ -392,3 +392,14 @@ def test_client_memory_off_the_card(place):
     )
     reference = small_federation(Scaffold(), "loop", 3, 2)
     assert_close(states(train(made, ROUNDS)), states(train(reference, ROUNDS)))
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_personal_parts_are_trained_by_graphs(alternate):
+    from fedensemble.algorithms import Scaffold
+
+    options = {"personal": ["2.*"], "alternate": alternate}
+    made = train(small_federation(Scaffold(), "vector", 3, 2, device="cuda", **options), ROUNDS)
+    assert made.engine.graphs, made.engine.notes
+    reference = small_federation(Scaffold(), "loop", 3, 2, **options)
+    assert_close(states(made), states(train(reference, ROUNDS)))

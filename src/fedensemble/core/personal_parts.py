@@ -25,14 +25,14 @@ from torch import Tensor
 from ..errors import InputError, setting
 from ..flat_params import Layout, Tree
 from .algorithm import Algorithm, algorithms
-from .optimizer import Optimizer
-from .problem import LocalProblem, Steps
+from .problem import Adjust, Gradient, LocalProblem, Step
 from .shared import Shared
 from .traffic import bytes_down, bytes_up
 from .types import Cohort
 
 # Names in client state. No entry of an algorithm has them, because these are Python identifiers.
 OWN, OWN_STATISTICS = "personal part", "personal statistics"
+_SLOT = "personal optimizer/"  # first part of the names of its optimizer's state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,18 +261,16 @@ class WithPersonalParts(Algorithm):
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
         parts, received = self.parts, problem.buffers
         statistics = memory.get(OWN_STATISTICS, parts.initial_statistics)
-        buffers = parts.with_statistics(received, statistics)
-        steps = _WholeModels(problem.steps, parts, memory[OWN], problem.optimizer, problem.lr)
+        problem.buffers = parts.with_statistics(received, statistics)
+        inner = _BodyProblem(problem, parts, memory[OWN])
         if parts.alternate:
-            buffers = steps.train_own(sent["theta"], buffers)
-        inner = problem.with_steps(steps, buffers)
+            inner.train_own(sent["theta"])
         uploads, state = self.base.local_training(sent, _without_own(memory), inner)
-        problem.losses = inner.losses
         # Personal statistics stay here: to the server, they have not changed.
         problem.buffers = parts.with_statistics(
             inner.buffers, parts.select_statistics(received, statistics)
         )
-        state = {**state, OWN: steps.own}
+        state = {**state, OWN: inner.own}
         if len(parts.own_statistics):
             state[OWN_STATISTICS] = parts.select_statistics(inner.buffers, statistics)
         return uploads, state
@@ -291,59 +289,78 @@ class WithPersonalParts(Algorithm):
         return {**mode, "theta": self.parts.join(mode["theta"], self.parts.initial)}
 
 
-class _WholeModels:
-    """Local steps of whole models, of which the algorithm sees the body.
+class _BodyProblem(LocalProblem):
+    """The local problem of whole models, of which the algorithm sees the body.
+
+    The personal part and the state of its optimizer are part of the state of each local step. So
+    the problem of whole models runs the steps, in a loop or as CUDA graphs, and stops those of
+    visits that have finished.
 
     Args:
-        steps: of whole models.
+        whole: the problem of whole models.
         parts: which parameters are personal.
         own: personal parts at the start, [..., H].
-        optimizer, lr: the local optimizer.
     """
 
-    def __init__(
-        self,
-        steps: Steps,
-        parts: PersonalParts,
-        own: Tensor,
-        optimizer: Optimizer,
-        lr: Tensor | float,
-    ) -> None:
-        self.count, self.active = steps.count, steps.active
+    def __init__(self, whole: LocalProblem, parts: PersonalParts, own: Tensor) -> None:
+        self.__dict__.update(vars(whole))
         self.own = own
-        self._steps, self._parts, self._optimizer, self._lr = steps, parts, optimizer, lr
-        self._slots = optimizer.init_state(own)
-        self._frozen = False
+        self._whole, self._parts, self._frozen = whole, parts, False
 
-    def gradient(
-        self, step: int, theta: Tensor, buffers: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The body's gradient; the personal part takes a step, unless it is trained already."""
-        value, result = self._steps.gradient(step, self._parts.join(theta, self.own), buffers)
-        if not self._frozen:
-            self._step_own(step, value.index_select(-1, self._parts.own))
-        return value.index_select(-1, self._parts.body), result
+    def descend(self, start: Tensor, adjust: Adjust | None = None) -> Tensor:
+        return LocalProblem.descend(self, start, adjust)
 
-    def train_own(self, body: Tensor, buffers: Tensor) -> Tensor:
-        """Trains the personal part alone for all local steps; returns the running statistics.
+    def iterate(self, state: Tree, step: Step) -> Tree:
+        own = {} if self._frozen else self._own_state()
+
+        def whole_step(both: Tree, gradient: Gradient) -> Tree:
+            now = {name: both[name] for name in own}
+
+            def body_gradient(theta: Tensor) -> Tensor:
+                value = gradient(self._parts.join(theta, now.get(OWN, self.own)))
+                if now:
+                    now.update(self._step_own(now, value))
+                return value.index_select(-1, self._parts.body)
+
+            new = step({name: both[name] for name in state}, body_gradient)
+            return {**new, **now}
+
+        return self._run({**state, **own}, whole_step, own)
+
+    def train_own(self, body: Tensor) -> None:
+        """Trains the personal part alone for all local steps, and freezes it.
 
         Statistics of the body stay what they were, because the body does not move.
         """
-        start = buffers
-        for step in range(self.count):
-            _, (_, new) = self.gradient(step, body, buffers)
-            buffers = new if self.active is None else torch.where(self.active[step], new, buffers)
-        self._frozen = True
-        own = self._parts.select_statistics(buffers, self._parts.initial_statistics)
-        return self._parts.with_statistics(start, own)
+        own, start = self._own_state(), self.buffers
 
-    def _step_own(self, step: int, gradient: Tensor) -> None:
-        own, slots = self._optimizer.step(self.own, gradient, self._slots, self._lr)
-        if self.active is not None:
-            running = self.active[step]
-            own = torch.where(running, own, self.own)
-            slots = {n: torch.where(running, slot, self._slots[n]) for n, slot in slots.items()}
-        self.own, self._slots = own, slots
+        def step(now: Tree, gradient: Gradient) -> Tree:
+            return self._step_own(now, gradient(self._parts.join(body, now[OWN])))
+
+        self._run(own, step, own)
+        statistics = self._parts.select_statistics(self.buffers, self._parts.initial_statistics)
+        self.buffers = self._parts.with_statistics(start, statistics)
+        self._frozen = True
+
+    def _run(self, state: Tree, step: Step, own: Tree) -> Tree:
+        """The state after all local steps, without that of the personal part."""
+        self._whole.buffers = self.buffers
+        state = self._whole.iterate(state, step)
+        self.buffers = self._whole.buffers
+        self.own = state.get(OWN, self.own)
+        return {name: value for name, value in state.items() if name not in own}
+
+    def _own_state(self) -> Tree:
+        """The personal part and the fresh state of its optimizer."""
+        slots = self.optimizer.init_state(self.own)
+        return {OWN: self.own, **{_SLOT + name: value for name, value in slots.items()}}
+
+    def _step_own(self, now: Tree, gradient: Tensor) -> Tree:
+        """The state of the personal part after a step with a gradient of whole models."""
+        slots = {name.removeprefix(_SLOT): slot for name, slot in now.items() if name != OWN}
+        own = gradient.index_select(-1, self._parts.own)
+        theta, slots = self.optimizer.step(now[OWN], own, slots, self.lr)
+        return {OWN: theta, **{_SLOT + name: slot for name, slot in slots.items()}}
 
 
 def check_personal(algorithm: Algorithm) -> None:

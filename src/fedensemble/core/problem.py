@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -89,12 +88,6 @@ class LocalProblem:
         self.losses: dict[int, Tensor] = {}  # minibatch loss [...] of each step
         self.steps, self._key, self._drawn = steps, key, 0
         self._secret, self._secrets = secret, 0
-
-    def with_steps(self, steps: Steps, buffers: Tensor) -> LocalProblem:
-        """The same problem with other gradients and other running statistics."""
-        other = copy(self)
-        other.steps, other.buffers, other.losses = steps, buffers, {}
-        return other
 
     def uniform(self, like: Tensor) -> Tensor:
         """New random values in (0, 1) shaped like `like`, [..., P], such as for compression.
