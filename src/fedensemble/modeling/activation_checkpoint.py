@@ -30,4 +30,24 @@ def activation_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: An
     keyed: dict[str, Any] = {}
     if mode is not None:
         keyed = {"context_fn": mode.checkpoint_contexts, "preserve_rng_state": False}
-    return checkpoint(function, *args, use_reentrant=False, **keyed, **kwargs)
+    # torch 2.8 to 2.11 leave their hooks for saved tensors in place if the part raises, and they would
+    # then catch the tensors of all passes that follow: of the next attempt to stack the model, or
+    # after running out of memory. So the part's error is raised after torch has removed them.
+    errors: list[Exception] = []
+    is_forward = True
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_forward
+        if not is_forward:  # in the backward pass, which torch itself ends by an exception
+            return function(*args, **kwargs)
+        is_forward = False
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            errors.append(error)
+            return None
+
+    out = checkpoint(run, *args, use_reentrant=False, **keyed, **kwargs)
+    if errors:
+        raise errors[0]
+    return out

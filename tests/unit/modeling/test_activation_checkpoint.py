@@ -129,3 +129,16 @@ def test_outside_of_training_it_is_torchs():
         torch.manual_seed(1)
         grads.append(torch.autograd.grad(run(layer, x).square().sum(), layer[0].weight)[0])
     torch.testing.assert_close(*grads)
+
+
+def test_an_error_in_a_part_leaves_no_hooks():
+    def fails(x):
+        raise ValueError(float(x.sum()))
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="3.0") as error:
+        activation_checkpoint(fails, x)
+    # While the error is kept, its frames are, too: torch's hooks would run `fails` again here.
+    (gradient,) = torch.autograd.grad((x * x).sum(), x)
+    assert gradient.tolist() == [2, 2, 2]
+    assert error.value.args == (3.0,)
