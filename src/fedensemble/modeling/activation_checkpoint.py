@@ -30,9 +30,10 @@ def activation_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: An
     keyed: dict[str, Any] = {}
     if mode is not None:
         keyed = {"context_fn": mode.checkpoint_contexts, "preserve_rng_state": False}
-    # torch 2.8 to 2.11 leave their hooks for saved tensors in place if the part raises, and they would
-    # then catch the tensors of all passes that follow: of the next attempt to stack the model, or
-    # after running out of memory. So the part's error is raised after torch has removed them.
+    # torch 2.8 to 2.11 leave their hooks for saved tensors in place if the part raises. The hooks
+    # would then catch the tensors of all passes that follow: of the next attempt to stack the
+    # model, or after running out of memory. So the part's error is raised after torch has removed
+    # the hooks.
     errors: list[Exception] = []
     is_forward = True
 

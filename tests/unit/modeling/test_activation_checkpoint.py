@@ -133,12 +133,12 @@ def test_outside_of_training_it_is_torchs():
 
 def test_an_error_in_a_part_leaves_no_hooks():
     def fails(x):
-        raise ValueError(float(x.sum()))
+        raise ValueError(x.tolist())
 
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(ValueError, match="3.0") as error:
+    with pytest.raises(ValueError, match="1.0") as error:
         activation_checkpoint(fails, x)
     # While the error is kept, its frames are, too: torch's hooks would run `fails` again here.
     (gradient,) = torch.autograd.grad((x * x).sum(), x)
     assert gradient.tolist() == [2, 2, 2]
-    assert error.value.args == (3.0,)
+    assert error.value.args == ([1.0, 1.0, 1.0],)
