@@ -77,8 +77,8 @@ def setting(key: str) -> str:
     Args:
         key: of the setting in a config.
 
-    >>> setting("ensemble.clients_per_round"), setting("engine.options.block")
-    ('clients_per_round', "engine_options['block']")
+    >>> setting("ensemble.clients_per_round"), setting("engine.options.block"), setting("attack")
+    ('clients_per_round', "engine_options['block']", 'attack')
     >>> with config_keys():
     ...     setting("ensemble.clients_per_round")
     'ensemble.clients_per_round'
@@ -87,7 +87,7 @@ def setting(key: str) -> str:
         return key
     if key.startswith("engine.options."):
         return f"engine_options['{key.removeprefix('engine.options.')}']"
-    return key.partition(".")[2]
+    return key.partition(".")[2] or key
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hints: Sequence[str] = ()) -> str:

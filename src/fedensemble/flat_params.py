@@ -96,8 +96,11 @@ def from_storage_order(piece: Tensor, full_shape: tuple[int, ...], shape: torch.
 
 
 def payload_bytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of one row of a tree of [..., P] tensors: one client's uncompressed message."""
-    return sum(t.shape[-1] * t.element_size() for t in tree.values())
+    """Bytes of one row of a tree of [..., P] tensors: one client's uncompressed message.
+
+    A number counts as one value: the contract's checks say that an upload must be [..., P].
+    """
+    return sum((t.shape[-1] if t.dim() else 1) * t.element_size() for t in tree.values())
 
 
 def select_rows(tree: Mapping[str, Tensor], index: Tensor | slice | int) -> Tree:

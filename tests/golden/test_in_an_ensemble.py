@@ -441,7 +441,7 @@ def test_every_method_has_an_oracle():
     """
     known = {name.split(",")[0] for name in ORACLES}
     elsewhere = {"fedbe", "fedbe-nokd", "pfnm", "fedma", "fedcross", "fedsdd", "svgd", "anchored"}
-    elsewhere |= {"ditto", "ifca", "fedem"}  # test_personal, test_joint_visits
+    elsewhere |= {"ditto", "local", "ifca", "fedem"}  # test_personal, test_joint_visits
     assert known | elsewhere == set(fe.algorithms)
 
 

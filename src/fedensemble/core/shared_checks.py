@@ -11,6 +11,7 @@ from ..flat_params import Tree
 from .algorithm import Algorithm, algorithms
 from .probe import probe
 from .schedule import Schedule, schedules
+from .traffic import bytes_up
 from .types import Cohort
 
 
@@ -94,7 +95,10 @@ def _reason_against(algorithm: Algorithm, theta: Tensor) -> str | None:
         # A count of rounds, say, would be that of one mode, not that of all visits.
         if value.shape[-1:] != theta.shape[-1:]:
             return f"its server keeps '{name}' of {value.shape[-1]} values for each whole mode"
-    for name, value in probe(algorithm, theta).uploads.items():
+    messages = probe(algorithm, theta)
+    if not int(bytes_up(algorithm, messages.uploads, messages.sent, torch.ones(1))):
+        return "its clients upload nothing"
+    for name, value in messages.uploads.items():
         if value.shape[-1:] != theta.shape[-1:]:
             return f"its clients upload '{name}' of {value.shape[-1]} values for a whole mode"
     return None

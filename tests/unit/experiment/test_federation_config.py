@@ -19,7 +19,8 @@ DATA = partition(load("gaussians", n=120, features=3, classes=2), "iid", clients
 DESCRIBED = {
     *("algorithm", "schedule", "participation", "aggregator", "attack", "epochs", "steps"),
     *("batch_size", "last_batch", "loss", "engine", "engine_options", "combine", "device"),
-    *("dtype", "seed", "average", "shared", "dropout_samples"),
+    *("dtype", "seed", "average", "shared", "personal", "alternate"),
+    "dropout_samples",
 }
 
 EXPRESSIBLE = {
@@ -35,6 +36,7 @@ EXPRESSIBLE = {
     "engine": {"engine": "loop", "dtype": torch.float64, "combine": "logits", "seed": 7},
     "average": {"average": fe.SWAG(start=1, rank=3), "modes": 2},
     "shared": {"shared": ["layers.1.*"], "modes": 2},
+    "personal": {"personal": ["layers.1.*"], "alternate": True, "modes": 2},
     "work": {"steps": 3, "batch_size": 4, "last_batch": "drop"},
     "dropout": {"dropout_samples": 4},
 }

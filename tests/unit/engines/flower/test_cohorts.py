@@ -157,7 +157,7 @@ def test_a_client_refuses_numbers_that_no_fleet_has(wrong):
 def test_a_client_with_a_large_number_trains_at_once():
     fleet = make_fleet(fe.FedAvg(), 1)
     sent = {"theta": fleet.state.modes["theta"][0]}
-    _, trained = fleet.client(0).run_visit(
+    _, trained, _ = fleet.client(0).run_visit(
         GOOD._replace(client=9_999_999), sent, fleet.state.buffers[0], None
     )
     assert bool(trained.uploads["theta"].isfinite().all())

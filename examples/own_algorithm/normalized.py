@@ -1,9 +1,10 @@
-"""FedNova: clients that take more local steps get no larger weight.
+"""Normalized averaging: clients that take more local steps get no larger weight.
 
 d_i = (w - w_i) / tau_i after tau_i local steps;   w <- w - mean(tau_i) mean(d_i).
 
 Reference: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
-heterogeneous federated optimization", NeurIPS 2020.
+heterogeneous federated optimization", NeurIPS 2020. The built-in `fednova` also knows
+partial work, momentum and a server rate.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import fedensemble as fe
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNova(fe.Algorithm):
+class Normalized(fe.Algorithm):
     """FedAvg with normalized changes; equal to FedAvg if all clients take equally many steps."""
 
     reference = "Wang et al. 2020"
