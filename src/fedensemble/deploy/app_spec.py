@@ -165,11 +165,25 @@ def reject_attack(config: Config) -> None:
         )
 
 
+def reject_own_models(config: Config) -> None:
+    """Raises InputError for `[personalize]` where clients have models of their own already."""
+    if config.personalize is None:
+        return
+    name = config.algorithm["name"]
+    if config.ensemble.personal or build_algorithm(config.algorithm).personal:
+        what = "personal parts" if config.ensemble.personal else f"'{name}'"
+        raise InputError(
+            f"[personalize] on a fleet compares modes that are equal for all clients, and with "
+            f"{what} each client has its own: take the table [personalize] out of the config."
+        )
+
+
 def read_app_spec(folder: Path) -> AppSpec:
     """Returns the specification in an app's folder; raises if this machine cannot run the app."""
     check_requirements(folder)  # first, because without a package its model is unknown
     config = resolve(read_toml(folder / CONFIG), str(folder / CONFIG))
     reject_attack(config)
+    reject_own_models(config)
     if config.data["source"] != "schema":
         raise InputError(
             f"{folder / CONFIG} has data.source = '{config.data['source']}', and the server of a "
@@ -192,8 +206,9 @@ def example_client(folder: Path, node: Mapping[str, Any]) -> tuple[Any, Any]:
         )
     config = read_app_spec(folder).config
     values = {**config.values(), **read_toml(folder / EXAMPLE)}
-    # The rows of the example are whole, so that a calibration would have none.
-    values.pop("calibration", None)
+    # The rows of the example are whole, so that these would have none.
+    for table in ("calibration", "personalize"):
+        values.pop(table, None)
     data, partition = build_data(resolve(values)), node.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < len(data):
         raise InputError(

@@ -1,4 +1,7 @@
-"""Messages of a calibration: the models, once, then queries and answers; see `uncertainty`."""
+"""Messages after the last round: the models, once, then queries and answers.
+
+They are those of a calibration, see `uncertainty`, and of personal models, see `fleet_personal`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,16 @@ from ..uncertainty.temperature import LOG_TEMPERATURES, SUMS
 QUERY, PROBLEM = "query", "problem"  # names of records
 MODELS_KIND = "models"  # of the first query, which brings the models
 PREDICTORS, STATISTICS = "predictors", "statistics"  # names of the models' tensors
+# Where a mode predicts with several models: their center, from which personal training starts.
+CENTER, CENTER_STATISTICS = "center", "center statistics"
+PERSONAL_KIND = "personal"  # of queries for personal models
+# in the answer to it: sums of losses and of correct predictions, of losses of each mode; weights
+SUMS_OF, MODE_LOSSES, WEIGHTS = "sums", "mode losses", "weights"
 ROWS, LABELS = "rows", "labels"  # in the answer to the first query
 _KINDS = ("temperature", "nll", "range", "histogram", "threshold", "uncertainty")
 _MOST_TEXT = 100_000  # characters of a query
 # Bounds of plausible sums per label. An NLL of 10,000 would be a probability of e^-10000.
-_MOST_SUM = 1e6
+MOST_SUM = 1e6
 
 
 class Session(NamedTuple):
@@ -92,6 +100,12 @@ def expected_answer(query: Query, modes: int) -> Tree:
     kind = query["kind"]
     if kind == MODELS_KIND:
         return {ROWS: counts(1), LABELS: counts(1)}
+    if kind == PERSONAL_KIND:
+        # The first row of sums is that of all modes with equal weights.
+        methods = query["methods"]
+        tensors = {ROWS: counts(1), LABELS: counts(1), SUMS_OF: sums(len(methods) + 1, 2)}
+        tensors |= {MODE_LOSSES: sums(modes)} if query["ask_losses"] else {}
+        return tensors | ({WEIGHTS: sums(len(methods), modes)} if query["ask_weights"] else {})
     if kind == "temperature":
         table = (len(LOG_TEMPERATURES), SUMS)
         members = {"member": sums(modes, *table)} if query["member"] else {}
@@ -117,7 +131,7 @@ def check_answer(query: Query, answer: Tree, rows: int, labels: int) -> None:
         if value.is_floating_point():
             if not bool(value.isfinite().all()):
                 raise UnreadableError(f"'{name}' has values that are not finite")
-            if kind in ("temperature", "nll") and float(value.abs().max()) > _MOST_SUM * labels:
+            if kind in ("temperature", "nll") and float(value.abs().max()) > MOST_SUM * labels:
                 raise UnreadableError(f"'{name}' has sums that {labels} labels cannot have")
             if kind == "range" and float(value.min()) < 0:
                 raise UnreadableError(f"'{name}' is negative")

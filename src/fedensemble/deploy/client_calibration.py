@@ -14,8 +14,11 @@ from ..predict import Ensemble
 from ..uncertainty.calibration_client import CalibrationClient
 from .app_spec import AppSpec
 from .calibration_messages import (
+    CENTER,
+    CENTER_STATISTICS,
     LABELS,
     MODELS_KIND,
+    PERSONAL_KIND,
     PREDICTORS,
     ROWS,
     STATISTICS,
@@ -25,12 +28,13 @@ from .calibration_messages import (
     check_query,
     read_query,
 )
+from .client_personal import make_personal_models
 
 _OUTPUTS, _SESSION = "calibration outputs", "calibration session"  # in the state of the node
 
 
 def answer_query(message: Message, context: Context, spec: AppSpec, client: LocalClient) -> Message:
-    """Returns the reply to a query of a calibration.
+    """Returns the reply to a query of a calibration, or for personal models.
 
     The outputs stay in `context.state` between queries, so that the models are sent once.
     """
@@ -38,6 +42,11 @@ def answer_query(message: Message, context: Context, spec: AppSpec, client: Loca
         session, query = read_query(message.content)
         if query.get("kind") == MODELS_KIND:
             return build_answer(message, _keep_outputs(message, context, session, spec, client))
+        if query.get("kind") == PERSONAL_KIND:
+            models = _read_models(message, spec, client) if MODEL in message.content else None
+            return build_answer(
+                message, make_personal_models(models, session, query, context, spec, client)
+            )
         rows = _restore_rows(context, session, query, spec, client)
         return build_answer(message, rows.answer(query))
     except (FedEnsembleError, UnreadableError) as error:
@@ -67,13 +76,20 @@ def _read_models(message: Message, spec: AppSpec, client: LocalClient) -> Ensemb
     tensors = {name: v.to(model.device) for name, v in unpack(message.content, MODEL).items()}
     predictors = tensors[PREDICTORS]
     statistics = tensors.get(STATISTICS, predictors.new_empty(*predictors.shape[:2], 0))
+    center = tensors.get(CENTER, predictors[:, 0])
+    center_statistics = tensors.get(CENTER_STATISTICS, statistics[:, 0])
     sizes = (model.theta_layout.total, model.buffer_layout.total)
-    if (predictors.shape[-1], statistics.shape[-1]) != sizes or predictors.dim() != 3:
+    if (
+        (predictors.shape[-1], statistics.shape[-1]) != sizes
+        or predictors.dim() != 3
+        or center.shape != predictors[:, 0].shape
+        or center_statistics.shape != statistics[:, 0].shape
+    ):
         raise InputError("The server's models have other parameters than this app's model.")
     return Ensemble(
         model,
-        predictors[:, 0],
-        statistics[:, 0],
+        center,
+        center_statistics,
         predictors=predictors,
         predictor_buffers=statistics,
         standardise=spec.schema.standardise,
@@ -81,6 +97,8 @@ def _read_models(message: Message, spec: AppSpec, client: LocalClient) -> Ensemb
         input_shape=spec.shape,
         seed=spec.config.seed,
         tokens=spec.schema.tokens,
+        class_names=spec.class_names,
+        feature_names=spec.schema.columns,
         dropout_samples=spec.config.ensemble.dropout_samples or 0,
     )
 

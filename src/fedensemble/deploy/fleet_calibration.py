@@ -52,6 +52,7 @@ class FleetClients:
         modes: number of modes.
         timeout: how long to wait for answers.
         clock: time source.
+        purpose: first word of the lines that are logged about clients.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class FleetClients:
         modes: int,
         timeout: RoundTimeout,
         clock: Clock | None = None,
+        purpose: str = "calibration",
     ) -> None:
         self.roster, self.session, self.modes, self.timeout = roster, session, modes, timeout
-        self.clock = clock or Clock()
+        self.clock, self.purpose = clock or Clock(), purpose
         self.bytes_up = self.bytes_down = 0
         self._claims: dict[int, tuple[int, int]] = {}  # rows and labels, by client
 
@@ -82,25 +84,30 @@ class FleetClients:
         tensors = {PREDICTORS: ensemble.predictors, STATISTICS: ensemble.predictor_buffers}
         tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         query = {"kind": MODELS_KIND}
-        answers = self._exchange(query, dict.fromkeys(range(len(self.roster))), pack(tensors))
+        answers = self.exchange(query, dict.fromkeys(range(len(self.roster))), pack(tensors))
         for client, answer in answers.items():
             rows, labels = int(answer[ROWS]), int(answer[LABELS])
-            # A client of n rows holds back round(share * n) and was enrolled with the others.
-            examples = self.roster.members[client].examples
-            most = math.ceil(share / (1 - share) * (examples + 1)) + 1
-            if not 0 <= rows <= min(most, labels):
-                self._log(client, f"it claims {rows} calibration rows; {most} are possible")
-            elif rows:
+            if self.may_have(client, rows, labels, share) and rows:
                 self._claims[client] = rows, labels
         sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self.bytes_down += sent * len(answers)
+
+    def may_have(self, client: int, rows: int, labels: int, share: float) -> bool:
+        """Whether a client can have as many calibration rows as it claims; logs it if not."""
+        # A client of n rows holds back round(share * n) and was enrolled with the others.
+        examples = self.roster.members[client].examples
+        most = math.ceil(share / (1 - share) * (examples + 1)) + 1
+        possible = 0 <= rows <= min(most, labels)
+        if not possible:
+            self.log(client, f"it claims {rows} calibration rows; {most} are possible")
+        return possible
 
     def ask(self, query: Query) -> Mapping[int, Answer]:
         """The answer of each client to a query, in the order of clients.
 
         Raises ClientLostError if one does not answer as before; it is not asked any more.
         """
-        answers = self._exchange(query, dict.fromkeys(self._claims))
+        answers = self.exchange(query, dict.fromkeys(self._claims))
         lost = [client for client in self._claims if client not in answers]
         for client in lost:
             del self._claims[client]
@@ -110,15 +117,24 @@ class FleetClients:
         self.bytes_down += query_bytes(query) * len(answers)
         return {client: answers[client] for client in sorted(answers)}
 
-    def _exchange(
-        self, query: Query, clients: Mapping[int, Any], models: Any = None
+    def exchange(
+        self, query: Query, clients: Mapping[int, Query | None], models: Any = None
     ) -> dict[int, Answer]:
-        """Sends a query; returns the valid answers that arrive in time, by client."""
+        """Sends a query; returns the valid answers that arrive in time, by client.
+
+        Args:
+            query: to all of them.
+            clients: that are asked, with what each is told in addition.
+            models: record of the models, or None.
+        """
         seconds = self.timeout.timeout
         nodes = self.roster.find_nodes(seconds)
         asked = [client for client in clients if client in nodes]
         messages = [
-            build_query(self.session, query, nodes[client], seconds, models) for client in asked
+            build_query(
+                self.session, {**query, **(clients[client] or {})}, nodes[client], seconds, models
+            )
+            for client in asked
         ]
         deadline = self.clock.now() + seconds
         exchange, answers = Exchange(self.roster.grid, messages), dict[int, Answer]()
@@ -130,7 +146,7 @@ class FleetClients:
                 break
             self.clock.sleep(min(self.timeout.poll, max(deadline - self.clock.now(), 0.01)))
         for index in exchange.waiting.values():
-            self._log(asked[index], f"no answer in {seconds:g} s")
+            self.log(asked[index], f"no answer in {seconds:g} s")
         return answers
 
     def _read(self, message: Message, query: Query, client: int) -> Answer | None:
@@ -143,16 +159,17 @@ class FleetClients:
             answer = unpack(message.content, "upload", expected_answer(query, self.modes))
             check_answer(query, answer, *self._claims.get(client, (2**31, 2**31)))
         except UnreadableError as error:
-            self._log(client, str(error))
+            self.log(client, str(error))
             return None
         except Exception as error:  # untrusted input: no exception may stop the server
-            self._log(client, f"it cannot be checked: {type(error).__name__}")
+            self.log(client, f"it cannot be checked: {type(error).__name__}")
             return None
         return answer
 
-    def _log(self, client: int, reason: str) -> None:
-        name = self.roster.members[client].name
-        logger.warning("calibration: %s does not count: %s", shorten(name), shorten(reason, 200))
+    def log(self, client: int, reason: str) -> None:
+        """Logs why the answer of a client does not count."""
+        name = shorten(self.roster.members[client].name)
+        logger.warning("%s: %s does not count: %s", self.purpose, name, shorten(reason, 200))
 
 
 def calibrate_fleet(

@@ -12,7 +12,7 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config
 from ..errors import StoreError
 from ..version import VERSION
-from .app_spec import EXAMPLE, reject_attack, write_app_spec
+from .app_spec import EXAMPLE, reject_attack, reject_own_models, write_app_spec
 from .requirements import FILE, format_requirements, list_requirements
 
 PACKAGE = "fleet"
@@ -28,6 +28,7 @@ def write_app(config: Config, out: Path) -> list[str]:
         )
     build_algorithm(config.algorithm)  # raises before anything is written
     reject_attack(config)
+    reject_own_models(config)
     template = files("fedensemble.deploy") / "template"
     spec = write_app_spec(out / PACKAGE, config)
     requirements = list_requirements(config.values())

@@ -51,6 +51,7 @@ from ..text import shorten
 from ..uncertainty.calibration import Calibration
 from .app_spec import AppSpec
 from .fleet_calibration import calibrate_fleet
+from .fleet_personal import PersonalRequest, personalize_fleet
 from .safeguards import build_limits, cohort_notes, weight_notes
 from .server_settings import Settings
 from .server_test_set import read_test_set
@@ -278,7 +279,11 @@ class Fleet:
             "combine": ensemble.combine,
             **{key: value for key, value in records[-1].items() if key.startswith("test")},
         }
-        self.store.finish({**with_calibration(summary, calibration), **self.facts})
+        summary = with_calibration(summary, calibration)
+        if (personal := self._personalize()) is not None:
+            summary |= {"personalize": personal}
+            summary |= {key: summary[key] + personal[key] for key in ("bytes_up", "bytes_down")}
+        self.store.finish({**summary, **self.facts})
         logger.info("Finished: the modes are in %s.", self.store.modes_file)
 
     def _calibrate(self, ensemble: Ensemble) -> Calibration | None:
@@ -306,6 +311,38 @@ class Fleet:
             return None
         logger.info("%s", made)
         return made
+
+    def _personalize(self) -> dict[str, Any] | None:
+        """Has the clients make the models that the config asks for; returns what is known of them.
+
+        Returns None without `[personalize]`, or if it fails, which is logged.
+        """
+        config = self.spec.config
+        if config.personalize is None:
+            return None
+        logger.info("Each client makes its personal models.")
+        request = PersonalRequest(
+            config.personalize.settings(),
+            share=float(config.data["calibration"]),
+            largest=int(self.engine.sizes.max()),
+            publish=config.report.publish_clients,
+            fewest=self.engine.limits.min_cohort,
+        )
+        engine = self.engine
+        try:
+            found = personalize_fleet(
+                self.ensemble,
+                request,
+                engine.roster,
+                engine.training,
+                engine.round_timeout,
+                engine.clock,
+            )
+        except InputError as error:
+            _warn(f"No personal models were made: {error}")
+            return None
+        logger.info("%d clients have personal models.", found["clients"])
+        return found
 
 
 def load_or_enrol(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.fedavg import FedAvg
+from ..core.algorithm import Algorithm
 from ..core.batches import LocalWork
 from ..core.problem import LocalProblem
 from ..core.shared import Shared
@@ -17,6 +18,7 @@ from ..data.federated import FederatedData
 from ..errors import DivergedError
 from ..federation.resolve import resolve_engine
 from ..flat_params import Tree, select_rows
+from ..modeling.functional_model import FunctionalModel
 from .settings import PersonalSettings
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OwnTraining(FedAvg):
+class OwnTraining(FedAvg):
     """Local SGD whose result stays on the client, as its state.
 
     It is an algorithm, so that engines train it as any other: in blocks of many clients, with CUDA
@@ -48,6 +50,39 @@ class _OwnTraining(FedAvg):
         # Nothing is averaged. Engines need one value as an upload.
         return {"theta": start[..., :1]}, {"personal": end, "statistics": problem.buffers}
 
+    @classmethod
+    def of(
+        cls, settings: PersonalSettings, trained_by: Algorithm, round: int, model: FunctionalModel
+    ) -> OwnTraining:
+        """The training that the settings describe.
+
+        Args:
+            trained_by: algorithm of the modes, for the learning rate after `round` rounds.
+            round: number of rounds that the modes were trained.
+        """
+        lr = settings.lr
+        if lr is None:
+            lr = trained_by.learning_rate(max(round - 1, 0))
+        algorithm = cls(lr=lr, optimizer=settings.optimizer)  # type: ignore[arg-type]
+        if settings.head:
+            trained = Shared.of(settings.head, model.theta_layout, model.buffer_layout, "head")
+            object.__setattr__(algorithm, "trained", trained.to(model.device))
+        return algorithm
+
+
+def local_steps(settings: PersonalSettings, work: LocalWork, largest: int) -> LocalWork:
+    """The local work that the settings describe.
+
+    Args:
+        work: of a visit.
+        largest: number of rows of the largest client.
+    """
+    return LocalWork(
+        steps=settings.steps,
+        batch_size=min(settings.batch_size or work.batch_size, largest),
+        last_batch=work.last_batch,
+    )
+
 
 def train_own_models(
     federation: Federation,
@@ -65,18 +100,8 @@ def train_own_models(
     """
     theta, buffers, row = start
     model = federation.model
-    last = max(federation.round - 1, 0)
-    lr = federation.algorithm.learning_rate(last) if settings.lr is None else settings.lr
-    algorithm = _OwnTraining(lr=lr, optimizer=settings.optimizer)  # type: ignore[arg-type]
-    if settings.head:
-        trained = Shared.of(settings.head, model.theta_layout, model.buffer_layout, "head")
-        object.__setattr__(algorithm, "trained", trained.to(model.device))
-    batch_size = settings.batch_size or federation.work.batch_size
-    work = LocalWork(
-        steps=settings.steps,
-        batch_size=min(batch_size, int(data.size.max())),
-        last_batch=federation.work.last_batch,
-    )
+    algorithm = OwnTraining.of(settings, federation.algorithm, federation.round, model)
+    work = local_steps(settings, federation.work, int(data.size.max()))
     engine = resolve_engine(*federation._engine, model, data, work, federation.seed)
     plan = Plan(torch.arange(len(data)), row.cpu())
     result = engine.run_visits(algorithm, {"theta": theta}, buffers, plan, visit)

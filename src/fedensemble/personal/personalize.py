@@ -72,17 +72,18 @@ def personalize(federation: Federation, method: str = "select", **settings: Any)
             "them with FederatedData.with_calibration(0.1) before training, or set "
             "data.calibration."
         )
-    compared = _compare(federation, data, known=True)
+    ensemble = federation.uncalibrated
+    compared = compare_modes(own_models(federation), data)
     best = int(compared.total.argmin())
     new = None
     if data.new_clients is not None:
-        theirs = _compare(federation, data.new_clients, known=False)
+        theirs = compare_modes(ModeBank(ensemble), data.new_clients)
         new = _personalize(federation, data.new_clients, theirs, chosen, best, _NEW)
     return _personalize(federation, data, compared, chosen, best, _KNOWN, new)
 
 
 @dataclass(frozen=True, eq=False)
-class _Comparison:
+class Comparison:
     """What the validation rows of clients say about the modes."""
 
     bank: ModeBank
@@ -97,36 +98,34 @@ class _Comparison:
         return self.loss.sum(0)
 
 
-def _compare(federation: Federation, data: FederatedData, *, known: bool) -> _Comparison:
+def compare_modes(bank: ModeBank, data: FederatedData) -> Comparison:
     """Evaluates the K modes on the clients' validation rows, each client its own versions."""
-    ensemble = federation.uncalibrated
-    bank = own_models(federation) if known else ModeBank(ensemble)
-    modes = len(ensemble)
+    ensemble, modes = bank.ensemble, len(bank)
     rows: ClientRows | None = data.calibration
     empty = torch.empty(0, dtype=torch.float64)
     if rows is None or not len(rows):
         none = torch.empty(0, dtype=torch.int64)
-        return _Comparison(bank, empty.reshape(0, modes), none, empty, empty)
+        return Comparison(bank, empty.reshape(0, modes), none, empty, empty)
     raw = bank.outputs(rows.x, rows.owner.cpu()).cpu()
     prediction, owner, target = ensemble._combine_outputs(raw), rows.owner.cpu(), rows.y.cpu()
     if ensemble.model.task == "regression":
         outputs = prediction.modes.double().reshape(modes, len(owner), -1).transpose(0, 1)
         target = target.double().reshape(len(owner), -1)
         loss = ((outputs - target.unsqueeze(1)) ** 2).mean(2)
-        return _Comparison(bank, loss, owner, outputs, target)
+        return Comparison(bank, loss, owner, outputs, target)
     # A sequence counts as its tokens.
     classes = prediction.modes.shape[-1]
     probabilities = prediction.modes.double().reshape(modes, -1, classes)
     target = target.reshape(-1).long()
     owner = owner.repeat_interleave(len(target) // len(owner))
     of_target = probabilities.gather(2, target.reshape(1, -1, 1).expand(modes, -1, 1)).squeeze(2)
-    return _Comparison(bank, -of_target.clamp(min=MIN_PROBABILITY).log().T, owner, empty, empty)
+    return Comparison(bank, -of_target.clamp(min=MIN_PROBABILITY).log().T, owner, empty, empty)
 
 
 def _personalize(
     federation: Federation,
     data: FederatedData,
-    compared: _Comparison,
+    compared: Comparison,
     settings: PersonalSettings,
     best: int,
     visit: int,
@@ -141,7 +140,7 @@ def _personalize(
         new: the result for new clients.
     """
     clients = len(data)
-    weights = _weights(compared, settings, clients)
+    weights = mode_weights(compared, settings, clients)
     rows = torch.zeros(clients, dtype=torch.int64)
     if data.calibration is not None:
         rows = data.calibration.sizes(clients).cpu()
@@ -165,8 +164,8 @@ def _personalize(
     )
 
 
-def _weights(compared: _Comparison, settings: PersonalSettings, clients: int) -> Tensor:
-    """The weights of the modes, float64 [N, K]."""
+def mode_weights(compared: Comparison, settings: PersonalSettings, clients: int) -> Tensor:
+    """The weights of the modes, float64 [N, K]; of methods that train, those of the start."""
     loss, owner = compared.loss, compared.owner
     if settings.method == "mix" and compared.target.numel():
         return regression_weights(

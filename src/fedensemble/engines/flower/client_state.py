@@ -76,7 +76,7 @@ class ClientStateStore:
                 del self.records[name]
         self.records[new] = pack(state)
         if self.folder is not None:
-            self._create_private_folder()
+            self.create_private_folder(PREFIX)
             write_checkpoint(self._path(new), state, {}, private=True)
             for path in self._path(new).parent.glob("*.safetensors"):
                 if path not in (self._path(new), self._path(counted)):
@@ -101,10 +101,10 @@ class ClientStateStore:
                 if only_ours and max(path.stat().st_mtime for path in (folder, *contents)) < oldest:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _create_private_folder(self) -> None:
-        """Creates the folder for this user alone, and makes an existing one private."""
+    def create_private_folder(self, name: str) -> Path:
+        """Creates a folder for this user alone, and makes an existing one private; returns it."""
         assert self.folder is not None
-        folder = self.folder / PREFIX
+        folder = self.folder / name
         try:
             make_folders(folder, private=True)
             make_private(folder)
@@ -112,6 +112,7 @@ class ClientStateStore:
             raise StoreError(
                 f"memory-dir {self.folder} cannot be used: {describe_os_error(error)}"
             ) from None
+        return folder
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
