@@ -21,6 +21,8 @@ from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan
 from fedensemble.deploy.supernode import client_context
 from fedensemble.experiment.storage.ensemble_file import load_ensemble, read_ensemble
+from fedensemble.personal.personalize import personalize
+from fedensemble.personal.result import file_name, read_personalization
 from fedensemble.report.run_report import write_report
 
 from .conftest import CLIENTS, configure
@@ -110,10 +112,13 @@ def test_scaffold_outlives_serverapp_and_superlink_equals_the_loop_engine_and_pr
     assert "3 rounds" in write_report(run).title
 
 
-def test_a_fleet_calibrates_as_the_simulator_does(fleet):
+def test_a_fleet_calibrates_and_makes_personal_models_as_the_simulator_does(fleet):
     """On rows that each node splits off its own, and that never leave it."""
     config = configure(
-        data={"calibration": 0.3}, calibration={"scope": "client", "alpha": 0.2}, rounds=2
+        data={"calibration": 0.3},
+        calibration={"scope": "client", "alpha": 0.2},
+        personalize={"methods": ["mix", "tune"], "steps": 3},
+        rounds=2,
     )
     run = fleet.begin(config, "calibrated", max_weight=0)
     finished(fleet, run)
@@ -125,6 +130,19 @@ def test_a_fleet_calibrates_as_the_simulator_does(fleet):
         assert made.pop(name) == pytest.approx(expected.pop(name), abs=TOLERANCE), name
     assert len(made.pop("client_names")) == CLIENTS and expected.pop("client_names") is None
     assert made == expected
+    for method, options in (("mix", {}), ("tune", {"steps": 3})):
+        personal = personalize(federation, method, **options)
+        for number in range(CLIENTS):
+            # Written by a process that has ended: the file alone remembers.
+            (own,) = (fleet.folder / "memory" / f"client-{number}" / "personal").iterdir()
+            found = read_personalization(own / file_name(method), load_ensemble(own))
+            torch.testing.assert_close(
+                found.weights[0], personal.weights[number], rtol=0, atol=TOLERANCE
+            )
+            if method == "tune":
+                torch.testing.assert_close(
+                    found.theta[0], personal.theta[number], rtol=0, atol=TOLERANCE
+                )
 
 
 def test_clients_do_not_run_an_app_that_is_not_signed(fleet):

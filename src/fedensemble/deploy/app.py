@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, FedEnsembleError, config_keys
+from ..errors import DataError, FedEnsembleError, InputError, config_keys
 from .app_spec import read_app_spec
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
+    from ..config.schema import Config
     from ..engines.flower.client import LocalClient
 
 Load = Callable[[Mapping[str, Any]], tuple[Any, Any]]
@@ -62,6 +63,7 @@ def client_app(folder: Path, load: Load) -> ClientApp:
         try:
             with config_keys():
                 client = build_client(folder, load, context)
+                require_memory(read_app_spec(folder).config, context.node_config)
         except Exception as error:  # load() is the site's own code, and may raise anything
             logger.error("This client cannot enrol.", exc_info=error)
             text = str(error) if isinstance(error, FedEnsembleError) else describe(error)
@@ -110,6 +112,18 @@ def build_client(folder: Path, load: Load, context: Context) -> LocalClient:
     if spec.config.ensemble.personal:
         algorithm = spec.with_personal_parts(model, algorithm)
     return LocalClient(model, algorithm, data, work, spec.config.seed)
+
+
+def require_memory(config: Config, node: Mapping[str, Any]) -> None:
+    """Raises InputError if personal models are to be kept by a node that has no place for them.
+
+    It is asked when the client enrols, because at the end of the run it would be too late.
+    """
+    if config.personalize is not None and not node.get("memory-dir"):
+        raise InputError(
+            "the config has a table [personalize], and this SuperNode no folder to keep a personal "
+            'model in: add memory-dir="/srv/memory" to its --node-config.'
+        )
 
 
 def describe(error: Exception) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.shared import Shared
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.exchange import Clock
 from ..engines.flower.messages import pack
 from ..engines.flower.roster import Roster
 from ..errors import InputError
+from ..modeling.functional_model import FunctionalModel
 from ..personal.settings import TRAINING, PersonalSettings
 from ..predict import Ensemble
 from ..uncertainty.calibration_client import Answer, answer_bytes
@@ -34,6 +36,8 @@ from .calibration_messages import (
 )
 from .fleet_calibration import FleetClients
 
+ALL_MODES = "all modes"  # with equal weights, in the metrics
+
 
 @dataclass(frozen=True)
 class PersonalRequest:
@@ -45,6 +49,7 @@ class PersonalRequest:
         largest: number of examples of the largest client.
         publish: whether the server learns and publishes the weights of single clients.
         fewest: number of clients with rows without which no metrics are published.
+        regression: whether the loss is a squared error.
     """
 
     settings: Sequence[PersonalSettings]
@@ -52,6 +57,7 @@ class PersonalRequest:
     largest: int
     publish: bool
     fewest: int
+    regression: bool
 
     @property
     def methods(self) -> list[str]:
@@ -62,6 +68,13 @@ class PersonalRequest:
     def trains(self) -> bool:
         """Whether a method trains on the clients."""
         return any(method in TRAINING for method in self.methods)
+
+
+def check_heads(settings: Sequence[PersonalSettings], model: FunctionalModel) -> None:
+    """Raises InputError if a pattern of "head" fits no parameter, before anything is trained."""
+    for each in settings:
+        if each.head:
+            Shared.of(each.head, model.theta_layout, model.buffer_layout, "personalize.head")
 
 
 def personalize_fleet(
@@ -168,10 +181,12 @@ def _summarize(
     }
     # A mean over few clients would tell about single ones.
     if len(with_rows) >= max(request.fewest, 1):
-        mean = sum(answers[client][SUMS_OF] for client in clients) / labels
+        sums = torch.stack([answers[client][SUMS_OF] for client in clients])
+        mean = (sums.sum(0) / labels).tolist()
+        metrics = ("mse",) if request.regression else ("nll", "accuracy")
         found["validation"] = {
-            method: {"loss": float(loss), "correct": float(correct)}
-            for method, (loss, correct) in zip(["all modes", *request.methods], mean, strict=True)
+            method: dict(zip(metrics, values, strict=False))
+            for method, values in zip([ALL_MODES, *request.methods], mean, strict=True)
         }
     if request.publish:
         found["weights"] = {

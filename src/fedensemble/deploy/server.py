@@ -45,13 +45,14 @@ from ..federation.resolve import (
     resolve_shared,
     resolve_work,
 )
+from ..modeling.functional_model import FunctionalModel
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
 from ..text import shorten
 from ..uncertainty.calibration import Calibration
 from .app_spec import AppSpec
 from .fleet_calibration import calibrate_fleet
-from .fleet_personal import PersonalRequest, personalize_fleet
+from .fleet_personal import PersonalRequest, check_heads, personalize_fleet
 from .safeguards import build_limits, cohort_notes, weight_notes
 from .server_settings import Settings
 from .server_test_set import read_test_set
@@ -88,7 +89,7 @@ class Fleet:
 
     def __init__(self, grid: Grid, spec: AppSpec, settings: Settings, store: RunFolder) -> None:
         config, self.spec, self.store = spec.config, spec, store
-        self.model = spec.build_model("cpu")
+        self.model = self._build_model()
         self.test_data = read_test_set(spec, settings.test_file)
         roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
         store.write(store.clients_file, compact_bytes(self.describe_clients(roster)))
@@ -177,6 +178,13 @@ class Fleet:
             self.state, engine_state = EnsembleState.of(*checkpoint, "cpu")
             self.engine.load_client_state(engine_state)
             logger.info("Continuing %s after round %d.", store.path, self.state.round)
+
+    def _build_model(self) -> FunctionalModel:
+        """Returns the model; raises if the config names parameters for `head` that it lacks."""
+        model, personal = self.spec.build_model("cpu"), self.spec.config.personalize
+        if personal is not None:
+            check_heads(personal.settings(), model)
+        return model
 
     def _warn_of(self, notes: list[str], roster: Roster) -> None:
         """Logs warnings, and those on the weights of clients and on the average."""
@@ -327,6 +335,7 @@ class Fleet:
             largest=int(self.engine.sizes.max()),
             publish=config.report.publish_clients,
             fewest=self.engine.limits.min_cohort,
+            regression=self.model.task == "regression",
         )
         engine = self.engine
         try:

@@ -42,6 +42,23 @@ def clients_table(summary: Mapping[str, Any]) -> TextTable | None:
     return TextTable(CLIENTS_TITLE, header, tuple(rows))
 
 
+def fleet_personal_table(summary: Mapping[str, Any]) -> TextTable | None:
+    """Personal models that clients of a fleet keep: a row per method; None if there are none.
+
+    The rows that they are tested with are those that they were chosen by.
+    """
+    made = summary.get("personalize")
+    if not made or not made.get("validation"):
+        return None
+    metrics = tuple(next(iter(made["validation"].values())))
+    rows = tuple(
+        (method, *(show(name, found[name]) for name in metrics))
+        for method, found in made["validation"].items()
+    )
+    title = f"Personal models of {made['clients']:,} clients, on the rows that chose them"
+    return TextTable(title, ("method", *(TITLES[name] for name in metrics)), rows)
+
+
 def _cell(found: Mapping[str, float], metric: str, statistic: str) -> str:
     """A statistic as text; a dash if single clients are not published."""
     name = f"{metric}_{statistic}"

@@ -12,7 +12,7 @@ from ..experiment.records import simulated
 from ..experiment.storage.read_json import need_keys, need_numbers, read_table
 from ..experiment.storage.run_folder import RunFolder
 from .calibration_tables import calibration_table
-from .client_tables import clients_table
+from .client_tables import clients_table, fleet_personal_table
 from .distillation_tables import distillation_tables
 from .figures.plots import run_figure, save
 from .tables import TextTable, run_table, time_table
@@ -33,8 +33,8 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Text
         summary = store.summary() if store.done else unfinished(values, records)
     made = calibration_table(summary)
     spent += f"\n## {made.title}\n\n{made.markdown()}" if made else ""
-    by_client = clients_table(summary)
-    spent += f"\n## {by_client.title}\n\n{by_client.markdown()}" if by_client else ""
+    for by_client in (clients_table(summary), fleet_personal_table(summary)):
+        spent += f"\n## {by_client.title}\n\n{by_client.markdown()}" if by_client else ""
     text = f"# {table.title}\n{state}\n{table.markdown()}{spent}\n![curves](curves.png)\n\n"
     text += "Settings: `config.toml`.\n"
     write_bytes(folder / "report.md", text.encode())

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..calibration_tables import calibration_table
-from ..client_tables import clients_table
+from ..client_tables import clients_table, fleet_personal_table
 from ..tables import PERCENT, TITLES, TextTable, run_table, show
 from .charts import Chart, Line, downsample_indices, line_chart
 from .run_data import RunData
@@ -113,14 +113,12 @@ def ledger(run: RunData) -> Section:
         )
         for block in blocks
     ]
-    if calibration := run.summary.get("calibration"):
-        more_up, more_down = calibration["bytes_up"], calibration["bytes_down"]
-        rows.append(("calibration", "–", megabytes(more_up), megabytes(more_down)))
-        rows.append(
-            ("all", f"{visits:,}", megabytes(total_up + more_up), megabytes(total_down + more_down))
-        )
-    else:
-        rows.append(("all", f"{visits:,}", megabytes(total_up), megabytes(total_down)))
+    all_up, all_down = total_up, total_down
+    for key, name in (("calibration", "calibration"), ("personalize", "personal models")):
+        if after := run.summary.get(key):
+            rows.append((name, "–", megabytes(after["bytes_up"]), megabytes(after["bytes_down"])))
+            all_up, all_down = all_up + after["bytes_up"], all_down + after["bytes_down"]
+    rows.append(("all", f"{visits:,}", megabytes(all_up), megabytes(all_down)))
     if visits:
         rows.append(
             ("per visit, mean", "1", megabytes(total_up / visits), megabytes(total_down / visits))
@@ -148,7 +146,11 @@ def results(run: RunData) -> Section:
     tables = [run_table(run.summary, run.records)]
     tables += [
         table
-        for table in (calibration_table(run.summary), clients_table(run.summary))
+        for table in (
+            calibration_table(run.summary),
+            clients_table(run.summary),
+            fleet_personal_table(run.summary),
+        )
         if table is not None
     ]
     return Section("results", "Results", text, tables=tables)

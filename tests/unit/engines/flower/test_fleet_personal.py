@@ -8,22 +8,32 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 
 from fedensemble.cli.predict import AbstentionRule, predict_file
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
 from fedensemble.deploy import example_client
-from fedensemble.deploy.app import build_client
+from fedensemble.deploy.app import build_client, client_app
 from fedensemble.deploy.app_spec import read_app_spec
 from fedensemble.deploy.generate import write_app
 from fedensemble.deploy.server import run_fleet
-from fedensemble.engines.flower.messages import UPLOAD, build_reply, pack, unpack
+from fedensemble.engines.flower.messages import (
+    UPLOAD,
+    build_query_message,
+    build_reply,
+    pack,
+    read_problem,
+    unpack,
+)
 from fedensemble.errors import InputError
 from fedensemble.experiment.storage.ensemble_file import load_ensemble
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.personal.personalize import personalize
 from fedensemble.personal.result import file_name, read_personalization
+from fedensemble.report.html import write_page
+from fedensemble.report.run_report import write_report
+from fedensemble.report.tables import show
 
 from .fake import FakeGrid, Node, Time
 
@@ -133,10 +143,48 @@ def test_a_fleet_has_the_personal_models_of_a_simulation(average, tmp_path):
         p = own.mean.double()
         loss = -p.gather(1, held.y.long().unsqueeze(1)).log().mean()
         found = summary["validation"][method]
-        assert found["loss"] == pytest.approx(float(loss), abs=1e-6), method
+        assert found["nll"] == pytest.approx(float(loss), abs=1e-6), method
         right = (p.argmax(1) == held.y).double().mean()
-        assert found["correct"] == pytest.approx(float(right), abs=1e-9), method
+        assert found["accuracy"] == pytest.approx(float(right), abs=1e-9), method
     assert (summary["clients"], summary["rows"], summary["without_rows"]) == (4, len(held), 0)
+
+
+def test_values_of_a_regression(tmp_path):
+    fleet = Fleet(
+        tmp_path,
+        data={"source": "sine", "clients": CLIENTS, "points": 12, "calibration": 0.3},
+        training={"loss": "mse"},
+        personalize={"methods": ["select", "mix", "tune"], "steps": 3, "lr": 0.1},
+    )
+    found = fleet.train()["personalize"]
+    federation, expected = simulated(fleet.config)
+    held = federation.data.calibration
+    for method, made in expected.items():
+        for number in range(CLIENTS):
+            own = fleet.kept(number, method)
+            torch.testing.assert_close(own.weights[0], made.weights[number], rtol=0, atol=1e-6)
+        error = made.predict(held.x, held.owner).mean.double() - held.y.double()
+        mse = float((error**2).mean())
+        assert found["validation"][method] == {"mse": pytest.approx(mse, abs=1e-6)}
+
+
+def test_running_statistics_are_personal(tmp_path):
+    """With BatchNorm, the modes' statistics travel, and local steps change a client's own."""
+    fleet = Fleet(
+        tmp_path,
+        model={"name": "mobilenet", "width": 0.1, "dropout": 0.0},
+        data={"source": "digits", "clients": CLIENTS, "partition": "iid", "calibration": 0.1},
+        training={"steps": 1, "batch_size": 8},
+        personalize={"methods": ["tune"], "steps": 2, "lr": 0.05},
+    )
+    summary = fleet.train()["personalize"]
+    expected = simulated(fleet.config)[1]["tune"]
+    assert summary["bytes_down"] == expected.bytes_down
+    for number in range(CLIENTS):
+        own = fleet.kept(number, "tune")
+        torch.testing.assert_close(own.theta[0], expected.theta[number], rtol=0, atol=1e-6)
+        torch.testing.assert_close(own.buffers[0], expected.buffers[number], rtol=0, atol=1e-6)
+        assert not torch.equal(own.buffers[0], own.bank.ensemble.buffers[int(own.choice)])
 
 
 def test_the_modes_travel_once_and_the_ledger_says_so(tmp_path):
@@ -158,6 +206,23 @@ def test_the_modes_travel_once_and_the_ledger_says_so(tmp_path):
     np.testing.assert_allclose(
         [weights[name] for name in sorted(weights)], expected["mix"].weights, atol=1e-6
     )
+
+
+def test_the_report_has_the_methods_and_their_bytes(tmp_path):
+    fleet = Fleet(tmp_path, personalize={"methods": ["select", "mix"]})
+    summary = fleet.train()
+    found = summary["personalize"]["validation"]
+    rows = [
+        f"| {method} | {show('nll', found[method]['nll'])} "
+        f"| {show('accuracy', found[method]['accuracy'])} |"
+        for method in ("all modes", "select", "mix")
+    ]
+    write_report(fleet.run.path)
+    text = (fleet.run.path / "report.md").read_text()
+    assert "## Personal models of 4 clients, on the rows that chose them" in text
+    assert "\n".join(rows) in text
+    page = write_page(fleet.run.path, tmp_path / "page.html").read_text()
+    assert "Personal models of 4 clients" in page and ">personal models<" in page
 
 
 def test_the_server_learns_no_weights_unless_clients_are_published(tmp_path):
@@ -251,6 +316,30 @@ def test_a_client_without_rows_starts_from_the_best_mode_of_all(tmp_path):
     assert ["model" in m.content for m in queries] == [True] * 4 + [False]
 
 
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_a_node_without_memory_dir_does_not_enrol(has_memory, tmp_path):
+    """The end of the run would be too late to say so."""
+    write_app(resolve(VALUES), tmp_path / "app")
+    folder = tmp_path / "app" / "fleet"
+    app = client_app(folder, lambda node: example_client(folder, node))
+    message = build_query_message(1, 10.0)
+    message.metadata.__dict__["_message_id"] = "m0"
+    node = {"partition-id": 0} | ({"memory-dir": str(tmp_path)} if has_memory else {})
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+    problem = read_problem(app._registered_funcs["query.default"](message, context).content)
+    if has_memory:
+        assert problem is None
+    else:
+        assert problem.startswith("cannot enrol: ") and "add memory-dir=" in problem
+
+
+def test_a_pattern_that_fits_no_parameter_is_named_before_anybody_is_asked(tmp_path):
+    fleet = Fleet(tmp_path, personalize={"methods": ["head"], "head": ["nose.*"]})
+    with pytest.raises(InputError, match="nose"):
+        fleet.train()
+    assert not fleet.grid.sent
+
+
 def test_a_client_without_memory_dir_says_so_and_the_others_go_on(tmp_path, caplog):
     fleet = Fleet(tmp_path, memory=range(3), personalize={"methods": ["mix"]})
     assert fleet.train()["personalize"]["clients"] == 3
@@ -279,7 +368,7 @@ def test_answers_that_are_not_possible_do_not_count(name, value, tmp_path):
 
     fleet.nodes[11].bend = lie
     found = fleet.train()["personalize"]
-    assert found["clients"] == 3 and 0 < found["validation"]["mix"]["loss"] < 10
+    assert found["clients"] == 3 and 0 < found["validation"]["mix"]["nll"] < 10
 
 
 def test_no_client_and_few_clients(tmp_path, caplog):
