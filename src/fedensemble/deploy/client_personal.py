@@ -110,7 +110,8 @@ def _open_folder(context: Context, name: str, session: Session) -> RunFolder:
     store = ClientStateStore.from_context(context)
     if store.folder is None:
         raise InputError("it has no memory-dir in its --node-config to keep a personal model in")
-    return RunFolder(store.create_private_folder(FOLDER) / f"{name}-{session.training}")
+    store.create_private_folder(FOLDER)
+    return RunFolder(store.create_private_folder(f"{FOLDER}/{name}-{session.training}"))
 
 
 class _Maker:

@@ -266,7 +266,7 @@ def test_a_restarted_client_predicts_as_before_to_the_bit(tmp_path):
     fleet.train()
     after = {path.name: path.read_bytes() for path in fleet.folder(0).iterdir() if path.is_file()}
     assert after == before and {file_name(method) for method in METHODS} <= set(before)
-    for path in (folder.parent, *folder.glob("personal-*")):
+    for path in (folder.parent, folder, *folder.glob("personal-*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     # The command predicts with them.
     x = build_data(fleet.config).x_test[:7]
