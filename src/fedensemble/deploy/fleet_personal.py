@@ -61,8 +61,8 @@ class PersonalRequest:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods."""
-        return [settings.method for settings in self.settings]
+        """Names of the methods, each once."""
+        return list(dict.fromkeys(settings.method for settings in self.settings))
 
     @property
     def trains(self) -> bool:
