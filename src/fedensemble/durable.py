@@ -14,7 +14,9 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from .errors import StoreError
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 # Temporary names, see `write_pieces`; those without a hexadecimal suffix are of older versions.
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{8})?\.part")
+# Files and folders whose sync is put off, see `sync_later`; None if everything is synced at once.
+_LATER: ContextVar[tuple[set[Path], set[Path]] | None] = ContextVar("later", default=None)
+_SYNCS_AT_ONCE = 16
 # Errors of file systems that cannot sync a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
@@ -115,7 +120,7 @@ def write_pieces(
         try:
             for piece in pieces:
                 disk.write(descriptor, piece)
-            disk.sync(descriptor)
+            _sync(descriptor, path)
             # Rename while the lock is held, or another process could delete the file as a leftover
             # before the rename. Windows cannot rename an open file.
             if fcntl is not None:
@@ -124,12 +129,78 @@ def write_pieces(
             os.close(descriptor)
         if fcntl is None:
             disk.rename(temporary, path)
-        disk.sync_folder(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         # Deleting may fail as well, for example on a read-only file system: report the first error.
         with suppress(OSError):
             disk.remove(temporary)
         raise StoreError(f"Could not write {path}: {describe_os_error(error)}") from None
+
+
+@contextmanager
+def sync_later() -> Iterator[None]:
+    """Syncs what is written in this context at its end, or at the next `sync_now`, all together.
+
+    A sync waits for the disk. A few files of many runs, one after another, wait longer than their
+    training takes. Many syncs at once share the wait: file systems commit them in groups.
+
+    After a power cut, each file that was written here may be missing, empty or a part. It is only
+    for files that can be written again, and whoever reads them after a restart must check that they
+    are complete. After a kill they are complete.
+    """
+    if _LATER.get() is not None:
+        raise RuntimeError("sync_later() is not nested")
+    token = _LATER.set((set(), set()))
+    try:
+        yield
+    finally:
+        try:
+            sync_now()
+        finally:
+            _LATER.reset(token)
+
+
+def sync_now() -> None:
+    """Makes everything durable whose sync `sync_later` has put off."""
+    if (later := _LATER.get()) is None:
+        return
+    try:
+        # Files before the names that lead to them. Those that are gone were deleted or replaced.
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+            list(pool.map(_sync_path, sorted(path for path in later[0] if path.is_file())))
+            list(pool.map(disk.sync_folder, sorted(path for path in later[1] if path.is_dir())))
+    except OSError as error:
+        raise StoreError(f"Could not write {error.filename}: {describe_os_error(error)}") from None
+    for paths in later:
+        paths.clear()
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = disk.open_end(path)
+    try:
+        disk.sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int, path: Path) -> None:
+    """Makes the content of an open file durable, now or later.
+
+    Args:
+        path: its final name.
+    """
+    if (later := _LATER.get()) is None:
+        disk.sync(descriptor)
+    else:
+        later[0].add(path)
+
+
+def _sync_folder(path: Path) -> None:
+    """Makes a folder's entries durable, now or later."""
+    if (later := _LATER.get()) is None:
+        disk.sync_folder(path)
+    else:
+        later[1].add(path)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -152,7 +223,7 @@ def make_folders(path: Path, *, private: bool = False) -> None:
         path = path.parent
     for folder in reversed(missing):
         disk.make_folder(folder, 0o700 if private else 0o777)
-        disk.sync_folder(folder.parent)
+        _sync_folder(folder.parent)
 
 
 def make_private(folder: Path) -> None:
@@ -178,8 +249,8 @@ def appending(path: Path) -> Iterator[int]:
 def sync_file(path: Path) -> None:
     """Makes the data that were appended to a file durable, and its entry in the folder."""
     with appending(path) as descriptor:
-        disk.sync(descriptor)
-        disk.sync_folder(path.parent)
+        _sync(descriptor, path)
+        _sync_folder(path.parent)
 
 
 def remove(*paths: Path) -> None:
@@ -189,7 +260,7 @@ def remove(*paths: Path) -> None:
         for path in existing:
             disk.remove(path)
         if existing:
-            disk.sync_folder(existing[0].parent)
+            _sync_folder(existing[0].parent)
     except OSError as error:
         raise StoreError(f"Could not delete {existing[0]}: {describe_os_error(error)}") from None
 
@@ -203,7 +274,7 @@ def remove_tree(path: Path) -> None:
             disk.remove_folder(path)
         else:
             disk.remove(path)
-        disk.sync_folder(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         if isinstance(error, StoreError):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -33,11 +34,16 @@ def parameters(plug_in: Callable[..., Any], exclude: Collection[str] = ()) -> di
     Args:
         exclude: parameters that are not options, because the caller passes them.
     """
+    return {name: kind for name, kind in _parameters(plug_in).items() if name not in exclude}
+
+
+@lru_cache  # a search checks thousands of configs with the same plug-ins
+def _parameters(plug_in: Callable[..., Any]) -> dict[str, Parameter]:
     function = plug_in.__init__ if inspect.isclass(plug_in) else plug_in
     hints = get_type_hints(function)
     options = {}
     for name, parameter in inspect.signature(plug_in).parameters.items():
-        if name in exclude or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         options[name] = (hints.get(name, Any), default)

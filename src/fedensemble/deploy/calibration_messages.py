@@ -113,7 +113,9 @@ def expected_answer(query: Query, modes: int) -> Tree:
     if kind in ("histogram", "uncertainty"):
         groups = 2 if kind == "uncertainty" else len(query["lower"])
         return {"counts": counts(groups, query["bins"])}
-    return {{"nll": "nll", "range": "reach", "threshold": "threshold"}[kind]: sums(1)}
+    if kind == "nll":
+        return {"nll": sums(4)}
+    return {{"range": "reach", "threshold": "threshold"}[kind]: sums(1)}
 
 
 def check_answer(query: Query, answer: Tree, rows: int, labels: int) -> None:

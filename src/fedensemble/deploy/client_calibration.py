@@ -11,7 +11,7 @@ from ..engines.flower.client import LocalClient
 from ..engines.flower.messages import MODEL, UnreadableError, pack, unpack
 from ..errors import FedEnsembleError, InputError
 from ..predict import Ensemble
-from ..uncertainty.calibration_client import CalibrationClient
+from ..uncertainty.calibration_client import CalibrationClient, rows_salt
 from .app_spec import AppSpec
 from .calibration_messages import (
     CENTER,
@@ -113,4 +113,5 @@ def _restore_rows(
     outputs = unpack(context.state, _OUTPUTS)["outputs"]
     check_query(query, len(outputs), outputs.shape[-1])
     by_logits = spec.config.ensemble.combine == "logits"
-    return CalibrationClient(outputs, held.y.cpu(), by_logits, spec.config.seed)
+    salt = rows_salt(held.x)
+    return CalibrationClient(outputs, held.y.cpu(), by_logits, spec.config.seed, salt)

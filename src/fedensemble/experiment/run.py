@@ -55,6 +55,8 @@ class RunCallbacks:
         on_error: called with the error if one of several runs fails; the others continue.
         stop_exploded: end a run whose loss has exploded with a DivergedError, as one whose loss is
             not finite; otherwise there is a warning, and training continues.
+        results_only: write no files that only a report or a longer run needs: clients.json,
+            predictions.json, and a checkpoint of the last round.
     """
 
     on_message: Say = lambda text: None
@@ -62,6 +64,7 @@ class RunCallbacks:
     on_round_end: Callable[[RoundReport, dict[str, float]], None] = lambda report, metrics: None
     on_error: Callable[[Exception], None] = lambda error: None
     stop_exploded: bool = False
+    results_only: bool = False
 
 
 def run(
@@ -155,12 +158,7 @@ def run_steps(
         notes += [note] if (note := federation.average.note(config.rounds)) else []
         for note in notes:
             callbacks.on_message(note)
-        facts_of_engine = engine_facts(federation.engine, ranks.size)
-        facts_of_engine["visit_memory"] = federation.visit_memory._asdict()
-        store.write(folder / "env.json", json_bytes({**environment(config), **facts_of_engine}))
-        store.write(
-            store.clients_file, compact_bytes(describe_clients(data, config.report.publish_clients))
-        )
+        _write_facts(config, store, federation, ranks, with_clients=not callbacks.results_only)
         store.clear_diverged()
         monitor = DivergenceMonitor(
             untrained_loss(federation),
@@ -199,7 +197,8 @@ def run_steps(
         calibration, prediction = _calibrate(config, federation, data, prediction)
         model = model_facts(data, config.training.loss)
         write_modes(store.modes_file, federation.ensemble, {"model": model})
-        write_prediction_summary(config, store, federation.ensemble, data, prediction)
+        if not callbacks.results_only:
+            write_prediction_summary(config, store, federation.ensemble, data, prediction)
         summary = {**summarize(config, store, federation, metrics, calibration), **facts}
         if monitor.message:
             # The run is finished, and its files are complete: nothing is lost if the user judges
@@ -215,6 +214,23 @@ def run_steps(
         raise RankError(f"{error} {store.resume_advice()}") from None
     finally:
         store.release()
+
+
+def _write_facts(
+    config: Config,
+    store: RunFolder,
+    federation: Federation,
+    ranks: ProcessGroup,
+    *,
+    with_clients: bool,
+) -> None:
+    """Writes env.json, and clients.json if it is wanted."""
+    facts = engine_facts(federation.engine, ranks.size)
+    facts["visit_memory"] = federation.visit_memory._asdict()
+    store.write(store.path / "env.json", json_bytes({**environment(config), **facts}))
+    if with_clients:
+        clients = describe_clients(federation.data, config.report.publish_clients)
+        store.write(store.clients_file, compact_bytes(clients))
 
 
 def _check_last_steps(config: Config, federation: Federation) -> None:
@@ -302,7 +318,8 @@ def _train(
             callbacks.on_message(f"warning: {store.path}: {monitor.message} Training continues.")
             warned = True
         due = time.monotonic() - saved_at >= checkpoint_seconds
-        save, stop = end_round(ranks, interruption.requested, due or report.round == config.rounds)
+        last = report.round == config.rounds and not callbacks.results_only
+        save, stop = end_round(ranks, interruption.requested, due or last)
         if save:
             store.save(federation.checkpoint_tensors(), federation.round, facts)
             saved_at = time.monotonic()

@@ -19,6 +19,7 @@ from ..uncertainty.calibration_client import (
     Query,
     answer_bytes,
     query_bytes,
+    rows_salt,
 )
 from ..uncertainty.calibration_server import CalibrationFacts, fit_calibration
 from ..uncertainty.calibration_settings import CalibrationSettings
@@ -42,8 +43,13 @@ class SimulatedClients:
         self._clients = {}
         for client in sorted(set(rows.owner.tolist())):
             own = rows.owner == client
-            target = rows.y[own]
-            self._clients[client] = CalibrationClient(outputs[:, :, own], target, by_logits, seed)
+            self._clients[client] = CalibrationClient(
+                outputs[:, :, own],
+                rows.y[own],
+                by_logits,
+                seed,
+                rows_salt(rows.x[own.to(rows.x.device)]),
+            )
         self.bytes_up = self.bytes_down = 0
 
     @property

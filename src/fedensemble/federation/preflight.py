@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from ..data.checks import note_channels_last
 from ..data.federated import FederatedData
 from ..data.label_checks import advise_labels, check_whole
 from ..errors import InputError, first_line, setting
+from ..modeling.factory import ModelSpec
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss, check_loss
 from ..modeling.model_checks import check_training_step
@@ -34,6 +36,8 @@ from ..runtime.num_threads import num_threads
 from ..runtime.oom import advise_smaller_visit, memory_report, out_of_memory, raise_on_oom
 from .memory_limits import check_memory, check_range
 from .token_ids import check_tokens
+
+_TRAINABLE: set[Hashable] = set()  # keys of what has passed `check_training`
 
 logger = logging.getLogger("fedensemble")
 
@@ -245,15 +249,22 @@ def check_training(functional_model: FunctionalModel, data: FederatedData, batch
     """Raises unless the model can take a training step.
 
     The step has two examples, which is cheap. If it fails, a full batch decides: a model may need
-    more than two examples.
+    more than two examples. What has passed is not tried again for the next run with the same model
+    spec and data of the same shape, such as the next trial of a search.
     """
+    key = _training_key(functional_model, data, batch_size)
+    if key in _TRAINABLE:
+        return
     for count in sorted({min(2, batch_size), batch_size}):
         x, y = first_examples(functional_model, data, count)
         try:
             with raise_on_oom(
                 f"A step on {count} examples does", functional_model.device, advise_smaller_visit()
             ):
-                return check_training_step(functional_model, x, y)
+                check_training_step(functional_model, x, y)
+            if key is not None:
+                _TRAINABLE.add(key)
+            return
         except _MODEL_ERRORS as error:
             if isinstance(error, InputError) or out_of_memory(error):
                 raise
@@ -273,6 +284,20 @@ def check_training(functional_model: FunctionalModel, data: FederatedData, batch
         f"The model cannot be trained on inputs of shape {tuple(x.shape)} {x.dtype}: "
         f"{first_line(failure)}"
     ) from failure
+
+
+def _training_key(
+    functional_model: FunctionalModel, data: FederatedData, batch_size: int
+) -> Hashable:
+    """Equal if the training steps of two runs have equal shapes; None if that is not known.
+
+    A user's own factory or loss may do something else in each call.
+    """
+    spec, loss = functional_model.factory, functional_model.user_loss
+    if not isinstance(spec, ModelSpec) or not isinstance(loss, str):
+        return None
+    shapes = (data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype, data.classes)
+    return spec.key, loss, shapes, batch_size, functional_model.device, functional_model.dtype
 
 
 def first_examples(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ class CalibrationClient:
         target: [n, ...].
         by_logits: whether the ensemble averages logits.
         seed: of the run.
+        salt: `rows_salt` of the rows' inputs.
     """
 
     outputs: Tensor
     target: Tensor
     by_logits: bool
     seed: int
+    salt: int
 
     def answer(self, query: Query) -> Answer:
         """The answer to a query of `calibration_server`."""
@@ -65,10 +68,11 @@ class CalibrationClient:
     def _fits_temperature(self) -> Tensor:
         """Whether each row is one of those that fit the temperature, bool [n].
 
-        It depends on the seed and the row's position alone: a client of a fleet does not know its
-        index.
+        A client of a fleet does not know its index, so the salt makes clients differ. Without it,
+        the first rows of all clients would fit the temperature or none of them would, and clients
+        with one row each would have no row for one of the two.
         """
-        key = prng.key(self.seed, "temperature rows")
+        key = prng.key(self.seed, "temperature rows", self.salt)
         return prng.uniform(key, len(self.target)) < TEMPERATURE_SHARE
 
     def _rows(self, query: Query, *, fit: bool) -> tuple[Tensor, Tensor]:
@@ -97,11 +101,21 @@ class CalibrationClient:
         return answer
 
     def _nll(self, query: Query) -> Answer:
+        """Sums over rows of the NLL and of the mean NLL of wrong classes, before and after."""
         outputs, target = self._rows(query, fit=True)
-        scaled = scale_members(outputs.double(), tuple(query["temperatures"]))
-        log_p = log_mean(scaled, by_logits=self.by_logits)
-        of_target = log_p.gather(-1, target.long().unsqueeze(-1))
-        return {"nll": -of_target.sum().reshape(1)}
+        outputs, temperatures = outputs.double(), tuple(query["temperatures"])
+        before = log_mean(outputs, by_logits=self.by_logits)
+        if query["place"] == "member":
+            scaled = scale_members(outputs, temperatures)
+            after = log_mean(scaled, by_logits=self.by_logits)
+        else:
+            after = (before / temperatures[0]).log_softmax(-1)
+        sums = []
+        for log_p in (before, after):
+            right = log_p.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
+            wrong = (log_p.sum(-1) - right) / max(log_p.shape[-1] - 1, 1)
+            sums += [-right.sum(), -wrong.sum()]
+        return {"nll": torch.stack(sums)}
 
     def _mean(self, query: Query, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Calibrated mean and members of class probabilities."""
@@ -171,6 +185,12 @@ class CalibrationClient:
         # Rounding can make an entropy exceed the largest one.
         counts = count_scores(score.minimum(edges[0, -1]), wrong, edges.expand(2, -1))
         return {"counts": counts.to(torch.int32)}
+
+
+def rows_salt(inputs: Tensor) -> int:
+    """A hash of the inputs of a client's rows: equal in a simulation and on a real client."""
+    stored = inputs.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return int.from_bytes(sha256(stored.numpy().tobytes()).digest()[:7], "little")
 
 
 def answer_bytes(answer: Answer) -> int:

@@ -15,7 +15,7 @@ from .calibration_settings import CalibrationSettings, Place
 from .conformal_scores import CLASS_METHODS, largest_class_score
 from .score_histogram import BINS, bin_edges, conformal_rank, find_bins, rows_needed
 from .scores import score_range
-from .temperature import LOG_TEMPERATURES, fit_temperature
+from .temperature import fit_temperature
 
 _UNCERTAINTY_BINS = BINS // 2  # for right and for wrong answers
 # Histograms are refined until a bin is as narrow as this share of the range of scores or, where the
@@ -119,7 +119,10 @@ def fit_calibration(
 def _fit_temperatures(
     clients: CalibrationClients, settings: CalibrationSettings, split: bool
 ) -> _Scaling:
-    """The temperatures of the mean or of the members, whichever has the lower NLL on all rows."""
+    """The temperatures of the mean or of the members, whichever has the lower NLL on all rows.
+
+    They are 1 if there are too few rows to say that others are better.
+    """
     place = settings.temperature
     query = {"split": split, "member": place != "mean"}
     answers = clients.ask({**query, "kind": "temperature"}).values()
@@ -129,17 +132,30 @@ def _fit_temperatures(
             "calibrate() needs more calibration rows: none of these few fits the temperature. "
             "Hold back more (data.calibration), or use temperature='none'."
         )
-    sums = _total(answers, "mean")
-    temperature, nll = fit_temperature(sums)
-    before = float(sums[int((LOG_TEMPERATURES == 0).nonzero()), 0]) / rows
-    of_mean = _Scaling("mean", (temperature,), (before, nll / rows))
-    if place == "mean":
-        return of_mean
-    temperatures = tuple(fit_temperature(sums)[0] for sums in _total(answers, "member"))
-    scaled = clients.ask({**query, "kind": "nll", "temperatures": list(temperatures)}).values()
-    after = float(_total(scaled, "nll")) / rows
-    of_members = _Scaling("member", temperatures, (before, after))
-    return of_members if place == "member" or after < of_mean.nll[1] else of_mean
+    temperature, nll = fit_temperature(_total(answers, "mean"))
+    found = _Scaling("mean", (temperature,))
+    if place != "mean":
+        temperatures = tuple(fit_temperature(sums)[0] for sums in _total(answers, "member"))
+        of_members = _Scaling("member", temperatures)
+        if place == "member" or _ask_nll(clients, split, of_members)[2] < nll:
+            found = of_members
+    before, wrong_before, after, wrong_after = _ask_nll(clients, split, found)
+    # Too few rows without an error say that the model is never wrong, and the temperature that fits
+    # them best is the smallest: the first error in new rows then costs more than all that was
+    # gained. As in Laplace's rule of succession, one more row with a wrong answer is therefore
+    # assumed, with the mean NLL of wrong classes. A temperature that does not pay for it is not
+    # used. (A cross-validation would not notice: its folds have no error, either.)
+    if before - after <= (wrong_after - wrong_before) / rows:
+        found, after = found._replace(temperatures=(1.0,) * len(found.temperatures)), before
+    return found._replace(nll=(before / rows, after / rows))
+
+
+def _ask_nll(clients: CalibrationClients, split: bool, scaling: _Scaling) -> list[float]:
+    """Total NLL, and total mean NLL of the wrong classes: both before scaling, then both after."""
+    temperatures = list(scaling.temperatures)
+    query = {"kind": "nll", "split": split, "place": scaling.place, "temperatures": temperatures}
+    nll: list[float] = _total(clients.ask(query).values(), "nll").tolist()
+    return nll
 
 
 class _Limits(NamedTuple):
@@ -182,7 +198,9 @@ def _find_thresholds(
         if not first:
             first = {**request, "pool": counts[0].tolist()}
             with_rows = sum(bool(answer["counts"].any()) for answer in answers.values())
-            rank = _ranks(counts.sum(1), with_rows, settings, facts.class_names)
+            rank = _ranks(
+                counts.sum(1), with_rows, sum(clients.rows.values()), settings, facts.class_names
+            )
         edges = bin_edges(lower, upper, bins)
         index = find_bins(counts, rank).unsqueeze(1)
         below = torch.cat([lower.unsqueeze(1), edges], 1).gather(1, index).squeeze(1)
@@ -210,13 +228,18 @@ def _find_thresholds(
 
 
 def _ranks(
-    rows: Tensor, clients: int, settings: CalibrationSettings, names: Sequence[str] | None
+    rows: Tensor,
+    clients: int,
+    total: int,
+    settings: CalibrationSettings,
+    names: Sequence[str] | None,
 ) -> Tensor:
     """The rank of each group's threshold, [G]; raises if a group has too few rows.
 
     Args:
-        rows: number of rows of each group, [G].
+        rows: number of rows of each group that set thresholds, [G].
         clients: number of clients that have some.
+        total: number of calibration rows, with those that fit the temperature.
         settings: with alpha and the scope.
         names: of the classes.
     """
@@ -232,11 +255,23 @@ def _ranks(
             f"alpha={alpha:g}, and class {name} {has}: {_MORE_ROWS}, or use another scope."
         )
     if short:
-        other = ", or use scope='mixture'" if pool else ""
+        count = int(rows[0])
+        others = f"; the other {total - count} of the {total} rows fit the temperature"
+        ways = [
+            "hold back more rows (data.calibration)",
+            "choose a larger alpha",
+            *(
+                ["use temperature='none', so that all rows set the threshold"]
+                if total > count
+                else []
+            ),
+            *(["use scope='mixture', which needs fewer"] if pool else []),
+        ]
         raise InputError(
-            f"calibrate() needs {needed} calibration rows of {clients} clients for "
-            f"scope='{settings.scope}' and alpha={alpha:g}, and there are {int(rows[0])}: "
-            f"{_MORE_ROWS}{other}."
+            f"calibrate() needs {needed} calibration rows for the threshold of "
+            f"scope='{settings.scope}' and alpha={alpha:g}, and there are {count}, of {clients} "
+            f"clients{others if total > count else ''}. You can {', '.join(ways[:-1])}, or "
+            f"{ways[-1]}."
         )
     count = clients if pool else 1
     return torch.tensor([conformal_rank(int(n), alpha, count) for n in rows.tolist()])

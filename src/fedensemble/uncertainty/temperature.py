@@ -25,7 +25,7 @@ def temperature_sums(logits: Tensor, target: Tensor) -> Tensor:
         logits: [n, C]; log-probabilities are logits, too.
         target: labels, [n].
     """
-    logits = logits.reshape(len(target), -1).double()
+    logits = logits.reshape(len(target), logits.shape[-1]).double()
     # The largest logit is 0, so that no temperature makes an exponential overflow.
     logits = logits - logits.amax(-1, keepdim=True)
     index = target.long().unsqueeze(1)

@@ -11,7 +11,9 @@ import pytest
 
 from fedensemble import durable
 from fedensemble.config.schema import Config, resolve
+from fedensemble.config.search_space import Range
 from fedensemble.experiment.run import RunCallbacks, run
+from fedensemble.experiment.studies.tune import make_search, tune
 
 from .simulated_disk import CUTS, QuickDisk, SimulatedDisk, Tree, frozen, read_tree, write_tree
 
@@ -222,3 +224,38 @@ def test_metrics_that_are_lost_or_damaged_are_restored(config: Config, tmp_path:
         assert final_bytes(root) == expected
         assert "did not match round-00000003.safetensors; its records were restored" in said[0]
         assert "after round 3" in said[1]
+
+
+def search(root: Path, tree: Tree | None = None, disk: SimulatedDisk | None = None) -> Any:
+    """Carries a search of two batches with two trials each to its end; returns its trials."""
+    spaces = [Range("algorithm.lr", 0.1, 0.5)]
+    settings = {**SETTINGS, "rounds": 1, "algorithm": {"name": "fedavg"}}
+    before, durable.disk = durable.disk, disk or durable.disk
+    try:
+        made = make_search(settings, spaces, "nll")
+        return tune(made, root, 4, 2, lambda *_: RunCallbacks(), lambda: None)
+    finally:
+        durable.disk = before
+
+
+def test_a_search_continues_after_a_power_cut_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs are synced in groups, so that a cut leaves some of their files incomplete."""
+    monkeypatch.setattr(durable, "_SYNCS_AT_ONCE", 1)  # the simulation is not for threads
+    disk = SimulatedDisk(tmp_path / "undisturbed")
+    (tmp_path / "undisturbed").mkdir()
+    trials = search(tmp_path / "undisturbed", disk=disk)
+    disk.end()
+    assert all(trial.values for trial in trials)
+    known: set[Any] = set()
+    for step, states in list(enumerate(disk.states))[::5]:
+        cut = CUTS[1:][step // 5 % len(CUTS[1:])]
+        if (key := frozen(states[cut])) not in known:
+            root = tmp_path / str(len(known))
+            write_tree(root, states[cut])
+            known.add(key)
+            for again, trial in zip(search(root), trials, strict=True):
+                assert again.settings == trial.settings
+                assert again.values == pytest.approx(trial.values), f"{cut} before step {step}"
+    assert len(known) > 20

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,6 +163,42 @@ def test_a_search_that_was_killed_continues_with_the_same_trials(searched, tmp_p
     for trial, expected in zip(continued, trials, strict=True):
         assert trial.settings == expected.settings
         assert trial.values == pytest.approx(expected.values, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.toml", "summary.json", "checksums.json", "modes.safetensors", "metrics.jsonl"],
+)
+@pytest.mark.parametrize("length", [None, 0, 40])
+def test_a_trial_whose_files_a_power_cut_left_incomplete_is_trained_again(
+    searched, tmp_path, name, length
+):
+    search, _, _ = searched
+    search = replace(search, seeds=(0,))
+    trials = train(search, tmp_path, 2, 2)
+    file, broken = search.folder(tmp_path) / RECORD, trials[1]
+    # The record says only at the end that a trial is done.
+    record = json.loads(file.read_text())
+    record["trials"][1]["values"] = []
+    file.write_text(json.dumps(record))
+    path = run_folder(search.config(broken.settings, 0), tmp_path) / name
+    if length is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:length])
+    again = train(search, tmp_path, 2, 2)
+    assert again[0] == trials[0] and again[1].settings == broken.settings
+    assert again[1].values == pytest.approx(broken.values, rel=1e-4)
+    assert path.stat().st_size > 40
+
+
+def test_trials_write_no_files_that_only_reports_of_runs_need(searched):
+    _, root, _ = searched
+    for store in find_runs(root):
+        names = {path.name for path in store.path.iterdir()}
+        assert {"config.toml", "summary.json", "modes.safetensors", "metrics.jsonl"} <= names
+        assert not names & {"predictions.json", "clients.json", "checkpoint"}
+        assert store.changes() == ""
 
 
 def test_trials_that_cannot_share_a_program_are_trained_in_groups(tmp_path):

@@ -10,11 +10,12 @@ from torch import nn
 import fedensemble as fe
 from fedensemble import InputError
 from fedensemble.data import load, partition
+from fedensemble.data.client_rows import ClientRows
 from fedensemble.federation.calibration import SimulatedClients, calibration_facts
 from fedensemble.testing.toy_problems import numbers
 from fedensemble.uncertainty.calibration import Calibration
-from fedensemble.uncertainty.calibration_client import CalibrationClient
-from fedensemble.uncertainty.calibration_server import fit_calibration
+from fedensemble.uncertainty.calibration_client import CalibrationClient, rows_salt
+from fedensemble.uncertainty.calibration_server import CalibrationFacts, fit_calibration
 from fedensemble.uncertainty.calibration_settings import CalibrationSettings
 from fedensemble.uncertainty.conformal_scores import class_scores
 from fedensemble.uncertainty.score_histogram import conformal_rank, conformal_threshold
@@ -155,7 +156,8 @@ def test_rows_that_fit_the_temperature_set_no_threshold(federation):
     outputs = federation.uncalibrated.outputs(held.x)
     for client in range(6):
         own = held.owner == client
-        one = CalibrationClient(outputs[:, :, own], held.y[own], False, federation.seed)
+        salt = rows_salt(held.x[own])
+        one = CalibrationClient(outputs[:, :, own], held.y[own], False, federation.seed, salt)
         fit_rows += int(one._fits_temperature.sum())
         others.append(torch.nonzero(own).flatten()[~one._fits_temperature])
     rest = torch.cat(others)
@@ -166,12 +168,82 @@ def test_rows_that_fit_the_temperature_set_no_threshold(federation):
     assert exact <= both.thresholds[0] <= exact + 1e-3
 
 
+@pytest.mark.parametrize("scope", ["mixture", "client", "pool"])
+def test_clients_with_one_row_each_serve_temperature_and_threshold(scope):
+    """Some fit the temperature, the others set the threshold, which needs no minimum per client."""
+    x, y = rows(3_000, 1)
+    data = fe.FederatedData.from_arrays(x, y, [10] * 300).with_calibration(0.1)
+    assert data.calibration.sizes(300).tolist() == [1] * 300
+    few = fe.Federation(net, data, fe.FedAvg(lr=0.5), modes=2)
+    few.train(1)
+    if scope == "pool":  # a client that is drawn at random may have any distribution
+        with pytest.raises(InputError, match=r"needs \d+ .* there are \d+, of \d+ clients; the"):
+            few.calibrate(0.1, scope=scope)
+        return
+    calibration = few.calibrate(0.1, scope=scope)
+    assert (calibration.rows, calibration.clients) == (300, 300)
+    new, labels = rows(2_000, 9)
+    sets = few.predict(new).sets
+    assert float(sets[torch.arange(2_000), labels].double().mean()) == pytest.approx(0.9, abs=0.06)
+
+
+def spaced(outputs: torch.Tensor, target: torch.Tensor) -> Calibration:
+    """The calibration of given outputs, [K, n, C], of clients with two rows each."""
+    x, owner = torch.arange(len(target)).float().unsqueeze(1), torch.arange(len(target)) // 2
+    clients = SimulatedClients(outputs.unsqueeze(1), ClientRows(x, target, owner), False, 0)
+    facts = CalibrationFacts("classification", len(outputs), outputs.shape[-1], True, 1_000)
+    wishes = CalibrationSettings(method="none", abstain=(), temperature="mean")
+    return fit_calibration(clients, wishes, facts)
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
+def test_a_temperature_is_used_if_it_pays_for_one_more_error(sharpness):
+    """By brute force over 40 random calibrations, from 4 to 300 rows."""
+    used = 0
+    for case in range(40):
+        count = (4, 12, 40, 300)[case % 4]
+        logits = 2 * numbers(count, 3, word=case)
+        target = (logits + 1.5 * numbers(count, 3, word=case + 1_000)).argmax(-1)
+        logits = logits * sharpness
+
+        def nll(t, logits=logits):
+            return -(logits.double() / t).log_softmax(-1)
+
+        def total(t, nll=nll, target=target):
+            return float(nll(t).gather(1, target.unsqueeze(1)).sum())
+
+        best = math.exp(
+            minimize_scalar(
+                lambda s, total=total: total(math.exp(s)), bounds=(-2, 3), options={"xatol": 1e-9}
+            ).x
+        )
+        wrong = torch.ones_like(logits).scatter(1, target.unsqueeze(1), 0).bool()
+        error = float((nll(best) - nll(1.0))[wrong].mean())
+        expected = best if total(1.0) - total(best) > error else 1.0
+        found = spaced(logits.unsqueeze(0), target)
+        assert found.temperatures[0] == pytest.approx(expected, rel=1e-4)
+        assert found.nll == pytest.approx((total(1.0) / count, total(expected) / count), rel=1e-4)
+        used += expected != 1.0
+    assert used > 20 or sharpness == 1.0
+
+
+def test_rows_without_an_error_do_not_sharpen_the_probabilities():
+    """A fit alone takes the smallest temperature: nothing says that the model is ever wrong."""
+    target = torch.arange(30) % 3
+    logits = 3 * nn.functional.one_hot(target, 3).float()
+    assert spaced(logits.unsqueeze(0), target).temperatures == (1.0,)
+    # With 600 such rows, one more error would be worth it.
+    many = spaced(logits.repeat(20, 1).unsqueeze(0), target.repeat(20))
+    assert many.temperatures[0] < 0.2
+
+
 def test_bytes_of_a_calibration(federation):
     made = federation.calibrate(0.1, temperature="mean", abstain=[])
     clients = 6
-    sums, histogram = 21 * 3 * 8 + 4, 4 * 1000
+    # 21 temperatures with their counts, four sums that say whether the best one is worth it
+    sums, histogram = 21 * 3 * 8 + 4 + 4 * 8, 4 * 1000
     assert made.bytes_up == clients * (sums + histogram) and histogram <= 4096
-    assert made.bytes_down - clients * federation.ensemble.prediction_bytes == clients * 24
+    assert made.bytes_down - clients * federation.ensemble.prediction_bytes == clients * (24 + 8)
     by_class = federation.calibrate(0.2, temperature="none", scope="class", abstain=[])
     assert by_class.bytes_up == clients * 2 * 3 * 333 * 4  # two messages of at most 4 KB
 
@@ -337,9 +409,14 @@ def test_without_calibration_rows():
 
 
 def test_too_few_rows(federation):
-    with pytest.raises(InputError, match=r"needs 999 calibration rows of 6 clients .* there are"):
+    with pytest.raises(
+        InputError,
+        match=r"needs 999 calibration rows .*there are 159, of 6 clients; the other 81 of the 240",
+    ):
         federation.calibrate(0.001)
-    with pytest.raises(InputError, match=r"needs 594 .*scope='pool'.*or use scope='mixture'"):
+    with pytest.raises(
+        InputError, match=r"needs 594 .*scope='pool'.*or use scope='mixture', which needs fewer"
+    ):
         federation.calibrate(0.01, scope="pool")
 
 

@@ -324,6 +324,7 @@ class RunFolder:
         write_checkpoint(path, {**tensors, _METRICS: self._log.packed()}, metadata, private=True)
         # Earlier versions created this folder with the default permissions.
         durable.make_private(path.parent)
+        durable.sync_now()
         durable.remove(*self.checkpoints()[MAX_CHECKPOINTS:])
 
     def resume(
@@ -488,6 +489,24 @@ class RunFolder:
             f"The checkpoint of round {last} in {self.path} is intact; "
             "start the same command again to go on."
         )
+
+    def intact(self, config: Config) -> bool:
+        """Whether a restart can use the folder: every file it reads is as it was written.
+
+        Only a power cut during `durable.sync_later` can leave another one.
+        """
+        try:
+            if self.differs_from(config)[0]:
+                return False
+            if self.done:
+                self.summary()
+                read_checkpoint(self.modes_file)
+                names = read_table(self.path / CHECKSUMS)
+                missing = [name for name in names if not (self.path / name).is_file()]
+                return not missing and not changed_files(self.path)
+        except (InputError, StoreError):
+            return False
+        return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as done, after all other files are durable."""

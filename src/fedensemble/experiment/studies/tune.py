@@ -24,6 +24,7 @@ from ...config.toml import Values, merge, with_settings
 from ...errors import DivergedError, InputError, StoreError, unknown
 from ..run import RunCallbacks
 from ..storage.read_json import read_table
+from ..storage.run_folder import RunFolder
 from .compare import run_folder
 from .data_cache import DataCache
 from .multi_run import Task, run_all
@@ -191,6 +192,7 @@ def tune(
     batch: int,
     make_callbacks: Callable[[int, Settings, int], RunCallbacks],
     finished: Callable[[], None],
+    cache: DataCache | None = None,
 ) -> list[Trial]:
     """Trains trials until there are `trials`, and returns all of them in order.
 
@@ -204,9 +206,11 @@ def tune(
         batch: trials that are proposed and trained together.
         make_callbacks: returns the callbacks of a run for the trial's index, its settings, a seed.
         finished: called after each run, also for those of earlier calls.
+        cache: from which the runs get their data.
     """
-    file, cache = search.folder(root) / RECORD, DataCache()
+    file, cache = search.folder(root) / RECORD, cache or DataCache()
     record = read_trials(file)
+    begun = {index for index, trial in enumerate(record) if not trial.ended}
     for _ in range(len(search.seeds) * sum(trial.ended for trial in record)):
         finished()
     while True:
@@ -224,16 +228,29 @@ def tune(
             for index in pending
             for seed in search.seeds
         }
+        for (index, _), config in configs.items():
+            # After a power cut, the runs of a batch may have incomplete files, see below.
+            store = RunFolder(run_folder(config, root))
+            if index in begun and store.path.exists() and not store.intact(config):
+                store.delete()
         tasks = [
             Task(
                 config,
                 run_folder(config, root),
-                # A diverged trial has no result, so that its remaining rounds are not needed.
-                replace(make_callbacks(index, record[index].settings, seed), stop_exploded=True),
+                # A diverged trial has no result, so that its remaining rounds are not needed. The
+                # results of all are in one table, and the best trial is trained again on all data.
+                replace(
+                    make_callbacks(index, record[index].settings, seed),
+                    stop_exploded=True,
+                    results_only=True,
+                ),
             )
             for (index, seed), config in configs.items()
         ]
-        outcomes = iter(run_all(tasks, lambda index: finished(), cache))
+        # The files of all runs are synced together, at checkpoints and before the record says that
+        # the trials have ended. Most of a short trial's time would be waiting for the disk.
+        with durable.sync_later():
+            outcomes = iter(run_all(tasks, lambda index: finished(), cache))
         for index in pending:
             record[index] = _result(record[index], search, [next(outcomes) for _ in search.seeds])
         _write(file, record)
