@@ -1,5 +1,6 @@
 """Writes are atomic, leave no temporary files, and are private on request."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -150,3 +151,48 @@ def test_a_failed_deletion_names_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(StoreError, match=r"Could not delete .*file: no permission"):
         durable.remove(tmp_path / "file")
+
+
+def test_files_of_a_group_are_synced_once_and_together(tmp_path: Path, monkeypatch) -> None:
+    synced: list[str] = []
+
+    class Counting(durable.Disk):
+        def sync(self, descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+
+        def sync_folder(self, path: Path) -> None:
+            synced.append(f"{path.name}/")
+
+    monkeypatch.setattr(durable, "disk", Counting())
+    monkeypatch.setattr(durable, "_SYNCS_AT_ONCE", 1)
+    folder = tmp_path / "new"
+    with durable.sync_later():
+        for name in ("b", "a", "b", "gone"):
+            durable.write_bytes(folder / name, name.encode())
+        durable.remove(folder / "gone")
+        assert synced == []
+        durable.sync_now()
+        # Parents sort before what is in them.
+        assert synced == ["a", "b", f"{tmp_path.name}/", "new/"]
+        synced.clear()
+        durable.write_bytes(folder / "c", b"c")
+    assert synced == ["c", "new/"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "a": b"a",
+        "b": b"b",
+        "c": b"c",
+    }
+    durable.write_bytes(folder / "d", b"d")  # outside, at once
+    assert len(synced) == 4
+    with pytest.raises(RuntimeError), durable.sync_later(), durable.sync_later():
+        pass
+
+
+def test_a_group_that_cannot_be_synced_is_an_error(tmp_path: Path, monkeypatch) -> None:
+    class Full(durable.Disk):
+        def sync(self, descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(durable, "disk", Full())
+    with pytest.raises(StoreError, match="the disk is full"), durable.sync_later():
+        durable.write_bytes(tmp_path / "a", b"a")

@@ -101,7 +101,7 @@ class CalibrationClient:
         return answer
 
     def _nll(self, query: Query) -> Answer:
-        """Sums over rows of the NLL and of the mean NLL of wrong classes, before and after."""
+        """Sums over rows of the NLL and of that of the likeliest wrong class, before and after."""
         outputs, target = self._rows(query, fit=True)
         outputs, temperatures = outputs.double(), tuple(query["temperatures"])
         before = log_mean(outputs, by_logits=self.by_logits)
@@ -112,8 +112,9 @@ class CalibrationClient:
             after = (before / temperatures[0]).log_softmax(-1)
         sums = []
         for log_p in (before, after):
-            right = log_p.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
-            wrong = (log_p.sum(-1) - right) / max(log_p.shape[-1] - 1, 1)
+            label = target.long().unsqueeze(-1)
+            right = log_p.gather(-1, label)
+            wrong = log_p.scatter(-1, label, -1e4).amax(-1)  # -1e4: less than any class has
             sums += [-right.sum(), -wrong.sum()]
         return {"nll": torch.stack(sums)}
 

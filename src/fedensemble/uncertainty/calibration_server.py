@@ -142,16 +142,16 @@ def _fit_temperatures(
     before, wrong_before, after, wrong_after = _ask_nll(clients, split, found)
     # Too few rows without an error say that the model is never wrong, and the temperature that fits
     # them best is the smallest: the first error in new rows then costs more than all that was
-    # gained. As in Laplace's rule of succession, one more row with a wrong answer is therefore
-    # assumed, with the mean NLL of wrong classes. A temperature that does not pay for it is not
-    # used. (A cross-validation would not notice: its folds have no error, either.)
+    # gained. As in Laplace's rule of succession, one more row is therefore assumed, an average one
+    # whose label is the likeliest of its wrong classes. A temperature that does not pay for it is
+    # not used. (A cross-validation would not notice: its folds have no error, either.)
     if before - after <= (wrong_after - wrong_before) / rows:
         found, after = found._replace(temperatures=(1.0,) * len(found.temperatures)), before
     return found._replace(nll=(before / rows, after / rows))
 
 
 def _ask_nll(clients: CalibrationClients, split: bool, scaling: _Scaling) -> list[float]:
-    """Total NLL, and total mean NLL of the wrong classes: both before scaling, then both after."""
+    """Total NLL, and that of the likeliest wrong classes: both before scaling, then both after."""
     temperatures = list(scaling.temperatures)
     query = {"kind": "nll", "split": split, "place": scaling.place, "temperatures": temperatures}
     nll: list[float] = _total(clients.ask(query).values(), "nll").tolist()
