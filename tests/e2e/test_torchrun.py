@@ -53,7 +53,8 @@ dtype = "float64"
 AGREEMENT = 1e-9
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 RUN = [sys.executable, "-m", "fedensemble", "run", "shared.toml"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+# A free port for each job, because tests run side by side.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")

@@ -354,6 +354,8 @@ def test_the_command_follows_a_run_of_another_process_and_can_be_stopped(end, tm
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # A job in the background of a script, as in CI, ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     with start("watch", "run") as viewer:

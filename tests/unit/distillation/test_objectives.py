@@ -86,7 +86,7 @@ def test_the_dirichlet_that_drew_the_members_has_the_smallest_loss():
         optimizer.zero_grad()
         loss = objective(logits, drawn).sum()
         loss.backward()
-        return loss
+        return loss.detach()
 
     optimizer.step(closure)
     np.testing.assert_allclose(logits.detach().exp().numpy()[0], alpha, rtol=0.05)
