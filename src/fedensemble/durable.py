@@ -144,9 +144,9 @@ def sync_later() -> Iterator[None]:
     A sync waits for the disk. A few files of many runs, one after another, wait longer than their
     training takes. Many syncs at once share the wait: file systems commit them in groups.
 
-    After a power cut, each file that was written here may be missing, empty or a part. It is only
-    for files that can be written again, and whoever reads them after a restart must check that they
-    are complete. After a kill they are complete.
+    After a power cut, a file that was written here may be missing, empty or incomplete. After a
+    kill it is complete. So use this for files that can be recreated, and check them after a
+    restart.
     """
     if _LATER.get() is not None:
         raise RuntimeError("sync_later() is not nested")

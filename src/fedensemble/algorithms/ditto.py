@@ -67,6 +67,12 @@ class Ditto(FedAvg):
         return {"personal": theta, "statistics": statistics, "visited": visited}
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
+        # The mode is trained last, so that the reported losses are its own.
+        memory = self._train_personal(sent, memory, problem)
+        return {"theta": problem.descend(sent["theta"])}, memory
+
+    def _train_personal(self, sent: Tree, memory: Tree, problem: LocalProblem) -> Tree:
+        """The client state after training the personal model, with its own running statistics."""
         start, received = sent["theta"], problem.buffers
         problem.buffers = self._statistics(received, memory)
         personal = problem.descend(
@@ -75,10 +81,9 @@ class Ditto(FedAvg):
         new = {"personal": personal}
         if self.num_statistics:
             new |= {"statistics": problem.buffers, "visited": torch.ones_like(memory["visited"])}
-        # The mode is trained last, so that the reported losses are its own, and from the statistics
-        # that were received, not from those of the personal model.
+        # What is trained next starts from the statistics that were received.
         problem.buffers = received
-        return {"theta": problem.descend(start)}, new
+        return new
 
     def personal_model(self, mode: Tree, buffers: Tensor, memory: Tree) -> tuple[Tensor, Tensor]:
         return memory["personal"], self._statistics(buffers, memory)

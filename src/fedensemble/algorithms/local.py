@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.algorithm import algorithms
@@ -36,16 +35,7 @@ class Local(Ditto):
     lam: float = 0.0
 
     def local_training(self, sent: Tree, memory: Tree, problem: LocalProblem) -> tuple[Tree, Tree]:
-        start, received = sent["theta"], problem.buffers
-        problem.buffers = self._statistics(received, memory)
-        personal = problem.descend(
-            memory["personal"], lambda theta, gradient: gradient + self.lam * (theta - start)
-        )
-        new = {"personal": personal}
-        if self.num_statistics:
-            new |= {"statistics": problem.buffers, "visited": torch.ones_like(memory["visited"])}
-        problem.buffers = received
-        return {"theta": start}, new
+        return {"theta": sent["theta"]}, self._train_personal(sent, memory, problem)
 
     def server_update(self, mode: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         return mode
