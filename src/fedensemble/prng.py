@@ -1,8 +1,8 @@
 """Counter-based PRNG: random values are a pure function of a key, on every engine and device.
 
 A key is a 64-bit integer that is derived from a seed, a purpose and integers that say what the
-values are for (round, client, mode, step); `core/visit_keys.py` makes the keys of visits. The value
-at position i of a key is splitmix64 (Steele, Lea and Flood 2014) at counter i,
+values are for (round, client, mode, step); `core/visits/visit_keys.py` makes the keys of visits.
+The value at position i of a key is splitmix64 (Steele, Lea and Flood 2014) at counter i,
 `mix(key + (i + 1) * GOLDEN)`. There is no generator state: values do not depend on the order in
 which clients train or on the number of processes, and a checkpoint has nothing to save. The names
 are those of `jax.random`.

@@ -11,7 +11,7 @@ import torch
 
 import fedensemble as fe
 from fedensemble import InputError
-from fedensemble.cli.predict import AbstentionRule, to_arrays, to_csv
+from fedensemble.cli.commands.predict import AbstentionRule, to_arrays, to_csv
 from fedensemble.experiment.storage.run_folder import RunFolder
 
 from .command_line import run

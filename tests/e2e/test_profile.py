@@ -15,7 +15,7 @@ from fedensemble.experiment import run as running
 from fedensemble.experiment.profile import FILE, PHASES, Profile, profiling
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.federation.federation import Federation
-from fedensemble.report.profile_tables import profile_tables
+from fedensemble.report.tables.profile_tables import profile_tables
 
 SMALL = {
     "rounds": 4,

@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 
-from fedensemble.cli.predict import AbstentionRule, predict_file
+from fedensemble.cli.commands.predict import AbstentionRule, predict_file
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.core.round import finish_round, start_round
 from fedensemble.core.types import Plan

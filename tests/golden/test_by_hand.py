@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedensemble import FedAvg, FederatedData, Federation, prng
-from fedensemble.core.batches import batch_table
 from fedensemble.core.mode_means import ModeMeans
+from fedensemble.core.visits.batches import batch_table
 from fedensemble.testing.toy_problems import classification, labels, numbers, ragged
 
 # Same formulas in the same order; autograd may add up a weight's gradient in another order than

@@ -17,7 +17,7 @@ from fedensemble import (
     InputError,
     StoreError,
 )
-from fedensemble.algorithms.compressors import Dither
+from fedensemble.algorithms.compressed.compressors import Dither
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 160

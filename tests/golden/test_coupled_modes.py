@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedensemble import Balanced, FedAvg, FederatedData, Federation, Stratified, prng
 from fedensemble.algorithms import FedCross, FedSDD
 from fedensemble.core.types import Cohort, Outcome, Plan
-from fedensemble.core.visit_keys import shared_uniform
+from fedensemble.core.visits.visit_keys import shared_uniform
 from fedensemble.testing.toy_problems import labels, numbers, train
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedensemble import FederatedData, Federation, Stratified, prng
 from fedensemble.algorithms import PFNM, FedAc, FedBE, FedBENoKD, FedMA
-from fedensemble.core.visit_keys import shared_uniform, visit_key
+from fedensemble.core.visits.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import labels, numbers, small_model
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedensemble import SGD, FedAvg, FedDyn, FedPD, FedProx, FedSplit, InputError, Scaffold
-from fedensemble.core.visit_keys import shared_uniform
+from fedensemble.core.visits.visit_keys import shared_uniform
 from fedensemble.testing.toy_problems import numbers, quadratic_problem
 
 LR, ROUNDS = 0.1, 80

@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fedensemble import FederatedData, Federation, InputError, prng
 from fedensemble.algorithms import FedAvg, FedBE, FedBENoKD
-from fedensemble.algorithms.posterior import sample_dirichlet, sample_gaussian
+from fedensemble.algorithms.distilled.posterior import sample_dirichlet, sample_gaussian
 from fedensemble.core.types import Cohort, GatheredUploads
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.toy_problems import (

@@ -15,8 +15,8 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble import algorithms, prng
-from fedensemble.core.batches import batch_table
-from fedensemble.core.visit_keys import shared_uniform, visit_key
+from fedensemble.core.visits.batches import batch_table
+from fedensemble.core.visits.visit_keys import shared_uniform, visit_key
 from fedensemble.testing.toy_problems import numbers
 
 SIZES = (3, 14, 5, 9, 4, 11, 7, 3, 8)

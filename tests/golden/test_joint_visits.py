@@ -12,9 +12,9 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.algorithms import IFCA, FedEM
-from fedensemble.core.batches import batch_table
 from fedensemble.core.participation import Everybody
-from fedensemble.core.visit_keys import visit_key
+from fedensemble.core.visits.batches import batch_table
+from fedensemble.core.visits.visit_keys import visit_key
 from fedensemble.engines.local.run_visits import run_visits
 from fedensemble.testing.toy_problems import numbers, train
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.algorithms import FedNova
-from fedensemble.core.batches import LocalWork, batch_table
 from fedensemble.core.participation import Everybody
 from fedensemble.core.types import Plan
+from fedensemble.core.visits.batches import LocalWork, batch_table
 from fedensemble.testing.assertions import remembered, require_close, require_equal
 from fedensemble.testing.reference import without_ensemble
 from fedensemble.testing.toy_problems import SIZES, numbers, small_federation, train

@@ -10,7 +10,7 @@ from torch import nn
 import fedensemble as fe
 from fedensemble import prng
 from fedensemble.algorithms import Anchored
-from fedensemble.core.visit_keys import visit_key
+from fedensemble.core.visits.visit_keys import visit_key
 from fedensemble.engines.local.run_visits import (
     concatenate_data,
     differing_hyperparameters,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedensemble.cli.watch import watch
+from fedensemble.cli.commands.watch import watch
 from fedensemble.errors import InputError
 from fedensemble.report.html import page as html_page
 from fedensemble.report.html import write_page

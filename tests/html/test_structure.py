@@ -16,7 +16,7 @@ from fedensemble.report.html.comparison_data import ComparisonData
 from fedensemble.report.html.comparison_sections import comparison_sections
 from fedensemble.report.html.svg import ticks
 from fedensemble.report.palette import DARK, LIGHT
-from fedensemble.report.tables import TextTable
+from fedensemble.report.tables.result_table import TextTable
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = {"curves", "spread", "calibration", "clients", "communication", "results", "config"}

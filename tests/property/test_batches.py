@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedensemble import prng
-from fedensemble.core.batches import LocalWork, batch_table
+from fedensemble.core.visits.batches import LocalWork, batch_table
 
 
 def reference(key, size, work):

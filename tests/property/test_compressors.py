@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedensemble import prng
-from fedensemble.algorithms.compressors import Dither, RandK, TopK
+from fedensemble.algorithms.compressed.compressors import Dither, RandK, TopK
 
 dithers = st.builds(
     Dither,

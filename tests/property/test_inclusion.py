@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedensemble import Balanced, Devices, FedAvg, FederatedData, Federation, Stratified
-from fedensemble.core.batches import LocalWork
 from fedensemble.core.participation import Costs
 from fedensemble.core.schedule import schedules
+from fedensemble.core.visits.batches import LocalWork
 from fedensemble.schedules.strata import apportion, draw_plan, fill_slots
 
 # N, Q, M, K: strata that divide neither N nor M, one client per stratum, more modes than clients,

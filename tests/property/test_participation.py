@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedensemble import FedAvg
-from fedensemble.core.batches import LocalWork
 from fedensemble.core.participation import Costs
 from fedensemble.core.sampling import sample_without_replacement
 from fedensemble.core.types import Plan
+from fedensemble.core.visits.batches import LocalWork
 from fedensemble.participation import Devices
 from fedensemble.participation.availability import (
     DAY,

@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedensemble.data import Dataset, partition, partitions
-from fedensemble.data.class_partition import class_quotas
+from fedensemble.data.partitioning.class_partition import class_quotas
 
 FAST = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**40)

@@ -1,27 +1,27 @@
 """Federated algorithms, one file each; importing this package registers them."""
 
 from .anchored import Anchored
-from .diana import Diana
-from .ditto import Ditto
-from .dore import Dore
+from .compressed.diana import Diana
+from .compressed.dore import Dore
+from .compressed.qsgd import QSGD
+from .distilled.fedbe import FedBE, FedBENoKD
+from .distilled.fedsdd import FedSDD
 from .fedac import FedAc
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
-from .fedbe import FedBE, FedBENoKD
 from .fedcross import FedCross
 from .feddyn import FedDyn
-from .fedem import FedEM
-from .fedma import FedMA
 from .fednova import FedNova
 from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedpd import FedPD
 from .fedprox import FedProx
-from .fedsdd import FedSDD
 from .fedsplit import FedSplit
-from .ifca import IFCA
-from .local import Local
-from .pfnm import PFNM
-from .qsgd import QSGD
+from .matching.fedma import FedMA
+from .matching.pfnm import PFNM
+from .personal.ditto import Ditto
+from .personal.fedem import FedEM
+from .personal.ifca import IFCA
+from .personal.local import Local
 from .scaffold import Scaffold
 from .svgd import SVGD
 

@@ -2,7 +2,7 @@
 
 w_i = local SGD from w on f_i(v) + mu/2 ||v - w||^2, whose gradient is grad f_i(v) + mu (v - w);
 then as FedAvg. Stragglers upload their model after a random fraction of their steps, and it is
-averaged like any other; see `core/partial_work.py`.
+averaged like any other; see `core/visits/partial_work.py`.
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
 networks", MLSys 2020.

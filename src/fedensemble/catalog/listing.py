@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import InputError, unknown
 from ..experiment.storage.run_folder import find_runs
-from ..report.run_row import run_record
-from ..report.tables import TextTable
+from ..report.tables.result_table import TextTable
+from ..report.tables.run_row import run_record
 from .algorithm_facts import describe_algorithm
 from .options import HEADER, KINDS, format_options, option_rows, options, summary
 

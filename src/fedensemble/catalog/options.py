@@ -92,7 +92,7 @@ def options(kind: Kind, item: Any) -> list[Option]:
 def explanations(item: Any) -> dict[str, str]:
     """Returns the texts of a docstring's Args by name; for a class, also those of its bases.
 
-    >>> from fedensemble.data.dirichlet import quantity
+    >>> from fedensemble.data.partitioning.dirichlet import quantity
     >>> explanations(quantity)["beta"]
     'concentration; with a smaller value the sizes differ more.'
     """

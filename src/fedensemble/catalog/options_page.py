@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ..core.algorithm import Algorithm
-from ..report.tables import TextTable
+from ..report.tables.result_table import TextTable
 from .options import HEADER, KINDS, Option, option_rows, options, own_options, summary
 
 _INTRODUCTION = """\

@@ -1,1 +1,1 @@
-"""The command line: `main` defines the commands; each other module implements one of them."""
+"""The command line: `main` defines the commands, `commands` implements them."""

@@ -13,7 +13,7 @@ from ..text import printable
 
 # Importing it would load torch, which takes seconds and `--help` does not need.
 if TYPE_CHECKING:
-    from ..report.tables import TextTable
+    from ..report.tables.result_table import TextTable
 
 console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
 

@@ -15,9 +15,9 @@ import typer
 import typer.core
 
 from ..version import VERSION
+from .commands.fleet import fleet_app
 from .console import console, print_line, print_table, working
 from .exit_codes import run_app
-from .fleet import fleet_app
 
 # With rich, typer escapes brackets for rich's markup and prints "\[default: ...]" in help texts.
 typer.core.HAS_RICH = False
@@ -99,7 +99,7 @@ def new_command(
 
     Needs no network. Inside the project, `pytest` and `fedensemble run config.toml` work.
     """
-    from .new import new_project
+    from .commands.new import new_project
 
     new_project(folder)
 
@@ -138,7 +138,7 @@ def run_command(
     `fedensemble run FOLDER --set rounds=200` continues the run in a folder, also one that
     Federation.save wrote in Python.
     """
-    from .run import run_config
+    from .commands.run import run_config
 
     run_config(
         file,
@@ -190,7 +190,7 @@ def compare_command(
     All rows train on the same data with the same seeds. The result is one table and one plot, also
     as CSV, LaTeX, PDF and SVG.
     """
-    from .compare import compare_rows
+    from .commands.compare import compare_rows
     from .config import all_settings
 
     compare_rows(file, all_settings(set_, device), algorithms, modes, schedules, seeds, runs)
@@ -217,7 +217,7 @@ def advise_command(
     Trains a short pilot of FedAvg and of several numbers of modes, tests it on a part of the
     training data, and extrapolates the difference to the last round.
     """
-    from .advise import advise
+    from .commands.advise import advise
     from .config import all_settings
 
     advise(file, all_settings(set_, device), pilot, modes, seeds, runs)
@@ -259,8 +259,8 @@ def tune_command(
     Trials train together in batches. The test set is not used. If the search was interrupted, the
     same command continues it; with more --trials, it is extended. Needs the extra "tune".
     """
+    from .commands.tune import tune_settings
     from .config import all_settings
-    from .tune import tune_settings
 
     tune_settings(file, all_settings(set_, device), trials, batch, metric, seeds, runs)
 
@@ -312,7 +312,7 @@ def reproduce_command(
 
     The tables show our results next to the paper's. Finished runs are not trained again.
     """
-    from .reproduce import reproduce_names
+    from .commands.reproduce import reproduce_names
 
     reproduce_names(
         names or [], scale, set_ or [], seeds, device, only or [], runs, out, collect, train
@@ -378,7 +378,7 @@ def predict_command(
     .csv says why. A calibrated run adds prediction sets or intervals.
     """
     with working("Predicting"):
-        from .predict import AbstentionRule, predict_file
+        from .commands.predict import AbstentionRule, predict_file
 
         sentence = predict_file(
             run,
@@ -454,7 +454,7 @@ def calibrate_command(
         "abstain": None if abstain is None else [name for name in abstain.split(",") if name],
     }
     with working("Calibrating"):
-        from .calibrate import calibrate
+        from .commands.calibrate import calibrate
 
         tables = calibrate(run, rows, device, settings)
     for table in tables:
@@ -511,7 +511,7 @@ def personalize_command(
         "prior": prior,
     }
     with working("Making personal models"):
-        from .personalize import personalize_run
+        from .commands.personalize import personalize_run
 
         table, lines = personalize_run(run, method, device, settings)
     print_table(table)
@@ -562,7 +562,7 @@ def export_command(
     "export".
     """
     with working("Exporting"):
-        from .export import export_file, ranking_table
+        from .commands.export import export_file, ranking_table
 
         file = export_file(run, output, modes, rows, client, risk)
     if (table := ranking_table(file)) is not None:
@@ -632,7 +632,7 @@ def distill_command(
     It learns on inputs without labels, and becomes a folder that predict, export and report take.
     The report compares both: metrics on the test set, and how well they find unusual inputs.
     """
-    from .distill import distill_and_report
+    from .commands.distill import distill_and_report
 
     distill_and_report(
         run,
@@ -664,7 +664,7 @@ def report_command(
 ) -> None:
     """Write an HTML report of a run or a comparison, and print its table."""
     with working("Writing the report"):
-        from .report import write_and_warn
+        from .commands.report import write_and_warn
 
         table, page = write_and_warn(path, out)
     print_table(table)
@@ -686,7 +686,7 @@ def watch_command(
     Prints the address of the page, and serves it to this machine until Ctrl-C. The run may be
     trained by another process. Nothing is written.
     """
-    from .watch import watch
+    from .commands.watch import watch
 
     watch(run, port, open_)
 
@@ -737,7 +737,7 @@ def list_command(
     runs: RunsFolder = RUNS,
 ) -> None:
     """List what is available, with options and defaults."""
-    from .ls import print_listing
+    from .commands.ls import print_listing
 
     print_listing(what, name, runs, json)
 
@@ -753,7 +753,7 @@ def cite_command(
     ] = None,
 ) -> None:
     """Print BibTeX entries of the paper, of this package, and of the algorithms that are used."""
-    from .cite import cite
+    from .commands.cite import cite
 
     typer.echo(cite(what or []), nl=False)
 
@@ -779,7 +779,7 @@ def remove_command(
     Asks before it deletes. A folder that holds anything but a run, or in which another process
     trains, is kept.
     """
-    from .rm import remove_runs
+    from .commands.rm import remove_runs
 
     remove_runs(paths or [], runs, unfinished=unfinished, yes=yes)
 
@@ -847,7 +847,7 @@ def get_command(
     ] = None,
 ) -> None:
     """Download a dataset and verify its checksum."""
-    from .data import download
+    from .commands.data import download
 
     for path in download(name, root):
         print_line(path)

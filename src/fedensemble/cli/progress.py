@@ -18,7 +18,7 @@ from rich.progress import (
 from ..config.schema import Config
 from ..core.types import RoundReport
 from ..experiment.run import RunCallbacks
-from ..report.tables import show
+from ..report.tables.result_table import show
 from ..report.time_to_accuracy import hours
 from ..text import printable
 from .console import console

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..data import Dataset, FederatedData, datasets, partition, partitions
-from ..data.holdout import hold_out_validation, limit_test_set
 from ..data.recipe import with_recipe
-from ..data.server_data import hold_out_server_inputs, load_server_inputs
+from ..data.splits.holdout import hold_out_validation, limit_test_set
+from ..data.splits.server_data import hold_out_server_inputs, load_server_inputs
 from ..errors import AggregatorWarning, EngineWarning, config_keys
 from ..federation.federation import Federation
 from ..federation.named_models import build_model as build_model  # noqa: PLC0414

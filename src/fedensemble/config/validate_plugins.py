@@ -16,8 +16,8 @@ from ..arguments import check_names
 from ..core.aggregator import check_aggregator as check_rule
 from ..core.average import check_average as check_predictors
 from ..core.engine import ENGINE_ARGUMENTS, engines
+from ..core.parameters.shared_checks import check_sharing
 from ..core.schedule import Schedule
-from ..core.shared_checks import check_sharing
 from ..data import partitions
 from ..data.schema import Schema
 from ..data.sources.user_file import knows_clients

@@ -63,7 +63,7 @@ class Algorithm(ABC):
     # each client has models of its own, see `personal_model`
     personal: ClassVar[bool] = False
     # a visit receives all K modes, as one vector [..., K * P], and may train any of them; see
-    # `core/joint.py`
+    # `core/visits/joint.py`
     joint: ClassVar[bool] = False
 
     lr: float = 0.1
@@ -124,7 +124,7 @@ class Algorithm(ABC):
 
     @property
     def base(self) -> Algorithm:
-        """The algorithm itself, without personal parts (see `core/personal_parts.py`)."""
+        """The algorithm itself, without personal parts (`core/parameters/personal_parts.py`)."""
         return self
 
     @property

@@ -17,7 +17,7 @@ from .aggregator import MEAN, STATISTICS, aggregate, changes_of
 from .algorithm import Algorithm
 from .probe import expected_uploads
 from .types import RoundResult
-from .visit_keys import visit_key
+from .visits.visit_keys import visit_key
 
 attacks: Registry[type[Attack]] = Registry("attack", builtins="robust")
 

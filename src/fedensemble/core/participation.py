@@ -17,14 +17,14 @@ from ..flat_params import Tree
 from ..registry import Registry
 from ..renamed import adopt_earlier_names
 from .algorithm import Algorithm
-from .batches import LocalWork
 from .hyperparameters import check_hyperparameters
-from .partial_work import stop_early
 from .probe import Messages, probe
 from .schedule import Schedule
-from .traffic import bytes_down, bytes_up, takes_optional_argument
 from .types import Outcome, Plan
-from .visit_keys import shared_uniform
+from .visits.batches import LocalWork
+from .visits.partial_work import stop_early
+from .visits.traffic import bytes_down, bytes_up, takes_optional_argument
+from .visits.visit_keys import shared_uniform
 
 participations: Registry[type[Participation]] = Registry(
     "participation", lambda: Participation, "participation"

@@ -37,7 +37,7 @@ class Steps(Protocol):
 
 @runtime_checkable
 class JointSteps(Steps, Protocol):
-    """The local steps of joint visits, see `core/joint.py`."""
+    """The local steps of joint visits, see `core/visits/joint.py`."""
 
     def row_losses(self, theta: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
         """See `LocalProblem.row_losses`."""

@@ -19,12 +19,12 @@ from .aggregator import MEAN, STATISTICS, Aggregator, aggregate
 from .algorithm import Algorithm, algorithms
 from .average import NO_AVERAGE, Average, update_average
 from .engine import Engine
-from .joint import join_modes, join_plan, split_result
-from .partial_work import check_steps
+from .parameters.shared import Shared
 from .schedule import Schedule
-from .shared import Shared
 from .types import Cohort, EnsembleState, Outcome, Plan, RoundReport, RoundResult
-from .visit_reports import reports_of
+from .visits.joint import join_modes, join_plan, split_result
+from .visits.partial_work import check_steps
+from .visits.visit_reports import reports_of
 
 
 class Request(NamedTuple):

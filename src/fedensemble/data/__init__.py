@@ -2,11 +2,7 @@
 
 # These modules are imported because they register datasets and partitions. They import optional
 # libraries (scikit-learn, Pillow, pooch) only when a dataset needs them.
-from . import (  # noqa: F401
-    class_partition,
-    dirichlet,
-    schema,
-)
+from . import schema  # noqa: F401
 from .client_rows import ClientRows
 from .dataset import Dataset, data_folder, datasets, load
 from .federated import FederatedData
@@ -14,7 +10,8 @@ from .folders.encode_text import hash_words
 from .folders.image_files import read_images
 from .huggingface.read import read_huggingface
 from .normalize import Standardise
-from .partition import partition, partitions
+from .partitioning import class_partition, dirichlet  # noqa: F401
+from .partitioning.partition import partition, partitions
 from .sources import (  # noqa: F401
     cifar,
     digits,

@@ -18,8 +18,8 @@ from ..registry import Registry
 from .checks import check_examples
 from .convert import as_targets, as_tensor
 from .data_frame import column_names, from_frame, is_frame
-from .label_checks import advise_labels
-from .label_names import encode_labels
+from .labels.label_checks import advise_labels
+from .labels.label_names import encode_labels
 from .normalize import Standardise
 from .recipe import Recipe, with_recipe
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..arguments import check_names
 from ..errors import DataError
-from .calibration_split import split_calibration
 from .checks import (
     check_examples,
     check_lengths,
@@ -37,16 +36,17 @@ from .federated_checks import (
     check_field_types,
     check_notes,
 )
-from .label_checks import (
+from .labels.label_checks import (
     check_numbering,
     count_classes,
     single_client_classes,
     unseen_labels,
 )
-from .label_names import encode_labels
-from .new_clients import hold_out_clients
+from .labels.label_names import encode_labels
 from .normalize import Standardise
 from .recipe import Recipe
+from .splits.calibration_split import split_calibration
+from .splits.new_clients import hold_out_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,7 +393,7 @@ class FederatedData:
             options: `test`, `size`, `fit`, `color` and `scale` of `read_huggingface`.
         """
         from .huggingface.read import read_huggingface
-        from .partition import partition
+        from .partitioning.partition import partition
 
         if not isinstance(client, str):
             raise DataError(
@@ -418,7 +418,7 @@ class FederatedData:
                 `fedensemble.data.read_huggingface`.
         """
         from .huggingface.read import read_partitioner
-        from .partition import partition
+        from .partitioning.partition import partition
 
         check_names("from_partitioner", read_partitioner, options, ("partitioner", "x", "y"))
         return partition(read_partitioner(partitioner, x=x, y=y, **options), "natural")

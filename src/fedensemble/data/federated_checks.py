@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import require_integer
 from ..errors import DataError, InputError
 from .convert import as_tensor
-from .label_names import check_class_names
+from .labels.label_names import check_class_names
 from .normalize import Standardise
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from .convert import as_inputs, as_targets, as_tensor
 from .data_frame import from_frame
 from .dataset import Dataset, datasets
 from .federated import FederatedData
-from .label_names import BOOLEANS, check_class_names, encode_labels, read_named_labels
+from .labels.label_names import BOOLEANS, check_class_names, encode_labels, read_named_labels
 from .normalize import Standardise
 
 DType = Literal["float32", "float64", "uint8", "int64"]

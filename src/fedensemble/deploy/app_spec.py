@@ -21,7 +21,7 @@ from ..config.plugins import build_algorithm
 from ..config.schema import Config, resolve
 from ..config.toml import read_toml
 from ..core.algorithm import Algorithm
-from ..core.shared import check_patterns
+from ..core.parameters.shared import check_patterns
 from ..data.federated import FederatedData
 from ..data.schema import Schema
 from ..errors import InputError, setting

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.shared import Shared
+from ..core.parameters.shared import Shared
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.exchange import Clock
 from ..engines.flower.messages import pack

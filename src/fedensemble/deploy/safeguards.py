@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.joint import join_plan
 from ..core.schedule import Schedule
+from ..core.visits.joint import join_plan
 from ..engines.flower.reply_validation import Limits
 from ..engines.flower.weight_limits import DOMINANT_SHARE
 from ..errors import InputError

@@ -17,11 +17,11 @@ from flwr.serverapp import Grid
 from ..config.plugins import build_aggregator, build_average, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
 from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
-from ..core.joint import check_joint, visit_vectors
+from ..core.parameters.shared import check_patterns
 from ..core.participation import Costs
 from ..core.round import run_round
-from ..core.shared import check_patterns
 from ..core.types import EnsembleState, Outcome, RoundReport
+from ..core.visits.joint import check_joint, visit_vectors
 from ..durable import json_bytes, write_json
 from ..engines.flower.deadline import RoundTimeout
 from ..engines.flower.engine import FlowerEngine

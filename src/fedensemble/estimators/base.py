@@ -20,7 +20,7 @@ from ..data.client_numbers import number_clients
 from ..data.convert import as_tensor
 from ..data.dataset import Dataset
 from ..data.federated import FederatedData
-from ..data.partition import partition
+from ..data.partitioning.partition import partition
 from ..data.pooled_moments import pooled_standardise
 from ..errors import InputError
 from ..federation.federation import Federation

@@ -18,14 +18,14 @@ from ..core.aggregator import Aggregator, check_aggregator, few_clients, gatheri
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, corrupt
 from ..core.average import NO_AVERAGE, Average, NoAverage, check_average, prediction_models
-from ..core.batches import LastBatch
-from ..core.joint import check_joint, join_modes, join_plan, visit_vectors
+from ..core.parameters.shared import check_patterns
 from ..core.participation import Costs, Everybody, Participation
 from ..core.probe import probe
 from ..core.round import Request, run_round, start_round
 from ..core.schedule import Schedule
-from ..core.shared import check_patterns
 from ..core.types import EnsembleState, Outcome, Plan, RoundReport, RoundResult
+from ..core.visits.batches import LastBatch
+from ..core.visits.joint import check_joint, join_modes, join_plan, visit_vectors
 from ..data.federated import FederatedData
 from ..display import federation_table
 from ..errors import (

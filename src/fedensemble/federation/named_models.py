@@ -9,7 +9,7 @@ from typing import Any
 
 from ..arguments import check_names
 from ..data.federated import FederatedData
-from ..data.label_checks import advise_labels
+from ..data.labels.label_checks import advise_labels
 from ..errors import DataError, InputError
 from ..modeling.factory import ModelFactory, ModelSpec
 from ..modeling.losses import Loss, count_outputs

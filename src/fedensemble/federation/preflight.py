@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..data.checks import note_channels_last
 from ..data.federated import FederatedData
-from ..data.label_checks import advise_labels, check_whole
+from ..data.labels.label_checks import advise_labels, check_whole
 from ..errors import InputError, first_line, setting
 from ..modeling.factory import ModelSpec
 from ..modeling.functional_model import FunctionalModel

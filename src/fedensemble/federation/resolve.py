@@ -14,13 +14,13 @@ from ..core.aggregator import Aggregator, aggregators
 from ..core.algorithm import Algorithm, algorithms
 from ..core.attack import Attack, attacks
 from ..core.average import Average, averages
-from ..core.batches import LastBatch, LocalWork
 from ..core.engine import ENGINE_ARGUMENTS, Engine, engines
+from ..core.parameters.personal_parts import PersonalParts, WithPersonalParts, check_personal
+from ..core.parameters.shared import Shared
+from ..core.parameters.shared_checks import check_server_update, check_sharing
 from ..core.participation import Participation, participations
-from ..core.personal_parts import PersonalParts, WithPersonalParts, check_personal
 from ..core.schedule import Schedule, check_number, schedules
-from ..core.shared import Shared
-from ..core.shared_checks import check_server_update, check_sharing
+from ..core.visits.batches import LastBatch, LocalWork
 from ..data.federated import FederatedData
 from ..errors import InputError, setting
 from ..modeling.functional_model import FunctionalModel

@@ -15,10 +15,10 @@ from ..core.aggregator import Aggregator
 from ..core.algorithm import Algorithm
 from ..core.attack import Attack
 from ..core.average import Average
-from ..core.batches import LocalWork
 from ..core.participation import Participation
 from ..core.schedule import Schedule
 from ..core.types import EnsembleState, Plan
+from ..core.visits.batches import LocalWork
 from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..flat_params import Tree

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..algorithms.fedavg import FedAvg
 from ..core.algorithm import Algorithm
-from ..core.batches import LocalWork
+from ..core.parameters.shared import Shared
 from ..core.problem import LocalProblem
-from ..core.shared import Shared
 from ..core.types import Plan
+from ..core.visits.batches import LocalWork
 from ..data.federated import FederatedData
 from ..errors import DivergedError
 from ..federation.resolve import resolve_engine

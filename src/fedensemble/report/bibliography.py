@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from ..core.algorithm import Algorithm, algorithms
 from ..version import VERSION
-from .latex import escape
+from .tables.latex import escape
 
 PAPER = "shi2021"  # the paper that introduced Fed-ensemble
 PACKAGE = f"""@misc{{fedensemble,

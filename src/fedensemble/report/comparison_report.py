@@ -17,13 +17,13 @@ from ..experiment.studies.compare import (
     make_comparison,
     read_comparison,
 )
-from .best import best_by_column
 from .bibliography import bibliography
-from .client_tables import CLIENTS_FILE, compare_clients
 from .figures.plots import comparison_figure, save_for_print
-from .latex import latex
-from .runs_table import means_table, runs_table
-from .tables import TextTable, comparison_table
+from .tables.best import best_by_column
+from .tables.client_tables import CLIENTS_FILE, compare_clients
+from .tables.latex import latex
+from .tables.result_table import TextTable, comparison_table
+from .tables.runs_table import means_table, runs_table
 from .time_to_accuracy import has_clock
 
 

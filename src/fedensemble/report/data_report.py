@@ -8,7 +8,7 @@ import torch
 
 from ..data import FederatedData
 from .figures.plots import partition_figure, save
-from .tables import TextTable
+from .tables.result_table import TextTable
 
 
 def write_data_report(data: FederatedData, picture: Path | None) -> tuple[list[TextTable], str]:

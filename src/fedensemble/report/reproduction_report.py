@@ -30,9 +30,9 @@ from .figures.plots import save_for_print
 from .figures.theory import theory
 from .figures.toy_regression import bias_variance, toy_fit
 from .figures.uncertainty_table import uncertainty
-from .latex import latex
-from .runs_table import runs_table
-from .tables import TextTable
+from .tables.latex import latex
+from .tables.result_table import TextTable
+from .tables.runs_table import runs_table
 
 Report = Callable[[Reproduction, Sequence[CellResult]], PaperReport]
 REPORTS: dict[str, Report] = {

@@ -11,11 +11,11 @@ from ..errors import InputError
 from ..experiment.records import simulated
 from ..experiment.storage.read_json import need_keys, need_numbers, read_table
 from ..experiment.storage.run_folder import RunFolder
-from .calibration_tables import calibration_table
-from .client_tables import clients_table, fleet_personal_table
-from .distillation_tables import distillation_tables
 from .figures.plots import run_figure, save
-from .tables import TextTable, run_table, time_table
+from .tables.calibration_tables import calibration_table
+from .tables.client_tables import clients_table, fleet_personal_table
+from .tables.distillation_tables import distillation_tables
+from .tables.result_table import TextTable, run_table, time_table
 
 
 def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> TextTable:

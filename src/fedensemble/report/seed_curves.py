@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..experiment.studies.compare import mean_and_std
-from .tables import scaled
+from .tables.result_table import scaled
 from .time_to_accuracy import Records
 
 

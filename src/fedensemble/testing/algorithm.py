@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.engine import engines
-from ..core.personal_parts import check_personal
+from ..core.parameters.personal_parts import check_personal
 from ..core.probe import probe
 from ..core.round import Request, finish_round
 from ..core.types import Plan, RoundReport

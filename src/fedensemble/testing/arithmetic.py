@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.probe import check_local_training_result
-from ..core.traffic import bytes_down, bytes_up
 from ..core.types import Cohort, GatheredUploads
+from ..core.visits.traffic import bytes_down, bytes_up
 from ..flat_params import Tree, select_rows
 from .assertions import require, require_close, require_equal, snapshot
 from .toy_problems import numbers, quadratic_problem, small_federation

@@ -1,4 +1,4 @@
-"""The contract of an algorithm with joint visits: clients receive all modes, see `core/joint.py`.
+"""The contract of an algorithm with joint visits, see `core/visits/joint.py`.
 
 Its modes meet on the client, so that they cannot be kept apart. Instead, the order of the modes
 must not matter, and the bytes of a visit must grow with their number.

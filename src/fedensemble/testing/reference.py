@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ..core.algorithm import Algorithm
-from ..core.batches import batch_table
 from ..core.problem import LocalProblem
 from ..core.types import Cohort, GatheredUploads
-from ..core.visit_keys import shared_uniform, visit_key
+from ..core.visits.batches import batch_table
+from ..core.visits.visit_keys import shared_uniform, visit_key
 from ..federation.federation import Federation
 from ..flat_params import Tree
 

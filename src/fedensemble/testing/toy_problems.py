@@ -12,7 +12,7 @@ from .. import prng
 from ..core.algorithm import Algorithm
 from ..core.probe import NoRows
 from ..core.problem import LocalProblem
-from ..core.visit_keys import visit_key
+from ..core.visits.visit_keys import visit_key
 from ..data.federated import FederatedData
 from ..federation.federation import Federation
 from ..schedules import Stratified

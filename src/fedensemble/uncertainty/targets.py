@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..data.convert import as_targets
-from ..data.label_checks import check_whole
-from ..data.label_names import encode_targets
+from ..data.labels.label_checks import check_whole
+from ..data.labels.label_names import encode_targets
 from ..errors import DataError, InputError
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from fedensemble import QSGD, Diana, Ensemble, FederatedData, Federation, InputError, algorithms
-from fedensemble.algorithms.compressors import Dither
+from fedensemble.algorithms.compressed.compressors import Dither
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import default_file, read_toml
 from fedensemble.experiment.run import run
 from fedensemble.models import models
-from fedensemble.report.tables import run_table
+from fedensemble.report.tables.result_table import run_table
 from fedensemble.testing.toy_problems import labels, numbers
 
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from fedensemble import FedAvg, Stratified
-from fedensemble.algorithms.fedbe import FedBE
+from fedensemble.algorithms.distilled.fedbe import FedBE
 from fedensemble.catalog.algorithm_facts import describe_algorithm
 from fedensemble.catalog.listing import listing, listing_table, option_table
 from fedensemble.catalog.options import KINDS, explanations, options

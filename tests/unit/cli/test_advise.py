@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedensemble.cli.advise import caveats, explain
+from fedensemble.cli.commands.advise import caveats, explain
 from fedensemble.cli.main import app
 from fedensemble.config.schema import resolve
 from fedensemble.experiment.studies.advise import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedensemble.cli.commands.data import DownloadBar, download
 from fedensemble.cli.console import console, print_line, working
-from fedensemble.cli.data import DownloadBar, download
 from fedensemble.cli.main import app
 from fedensemble.data.sources import download as download_module
 from fedensemble.errors import FedEnsembleError

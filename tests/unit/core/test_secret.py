@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedensemble import FedAvg
-from fedensemble.core.batches import LocalWork
 from fedensemble.core.secret import system_uniform
+from fedensemble.core.visits.batches import LocalWork
 from fedensemble.testing import check_algorithm
 from fedensemble.testing.assertions import require_close
 from fedensemble.testing.toy_problems import quadratic_problem, small_federation, train

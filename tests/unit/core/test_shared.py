@@ -14,8 +14,8 @@ from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import with_settings
 from fedensemble.core.algorithm import algorithms
-from fedensemble.core.shared import Shared
-from fedensemble.core.shared_checks import check_server_update, check_sharing
+from fedensemble.core.parameters.shared import Shared
+from fedensemble.core.parameters.shared_checks import check_server_update, check_sharing
 from fedensemble.errors import InputError
 from fedensemble.flat_params import Layout
 from fedensemble.testing.toy_problems import classification, small_federation, train

@@ -7,7 +7,7 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.algorithms import FedMA
-from fedensemble.core.traffic import bytes_down, bytes_up, takes_optional_argument
+from fedensemble.core.visits.traffic import bytes_down, bytes_up, takes_optional_argument
 from fedensemble.testing.toy_problems import classification, small_federation, train
 
 COIN = torch.full((2, 1), 0.5)

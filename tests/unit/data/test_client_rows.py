@@ -8,7 +8,7 @@ from fedensemble import FederatedData
 from fedensemble.config.build import build_data
 from fedensemble.config.schema import resolve
 from fedensemble.data import ClientRows, Dataset, load, partition
-from fedensemble.data.holdout import hold_out_validation, limit_test_set
+from fedensemble.data.splits.holdout import hold_out_validation, limit_test_set
 from fedensemble.deploy.app_spec import read_app_spec, write_app_spec
 from fedensemble.errors import DataError, InputError
 from fedensemble.experiment.setup import fingerprint

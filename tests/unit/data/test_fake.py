@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedensemble.data import load, partition
-from fedensemble.data.holdout import hold_out_validation, limit_test_set
 from fedensemble.data.sources.fake import OPENIMAGE_SIZES
 from fedensemble.data.sources.shakespeare import VOCABULARY
+from fedensemble.data.splits.holdout import hold_out_validation, limit_test_set
 from fedensemble.errors import DataError, InputError
 
 

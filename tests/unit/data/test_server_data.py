@@ -6,7 +6,7 @@ import torch
 
 from fedensemble import FederatedData
 from fedensemble.data import load, partition
-from fedensemble.data.server_data import hold_out_server_inputs, load_server_inputs
+from fedensemble.data.splits.server_data import hold_out_server_inputs, load_server_inputs
 from fedensemble.errors import DataError, InputError
 
 

@@ -16,8 +16,8 @@ from fedensemble.experiment.studies.multi_run import Task, run_all
 from fedensemble.report.html.page import run_page
 from fedensemble.report.html.run_data import read_run
 from fedensemble.report.html.summary_sections import results
-from fedensemble.report.runs_table import numbers_of
-from fedensemble.report.tables import comparison_table, run_table
+from fedensemble.report.tables.result_table import comparison_table, run_table
+from fedensemble.report.tables.runs_table import numbers_of
 
 EXACT = {"rtol": 0, "atol": 0}
 AVERAGES = (

@@ -18,7 +18,7 @@ from fedensemble.experiment.storage.divergence import (
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.report.html.page import run_page
 from fedensemble.report.run_report import write_report
-from fedensemble.report.run_row import run_record
+from fedensemble.report.tables.run_row import run_record
 
 SETTINGS = {
     "data": {"source": "gaussians", "n": 200, "n_test": 40, "classes": 4, "clients": 8},

@@ -13,7 +13,7 @@ from torch import nn
 import fedensemble as fe
 from fedensemble.data.dataset import Dataset, datasets
 from fedensemble.data.dataset import load as load_dataset
-from fedensemble.data.partition import partition
+from fedensemble.data.partitioning.partition import partition
 from fedensemble.federation.named_models import build_model, describe_model
 from fedensemble.federation.progress import progress_bar
 from fedensemble.models import MLP, models

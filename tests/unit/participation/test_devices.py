@@ -9,9 +9,9 @@ import torch
 from fedensemble import FedAvg, FederatedData, Federation, InputError, Scaffold, Stratified
 from fedensemble.algorithms import QSGD, Dore, FedMA, FedPD
 from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
-from fedensemble.core.batches import LocalWork, batch_table
 from fedensemble.core.participation import Costs, participations
 from fedensemble.core.types import Plan
+from fedensemble.core.visits.batches import LocalWork, batch_table
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.participation import Devices, Everybody
 from fedensemble.schedules import IndependentKFold

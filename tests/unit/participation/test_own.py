@@ -8,7 +8,7 @@ from fedensemble import FedAvg, Federation, InputError, Participation, Plan
 from fedensemble.core.participation import participations
 from fedensemble.core.types import Outcome
 from fedensemble.report.figures.plots import run_figure
-from fedensemble.report.tables import run_table, time_table
+from fedensemble.report.tables.result_table import run_table, time_table
 from fedensemble.report.time_to_accuracy import common_target, reached, seconds_to
 from fedensemble.testing.toy_problems import classification, small_federation, small_model, train
 

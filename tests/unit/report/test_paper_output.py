@@ -10,20 +10,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedensemble import FedAvg
-from fedensemble.cli.cite import cite
+from fedensemble.cli.commands.cite import cite
 from fedensemble.config.schema import resolve
 from fedensemble.core.algorithm import algorithms
 from fedensemble.errors import InputError
 from fedensemble.experiment.run import RunCallbacks
 from fedensemble.experiment.studies.compare import RowResult, compare, make_comparison
 from fedensemble.experiment.studies.paper_table import NAMES
-from fedensemble.report.best import best_by_column, best_places
 from fedensemble.report.bibliography import _packaged, bibliography, reference_key
 from fedensemble.report.comparison_report import write_comparison
 from fedensemble.report.figures.plots import save_for_print
-from fedensemble.report.latex import escape, latex
-from fedensemble.report.runs_table import means_table, numbers_of
-from fedensemble.report.tables import TextTable
+from fedensemble.report.tables.best import best_by_column, best_places
+from fedensemble.report.tables.latex import escape, latex
+from fedensemble.report.tables.result_table import TextTable
+from fedensemble.report.tables.runs_table import means_table, numbers_of
 
 ROOT = Path(__file__).parents[3]
 BASE = {

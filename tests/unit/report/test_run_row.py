@@ -6,7 +6,7 @@ from pathlib import Path
 from fedensemble.catalog.listing import listing, listing_table
 from fedensemble.config.schema import resolve
 from fedensemble.experiment.storage.run_folder import RunFolder
-from fedensemble.report.run_row import run_record
+from fedensemble.report.tables.run_row import run_record
 
 
 def made(folder: Path, accuracies: list[float], **changes: dict) -> RunFolder:

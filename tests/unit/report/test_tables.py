@@ -5,7 +5,12 @@ import pytest
 from fedensemble.experiment.studies.compare import RowResult
 from fedensemble.report.html.best_cells import best_cells
 from fedensemble.report.seed_curves import curve_over_seeds, rounds_with_tests, visible_range
-from fedensemble.report.tables import TextTable, batch_size, comparison_table, run_table
+from fedensemble.report.tables.result_table import (
+    TextTable,
+    batch_size,
+    comparison_table,
+    run_table,
+)
 
 
 def records(*accuracies: float) -> list[dict]:

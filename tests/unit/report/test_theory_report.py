@@ -12,8 +12,8 @@ from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.experiment.studies.paper_table import find_paper_table, read_reproduction
 from fedensemble.experiment.studies.reproduce import reproduce
 from fedensemble.report.figures.theory import theory
-from fedensemble.report.theory_posterior import posterior_study
-from fedensemble.report.theory_runs import WidthStudy, circle_grid, variance_study
+from fedensemble.report.theory.theory_posterior import posterior_study
+from fedensemble.report.theory.theory_runs import WidthStudy, circle_grid, variance_study
 
 COLUMNS = ("64", "256", "the same clients", "too few parameters", "anchored", "anchored network")
 

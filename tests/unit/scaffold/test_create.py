@@ -119,7 +119,7 @@ def test_the_fleet_trains_the_model_of_the_project_on_the_data_of_a_site(project
 def test_a_project_is_written_without_torch(tmp_path):
     """Importing torch alone takes longer than a project should."""
     code = (
-        "import sys; from pathlib import Path; from fedensemble.cli.new import new_project; "
+        "import sys; from pathlib import Path; from fedensemble.cli.commands.new import new_project; "
         f"new_project(Path({str(tmp_path / 'my-app')!r})); assert 'torch' not in sys.modules"
     )
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}

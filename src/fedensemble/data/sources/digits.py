@@ -5,8 +5,8 @@ import numpy as np
 from ...arguments import require_fraction
 from ...errors import DataError
 from ..dataset import Dataset, datasets
-from ..holdout import draw_holdout_mask
 from ..normalize import Standardise
+from ..splits.holdout import draw_holdout_mask
 
 # Mean and standard deviation of all 1,797 x 64 pixels, whose values are 0..16. They are constants,
 # so that the inputs of a model do not depend on which images are held out.

@@ -20,8 +20,8 @@ from ..folders.image_files import (
     pixel_moments,
     read_images,
 )
-from ..holdout import SEED, draw_holdout_mask, share_of_tests
-from ..label_names import check_class_names
+from ..labels.label_names import check_class_names
+from ..splits.holdout import SEED, draw_holdout_mask, share_of_tests
 from .user_file import find_path
 
 

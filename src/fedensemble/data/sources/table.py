@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ...arguments import require_bool, require_one_of
 from ...errors import DataError, InputError
 from ..dataset import Dataset, Rows, datasets
-from ..holdout import SEED, draw_holdout_mask, share_of_tests
-from ..label_names import check_class_names
+from ..labels.label_names import check_class_names
 from ..normalize import Standardise
 from ..pooled_moments import pooled_standardise
+from ..splits.holdout import SEED, draw_holdout_mask, share_of_tests
 from ..tables.columns import Column, Table, check_known, concatenate
 from ..tables.encode import (
     Encoding,

@@ -20,8 +20,8 @@ from ..folders.encode_text import (
 )
 from ..folders.file_clients import clients_of_files, split_clients
 from ..folders.find_files import find_files, note_ignored
-from ..holdout import SEED, draw_holdout_mask, share_of_tests
-from ..label_names import check_class_names
+from ..labels.label_names import check_class_names
+from ..splits.holdout import SEED, draw_holdout_mask, share_of_tests
 from .shakespeare import VOCABULARY, cut_windows
 from .user_file import find_path
 

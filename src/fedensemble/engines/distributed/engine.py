@@ -18,8 +18,8 @@ from torch import Tensor
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
 from ...core.types import Cohort, GatheredUploads, Plan, RoundResult, VisitReports
-from ...core.visit_keys import shared_uniform
-from ...core.visit_reports import make_reports
+from ...core.visits.visit_keys import shared_uniform
+from ...core.visits.visit_reports import make_reports
 from ...errors import InputError, RankError
 from ...flat_params import Tree
 from ..local.local_engine import LocalEngine

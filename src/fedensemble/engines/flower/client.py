@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from torch import Tensor
 
 from ...core.algorithm import Algorithm
-from ...core.batches import MAX_STEPS, LocalWork
 from ...core.secret import system_uniform
 from ...core.types import Plan
-from ...core.visit_keys import shared_uniform
+from ...core.visits.batches import MAX_STEPS, LocalWork
+from ...core.visits.visit_keys import shared_uniform
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree, select_rows

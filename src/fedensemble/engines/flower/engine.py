@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.engine import Engine
-from ...core.joint import trained_modes
 from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
 from ...core.types import EnsembleState, GatheredUploads, Plan, RoundResult, VisitReports
-from ...core.visit_keys import shared_uniform
-from ...core.visit_reports import make_reports, update_norms
+from ...core.visits.joint import trained_modes
+from ...core.visits.visit_keys import shared_uniform
+from ...core.visits.visit_reports import make_reports, update_norms
 from ...errors import DivergedError
 from ...flat_params import Tree, payload_bytes, select_rows
 from .clipping import limit_lengths

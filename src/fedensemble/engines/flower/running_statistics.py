@@ -30,7 +30,7 @@ class BufferRules:
         """Returns the rules of a model.
 
         Args:
-            modes: number of modes whose buffers are sent as one vector, see `core/joint.py`.
+            modes: number of modes whose buffers are sent as one vector, see `core/visits/joint.py`.
         """
         model, layout = functional_model.training_model, functional_model.buffer_layout
         norms = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import prng
-from ...core.batches import batch_table
 from ...core.types import Plan
+from ...core.visits.batches import batch_table
 from .block import BatchPlan
 from .device_cache import to_device_async
 

@@ -1,4 +1,4 @@
-"""The local steps of joint visits, which have the parameters of all K modes; see `core/joint.py`.
+"""The local steps of joint visits (`core/visits/joint.py`), which have all K modes.
 
 The K models of a visit are trained like K visits: on the same minibatch, each with weights of its
 own for the rows.

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ...core.algorithm import Algorithm
-from ...core.batches import LocalWork
 from ...core.engine import Engine
 from ...core.problem import LocalProblem
 from ...core.round import Request
 from ...core.secret import SecretSource
 from ...core.types import Plan, RoundResult
-from ...core.visit_keys import visit_key
+from ...core.visits.batches import LocalWork
+from ...core.visits.visit_keys import visit_key
 from ...data.federated import FederatedData
 from ...flat_params import Tree, select_rows
 from ...modeling.functional_model import FunctionalModel

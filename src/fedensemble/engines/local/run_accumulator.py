@@ -12,10 +12,10 @@ from torch import Tensor
 from ...core.mode_means import ModeMeans, gather
 from ...core.probe import expected_uploads
 from ...core.round import Request
-from ...core.traffic import bytes_down, bytes_up, takes_optional_argument
 from ...core.types import GatheredUploads, Plan, RoundResult
-from ...core.visit_keys import shared_uniform
-from ...core.visit_reports import make_reports, update_norms
+from ...core.visits.traffic import bytes_down, bytes_up, takes_optional_argument
+from ...core.visits.visit_keys import shared_uniform
+from ...core.visits.visit_reports import make_reports, update_norms
 from ...flat_params import Tree, select_rows
 from .block import BlockInputs, BlockResult, gather_sent, summarize_losses
 from .device_cache import to_device_async

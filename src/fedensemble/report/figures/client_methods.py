@@ -11,9 +11,18 @@ from matplotlib.figure import Figure
 from ...experiment.studies.compare import mean_and_std
 from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
-from ..best import best_places
 from ..palette import LIGHT as COLORS
-from ..tables import DOWNLOADED, NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
+from ..tables.best import best_places
+from ..tables.result_table import (
+    DOWNLOADED,
+    NONE,
+    TITLES,
+    UPLOADED,
+    TextTable,
+    in_megabytes,
+    scaled,
+    show,
+)
 from .method_table import MINUTES, SEEDS
 from .paper_grid import PaperReport, headline, over_seeds
 from .plots import STYLE, escape_label

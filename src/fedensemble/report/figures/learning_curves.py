@@ -14,7 +14,7 @@ from ...experiment.studies.reproduce import CellResult
 from ..downsample import caption, grouped
 from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests
-from ..tables import TITLES, TextTable
+from ..tables.result_table import TITLES, TextTable
 from .paper_grid import PaperReport, headline
 from .plots import LINES, STYLE, explain_bands, one_legend
 

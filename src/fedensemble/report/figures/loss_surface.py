@@ -21,7 +21,7 @@ from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
 from ...predict import Ensemble
 from ..palette import LIGHT as COLORS
-from ..tables import TextTable
+from ..tables.result_table import TextTable
 from .paper_grid import PaperReport, headline
 from .plots import STYLE
 

@@ -17,9 +17,9 @@ from ...errors import InputError
 from ...experiment.studies.compare import mean_and_std
 from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
-from ..best import HIGHER_IS_BETTER, best_places
 from ..palette import LIGHT as COLORS
-from ..tables import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
+from ..tables.best import HIGHER_IS_BETTER, best_places
+from ..tables.result_table import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
 from .paper_grid import PaperReport, headline, over_seeds
 from .plots import LINES, STYLE, escape_label, one_legend
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from ...experiment.studies.compare import RowResult, mean_and_std
 from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
-from ..best import best_places
 from ..palette import LIGHT as COLORS
-from ..tables import NONE, TITLES, UPLOADED, TextTable, scaled, show
+from ..tables.best import best_places
+from ..tables.result_table import NONE, TITLES, UPLOADED, TextTable, scaled, show
 from .plots import STYLE, escape_label, one_legend
 
 WAYS = {"test": "standard", "test_last": "last modes", "test_dropout": "the paper's way"}

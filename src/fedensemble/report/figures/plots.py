@@ -19,7 +19,7 @@ from ...text import printable
 from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
 from ..palette import LIGHT as COLORS
 from ..seed_curves import curve_over_seeds, rounds_with_tests, visible_range
-from ..tables import TITLES, scaled
+from ..tables.result_table import TITLES, scaled
 from ..time_to_accuracy import HOUR, has_clock
 
 LINES = ("-", "--", ":", "-.")  # used in turn when there are more curves than colors

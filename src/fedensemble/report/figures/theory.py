@@ -12,9 +12,9 @@ from ...errors import DataError
 from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
 from ...theory.rates import fit_power_law
-from ..tables import TextTable
-from ..theory_posterior import PosteriorResult, posterior_study
-from ..theory_runs import (
+from ..tables.result_table import TextTable
+from ..theory.theory_posterior import PosteriorResult, posterior_study
+from ..theory.theory_runs import (
     VarianceResult,
     WidthResult,
     WidthStudy,

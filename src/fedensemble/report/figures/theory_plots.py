@@ -14,9 +14,9 @@ from ...theory.bias_variance import FloatArray
 from ...theory.gaussian_process import GaussianProcess
 from ...theory.rates import fit_power_law
 from ..palette import LIGHT as COLORS
-from ..tables import NO_INTERVAL
-from ..theory_posterior import PosteriorResult
-from ..theory_runs import Limit, VarianceResult, WidthResult, circle_grid
+from ..tables.result_table import NO_INTERVAL
+from ..theory.theory_posterior import PosteriorResult
+from ..theory.theory_runs import Limit, VarianceResult, WidthResult, circle_grid
 from .plots import STYLE
 
 TWO = 2  # standard deviations of the bands

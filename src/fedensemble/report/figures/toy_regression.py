@@ -14,8 +14,8 @@ from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
 from ...theory.bias_variance import BiasVariance, decompose, limit_variance
 from ..palette import LIGHT as COLORS
-from ..tables import NO_INTERVAL, NONE, TextTable
-from ..toy_runs import features, finite_variance, predictions
+from ..tables.result_table import NO_INTERVAL, NONE, TextTable
+from ..theory.toy_runs import features, finite_variance, predictions
 from .paper_grid import PAPER, PaperReport, headline, paper_number, shows_paper
 from .plots import STYLE, escape_label
 

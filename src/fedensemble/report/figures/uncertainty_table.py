@@ -21,9 +21,9 @@ from ...experiment.studies.compare import mean_and_std
 from ...experiment.studies.paper_table import Reproduction
 from ...experiment.studies.reproduce import CellResult
 from ...uncertainty.scores import SCORES
-from ..best import HIGHER_IS_BETTER, best_places
 from ..palette import LIGHT as COLORS
-from ..tables import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
+from ..tables.best import HIGHER_IS_BETTER, best_places
+from ..tables.result_table import NONE, TITLES, UPLOADED, TextTable, in_megabytes, scaled, show
 from .method_table import HEADER, SEEDS, difference, values_by_seed
 from .paper_grid import PaperReport, headline
 from .plots import LINES, STYLE, escape_label, one_legend

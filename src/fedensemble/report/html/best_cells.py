@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ..figures.paper_grid import GAP, PAPER, WAYS
-from ..tables import TITLES, TextTable
+from ..tables.result_table import TITLES, TextTable
 
 # Of the ensemble only: the worst of several modes cannot be compared with a single model.
 HIGHER, LOWER = {"accuracy"}, {"nll", "brier", "ece", "mse"}

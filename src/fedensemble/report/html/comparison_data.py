@@ -12,9 +12,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from ...errors import StoreError
-from ..client_tables import CLIENTS_FILE, CLIENTS_TITLE
 from ..figures.paper_grid import FULL
-from ..tables import TITLES, TextTable
+from ..tables.client_tables import CLIENTS_FILE, CLIENTS_TITLE
+from ..tables.result_table import TITLES, TextTable
 from .run_data import RunData, optional, read_run
 
 

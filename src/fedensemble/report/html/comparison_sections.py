@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...experiment.studies.compare import mean_and_std
-from ..client_tables import CLIENTS_TITLE, ON_CLIENTS
 from ..downsample import caption, grouped
 from ..seed_curves import curve_over_seeds, rounds_with_tests
-from ..tables import (
+from ..tables.client_tables import CLIENTS_TITLE, ON_CLIENTS
+from ..tables.result_table import (
     BATCH,
     EXPLAIN_LAST_MODES,
     LAST_MODES,

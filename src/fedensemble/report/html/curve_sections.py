@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..downsample import MAX_LOSS_POINTS, averaged, caption, grouped
-from ..tables import NO_INTERVAL, PERCENT, TITLES, scaled
+from ..tables.result_table import NO_INTERVAL, PERCENT, TITLES, scaled
 from .charts import Chart, Line, Point, line_chart, line_style, point_chart
 from .run_data import RunData
 from .summary_sections import Section, metric_format

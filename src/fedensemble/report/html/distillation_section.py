@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..distillation_tables import distillation_tables
-from ..tables import TITLES, show
+from ..tables.distillation_tables import distillation_tables
+from ..tables.result_table import TITLES, show
 from .charts import Line, downsample_indices, line_chart
 from .run_data import RunData
 from .summary_sections import Section, megabytes

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..tables import TextTable
+from ..tables.result_table import TextTable
 from .run_data import RunData
 from .summary_sections import Section
 

@@ -13,7 +13,7 @@ from ...checkpoint_file import write_bytes
 from ...version import VERSION
 from ..palette import DARK, LIGHT
 from ..run_report import read_report, write_report
-from ..tables import TextTable
+from ..tables.result_table import TextTable
 from .comparison_data import read_comparison_folder
 from .comparison_sections import comparison_sections
 from .curve_sections import curves, spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..tables import NO_INTERVAL
+from ..tables.result_table import NO_INTERVAL
 from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .heatmap import grid_chart
 from .risk_coverage_chart import risk_coverage_chart

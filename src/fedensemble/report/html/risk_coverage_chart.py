@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tables import show
+from ..tables.result_table import show
 from .charts import Chart, Line, line_chart
 
 

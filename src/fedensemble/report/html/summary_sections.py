@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..calibration_tables import calibration_table
-from ..client_tables import clients_table, fleet_personal_table
-from ..tables import PERCENT, TITLES, TextTable, run_table, show
+from ..tables.calibration_tables import calibration_table
+from ..tables.client_tables import clients_table, fleet_personal_table
+from ..tables.result_table import PERCENT, TITLES, TextTable, run_table, show
 from .charts import Chart, Line, downsample_indices, line_chart
 from .run_data import RunData
 from .svg import Format, format_number

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..tables import TITLES, TextTable, show
+from ..tables.result_table import TITLES, TextTable, show
 from .charts import Bars, Chart, Point, bar_chart, point_chart
 from .run_data import RunData
 from .summary_sections import Section

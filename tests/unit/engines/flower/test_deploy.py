@@ -40,7 +40,7 @@ from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.models import models
 from fedensemble.report.html.page import run_page
 from fedensemble.report.run_report import write_report
-from fedensemble.report.run_row import run_record
+from fedensemble.report.tables.run_row import run_record
 
 from .fake import FakeGrid, Node, Time
 

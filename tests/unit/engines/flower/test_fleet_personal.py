@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Context, RecordDict
 
-from fedensemble.cli.predict import AbstentionRule, predict_file
+from fedensemble.cli.commands.predict import AbstentionRule, predict_file
 from fedensemble.config.build import build_data, build_federation
 from fedensemble.config.schema import resolve
 from fedensemble.deploy import example_client
@@ -33,7 +33,7 @@ from fedensemble.personal.personalize import personalize
 from fedensemble.personal.result import file_name, read_personalization
 from fedensemble.report.html import write_page
 from fedensemble.report.run_report import write_report
-from fedensemble.report.tables import show
+from fedensemble.report.tables.result_table import show
 
 from .fake import FakeGrid, Node, Time
 

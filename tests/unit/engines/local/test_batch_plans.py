@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedensemble.algorithms import FedAvg
-from fedensemble.core.batches import batch_table
 from fedensemble.core.types import Plan
-from fedensemble.core.visit_keys import shared_uniform, visit_key
+from fedensemble.core.visits.batches import batch_table
+from fedensemble.core.visits.visit_keys import shared_uniform, visit_key
 from fedensemble.engines.local.batch_plans import make_batch_plans
 from fedensemble.engines.local.run_visits import concatenate_data
 from fedensemble.testing.toy_problems import small_federation

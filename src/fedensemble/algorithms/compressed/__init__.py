@@ -1,0 +1,1 @@
+"""Algorithms whose messages are compressed: QSGD, DIANA and DORE."""

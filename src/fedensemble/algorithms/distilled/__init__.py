@@ -1,0 +1,1 @@
+"""Algorithms whose server distils an ensemble into a model: FedBE and FedSDD."""

@@ -1,0 +1,1 @@
+"""One module per command; `cli/main.py` declares their arguments and help texts."""

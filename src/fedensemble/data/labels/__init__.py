@@ -1,0 +1,1 @@
+"""Checks of labels, and labels that are names."""

@@ -1,0 +1,1 @@
+"""Partitions: rules that divide a dataset among clients."""

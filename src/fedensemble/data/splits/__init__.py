@@ -1,0 +1,1 @@
+"""Splits: rows and clients that are held out from training, and for what."""

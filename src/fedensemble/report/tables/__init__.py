@@ -1,0 +1,1 @@
+"""Tables of results: as Markdown, CSV and LaTeX, and for the terminal."""

@@ -1,0 +1,1 @@
+"""Comparisons of finished runs with the closed forms of `theory`."""
