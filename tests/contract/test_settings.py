@@ -16,6 +16,7 @@ from fedensemble import (
     FedSplit,
     Scaffold,
 )
+from fedensemble.algorithms import IFCA
 from fedensemble.testing import check_algorithm
 
 ALGORITHMS = [
@@ -30,6 +31,7 @@ ALGORITHMS = [
     Diana(compressor="rand-k", share=0.3, beta=0.5),
     Dore(compressor="dither", norm="2", block=7),
     QSGD(compressor="top-k"),
+    IFCA(start="clusters", probe_every=2),
 ]
 
 

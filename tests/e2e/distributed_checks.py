@@ -178,7 +178,7 @@ def joint():
         f"{algorithm} on {engine}": lambda algorithm=algorithm, engine=engine: small_federation(
             algorithm, engine, modes=3, strata=2
         )
-        for algorithm in (IFCA(probe_every=2), FedEM())
+        for algorithm in (IFCA(probe_every=2), IFCA(start="clusters"), FedEM())
         for engine in ("loop", "vector")
     }
 

@@ -5,6 +5,8 @@ a decaying rate, stragglers, and modes that nobody chooses. Only plans, minibatc
 weights are the library's.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,11 @@ from torch import nn
 import fedensemble as fe
 from fedensemble.algorithms import IFCA, FedEM
 from fedensemble.core.participation import Everybody
+from fedensemble.core.types import EnsembleState
 from fedensemble.core.visits.batches import batch_table
 from fedensemble.core.visits.visit_keys import visit_key
 from fedensemble.engines.local.run_visits import run_visits
+from fedensemble.personal.clusters import groups_in_names, recovered_share
 from fedensemble.testing.toy_problems import numbers, train
 
 SIZES = (7, 3, 5, 1, 9, 4, 6, 2, 8)
@@ -104,6 +108,43 @@ def ifca(made, probe_every=1):
     return models.reshape(len(models), -1), choice, idle
 
 
+def best_partition(points, clusters):
+    """The partition of the least squared distances to the means, by trying all of them."""
+
+    def cost(label):
+        groups = [points[np.array(label) == k] for k in set(label)]
+        return sum(((group - group.mean(0)) ** 2).sum() for group in groups)
+
+    return min(itertools.product(range(clusters), repeat=len(points)), key=cost)
+
+
+def clustered_ifca(made, probe_every):
+    """As `ifca`, from one model; the clusters of the first updates are the modes."""
+    models, choice, count = start_of(made), {}, {}
+    every_round = rounds(made)
+    first = next(every_round)
+    ends = [v.sgd(models[0], np.ones(len(v.x))) for v in first]
+    updates = np.array([(end - models[0]).ravel() for end in ends])
+    label = best_partition(updates / np.linalg.norm(updates, axis=1, keepdims=True), len(models))
+    for number, group in enumerate(dict.fromkeys(label)):
+        mine = [j for j in range(len(first)) if label[j] == group]
+        models[number] = np.average(
+            [ends[j] for j in mine], axis=0, weights=[len(first[j].x) for j in mine]
+        )
+    for visits in every_round:
+        ends = {k: [] for k in range(len(models))}
+        for v in visits:
+            seen = count.get(v.client, 0)
+            if seen == 0 or (probe_every and seen % probe_every == 0):
+                choice[v.client] = int(np.argmin([v.losses(w).mean() for w in models]))
+            count[v.client], k = seen + 1, choice[v.client]
+            ends[k].append((len(v.x), v.sgd(models[k], np.ones(len(v.x)))))
+        for k, each in ends.items():
+            if each:
+                models[k] = np.average([w for _, w in each], axis=0, weights=[n for n, _ in each])
+    return models.reshape(len(models), -1), choice
+
+
 def fedem(made):
     """Models and the weights of each client."""
     models, share = (
@@ -139,6 +180,23 @@ def test_ifca(engine, probe_every):
 
 
 @ENGINES
+@pytest.mark.parametrize("probe_every", [1, 2, 0])
+def test_ifca_from_clusters(engine, probe_every):
+    made = federation(IFCA(probe_every=probe_every, start="clusters", **RATE), engine)
+    start = start_of(made)
+    assert (start == start[0]).all()
+    models, choice = clustered_ifca(made, probe_every)
+    train(made, ROUNDS)
+    np.testing.assert_allclose(made.state.modes["theta"], models, rtol=0, atol=CLOSE)
+    assert len(set(choice.values())) > 1
+    weights = made.personal_weights(range(len(SIZES))).numpy()
+    expected = [
+        np.eye(K)[choice[i]] if i in choice else np.full(K, 1 / K) for i in range(len(SIZES))
+    ]
+    np.testing.assert_array_equal(weights, expected)
+
+
+@ENGINES
 def test_fedem(engine):
     made = federation(FedEM(**RATE), engine)
     models, share = fedem(made)
@@ -165,7 +223,9 @@ def with_norm():
     return nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-@pytest.mark.parametrize("method", [IFCA(), FedEM()], ids=["ifca", "fedem"])
+@pytest.mark.parametrize(
+    "method", [IFCA(), IFCA(start="clusters"), FedEM()], ids=["ifca", "clusters", "fedem"]
+)
 def test_engines_agree_with_batch_norm_and_small_blocks(method):
     loop, vector = (
         train(federation(method, engine, model=with_norm, engine_options=options), 5)
@@ -186,6 +246,83 @@ def test_statistics_of_a_mode_that_nobody_chose_stay():
             assert torch.equal(made.state.buffers[k], before[k]) == (k not in report.trained)
 
 
+def test_with_one_client_per_round_equal_modes_stay_equal():
+    """One client is no cluster: the modes are those of FedAvg until more of them reply."""
+    options = {"model": with_norm, "clients_per_round": 1, "participation": "everybody"}
+    waiting, plain = (
+        train(federation(method, modes=modes, **options), 6)
+        for method, modes in ((IFCA(start="clusters"), K), (fe.FedAvg(), 1))
+    )
+    for k in range(K):
+        for name in ("theta", "buffers"):
+            ours, theirs = (
+                made.state.buffers if name == "buffers" else made.state.modes[name]
+                for made in (waiting, plain)
+            )
+            torch.testing.assert_close(ours[k], theirs[0])
+            assert torch.equal(ours[k], ours[0])
+    assert waiting.personal_weights([0, 1]).tolist() == [[1 / K] * K] * 2
+
+
+def test_only_the_round_that_is_clustered_gathers_uploads():
+    made = federation(IFCA(start="clusters"), model=with_norm)
+    gathered = []
+    for _ in range(3):
+        result = made.engine.run_visits(*made.next_request())
+        gathered.append(result.cohort.members is not None)
+        train(made, 1)
+    assert gathered == [True, False, False]
+
+
+def test_a_run_from_clusters_continues_bit_by_bit(tmp_path):
+    """Saved before and after the round that is clustered."""
+    options = {"model": with_norm}
+    whole = train(federation(IFCA(start="clusters", probe_every=2), **options), 6)
+    for saved_after in (0, 1, 3):
+        part = train(federation(IFCA(start="clusters", probe_every=2), **options), saved_after)
+        tensors = part.state.tensors(part.engine.client_state_tensors())
+        state, memory = EnsembleState.of(tensors, saved_after, "cpu")
+        other = federation(IFCA(start="clusters", probe_every=2), **options)
+        other.state = state
+        other.engine.load_client_state(memory)
+        train(other, 6 - saved_after)
+        assert torch.equal(other.state.modes["theta"], whole.state.modes["theta"])
+        assert torch.equal(other.state.buffers, whole.state.buffers)
+
+
+def groups_of_clients(seed, clients=6):
+    """Four groups, each with a labelling rule of its own; clients have 20 to 200 examples."""
+    rng = np.random.default_rng(seed)
+    data, names = [], []
+    for group in range(4):
+        rule = rng.normal(size=(CLASSES, 16))
+        for number in range(clients):
+            x = rng.normal(size=(int(rng.integers(20, 200)), 16))
+            data.append((torch.tensor(x), torch.tensor((x @ rule.T).argmax(1))))
+            names.append(f"group {group}/{number}")
+    return fe.FederatedData.from_clients(data), names
+
+
+def recovered(seed, algorithm):
+    data, names = groups_of_clients(seed)
+    made = fe.Federation(
+        lambda: nn.Linear(16, CLASSES), data, algorithm, modes=4, clients_per_round=16,
+        epochs=2, batch_size=10, seed=seed, dtype=torch.float64,
+    )  # fmt: skip
+    train(made, 8)
+    choice = made.personal_weights(range(len(names))).argmax(1)
+    return recovered_share(choice, groups_in_names(names))
+
+
+def test_groups_are_found_whatever_the_seed():
+    """With random starts two groups share a mode under some seeds; from clusters, never."""
+    seeds = range(8)
+    random = [recovered(seed, IFCA(lr=0.2)) for seed in seeds]
+    clusters = [recovered(seed, IFCA(lr=0.2, start="clusters")) for seed in seeds]
+    assert min(random) < 0.8, random
+    assert min(clusters) >= 0.95, clusters
+
+
 def test_bytes():
     """4 clients; one mode is 12 values of 8 bytes; a choice takes one value."""
 
@@ -201,6 +338,9 @@ def test_bytes():
     whole, chosen = (up, n * K * model), (up, n * model)
     assert bytes_of(IFCA(probe_every=2)) == [whole, chosen, whole]
     assert bytes_of(IFCA(probe_every=0)) == [whole, chosen, chosen]
+    # The first choice that counts is that of round 2.
+    assert bytes_of(IFCA(start="clusters")) == [whole] * 3
+    assert bytes_of(IFCA(start="clusters", probe_every=0)) == [whole, whole, chosen]
 
 
 def test_time_of_devices_counts_all_modes():
@@ -236,6 +376,8 @@ def test_an_encoded_upload_is_one_mode():
 def test_errors():
     with pytest.raises(fe.InputError, match="probe_every >= 0; got -1"):
         IFCA(probe_every=-1)
+    with pytest.raises(fe.InputError, match="start 'random' or 'clusters'; got 'cluster'"):
+        IFCA(start="cluster")
     with pytest.raises(fe.InputError, match=r"'ifca' receive all modes .* 'independent-kfold'"):
         federation(IFCA(), schedule="independent-kfold")
     with pytest.raises(

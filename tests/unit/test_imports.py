@@ -79,7 +79,7 @@ ALLOWED["__main__"] = {"cli"}
 LIGHT = {
     "modeling": {"torch"},
     "core": {"torch", "numpy"},
-    "algorithms": {"torch", "scipy"},
+    "algorithms": {"torch", "scipy", "sklearn"},
     "schedules": {"torch", "numpy"},
     "participation": {"torch"},
     "robust": {"torch"},

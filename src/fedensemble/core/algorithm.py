@@ -16,7 +16,7 @@ from ..renamed import adopt_earlier_names
 from .hyperparameters import check_hyperparameters
 from .optimizer import SGD, Optimizer, optimizers
 from .problem import LocalProblem
-from .types import Cohort
+from .types import Cohort, RoundResult
 
 algorithms: Registry[type[Algorithm]] = Registry("algorithm", lambda: Algorithm, "algorithms")
 
@@ -216,6 +216,27 @@ class Algorithm(ABC):
     def broadcast(self, mode: Tree) -> Tree:
         """What a client downloads, from the server state of its mode."""
         return {"theta": mode["theta"]}
+
+    def gathers_uploads(self, sent: Tree) -> bool:
+        """Whether the server needs each upload of a round; by default what `gathers` says.
+
+        Override it for an algorithm that needs them in some rounds only.
+
+        Args:
+            sent: what is broadcast in the round, [K, P].
+        """
+        return self.gathers
+
+    def reassign(self, buffers: Tensor, result: RoundResult) -> RoundResult:
+        """The result of joint visits after the server has changed which modes clients trained.
+
+        By default nothing changes. Called only if the uploads of the round were gathered.
+
+        Args:
+            buffers: running statistics that were sent, [1, K * R].
+            result: of the engine, see `core/joint.py`.
+        """
+        return result
 
     def upload_bytes(
         self, uploads: Tree, shared_draw: Tensor, sent: Tree | None = None

@@ -79,7 +79,7 @@ def run_round(
         new = couple_modes(new, algorithm, (corrected or result).cohort, engine)
     # A server step on gathered uploads may depend on a device's free memory, and so differ between
     # the processes of a job. All of them continue with the modes of rank 0.
-    elif algorithm.gathers:
+    elif algorithm.gathers_uploads(request.sent):
         new = broadcast_modes(new, engine)
     # Modes without clients change, too, if they share parameters or interact with trained ones.
     everyone = report.trained and (shared is not None or algorithm.couples)
@@ -137,6 +137,8 @@ def finish_round(
     if aggregator.gathers:
         per_mode = aggregate(aggregator, algorithm, sent, request.buffers, result)
     if algorithm.joint:
+        if per_mode.cohort.members is not None:
+            per_mode = algorithm.reassign(request.buffers, per_mode)
         per_mode = split_result(per_mode, request.buffers, schedule.modes)
         trained = torch.nonzero(per_mode.cohort.count[:, 0] > 0).flatten().tolist()
     else:

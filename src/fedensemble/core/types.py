@@ -75,6 +75,7 @@ class Cohort:
     members: GatheredUploads | None = None  # the upload of each client, if the algorithm gathers
     round: int = 0  # counted from 0; set by every engine
     lr: float = math.nan  # learning rate of local training in this round; set by every engine
+    least: int = 1  # clients that a mode's update needs; a fleet sets its `min-cohort`
 
     @property
     def coin(self) -> Tensor:

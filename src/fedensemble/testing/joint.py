@@ -23,7 +23,10 @@ def check_joint_visits(algorithm: Algorithm, engine: str, modes: int, strata: in
     order = torch.arange(modes).roll(1)
     run = small_federation(algorithm, engine, modes, strata)
     other = small_federation(algorithm, engine, modes, strata)
-    theta = other.state.modes["theta"][order]
+    theta = other.state.modes["theta"]
+    if bool((theta == theta[:1]).all()):  # modes that start equal have no order yet
+        order = torch.arange(modes)
+    theta = theta[order]
     other.state = replace(other.state, modes=other.algorithm.init_mode(theta))
     train(run, rounds)
     train(other, rounds)

@@ -56,6 +56,44 @@ def trained_modes(uploads: Tree, modes: int) -> list[int]:
     return [k for k, flag in enumerate(flags) if flag is None or float(flag) > 0]
 
 
+def with_choices(result: RoundResult, buffers: Tensor, picks: Tensor) -> RoundResult:
+    """The result as if clients had trained other modes, for a round in which all modes were equal.
+
+    A client's change is the same for whichever of them it trained, so that the server may decide
+    afterwards. The mean over all clients is computed again, from the gathered uploads.
+
+    Args:
+        result: of the engine; each client trained one mode.
+        buffers: running statistics that were sent, [1, K * R].
+        picks: 1 for the modes that a client trained, else 0, [J, K]. More than one is allowed.
+    """
+    members = result.cohort.members
+    assert members is not None
+    modes = picks.shape[1]
+    # Modes of the same clients get the same row, and not one that is computed again: rounding may
+    # differ between rows of a matmul, and modes that are equal would no longer be.
+    groups, row = torch.unique(picks.T, dim=0, return_inverse=True)
+    weight = members.weight / members.weight.sum()
+    share = groups.to(weight.dtype) * weight  # [groups, J]
+
+    def mean(changes: Tensor) -> Tensor:
+        # The modes that a client did not train have a change of zero.
+        change = changes.reshape(len(changes), modes, -1).sum(1)  # [J, P]
+        of_groups: Tensor = share.to(change.dtype) @ change
+        return of_groups[row].reshape(1, -1)
+
+    dtype = result.uploads[_TRAINED.format(0)].dtype
+    flags = trained_flags(share.sum(1)[row].to(dtype))
+    changes = {name: value for name, value in members.uploads.items() if name not in flags}
+    return result._replace(
+        uploads={
+            **{name: mean(value) for name, value in changes.items()},
+            **{name: value.reshape(1, 1) for name, value in flags.items()},
+        },
+        buffers=buffers + mean(members.buffers - buffers),
+    )
+
+
 def split_result(result: RoundResult, buffers: Tensor, modes: int) -> RoundResult:
     """The result of joint visits with one row per mode, [K, P].
 

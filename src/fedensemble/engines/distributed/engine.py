@@ -120,7 +120,7 @@ class DistributedEngine(Engine):
                 weighted = _uploads_with_buffers(result, buffers)[name] * own_weight
             means[name] = self.ranks.sum(weighted) / total_weight.to(weighted.dtype)
         change = means.pop(_BUFFERS)
-        if algorithm.gathers:
+        if algorithm.gathers_uploads(sent):
             cohort = replace(cohort, members=self._gather_members(result, specs["members"], plan))
         # If a visit has diverged, the server's step raises: the round has failed.
         self._stale = not bool(loss.isfinite().all())

@@ -39,6 +39,7 @@ class _RoundInputs(NamedTuple):
     """What replies of a round are validated against."""
 
     algorithm: Algorithm
+    gathers: bool  # whether the server needs each upload
     reference: Tree  # upload of a client with zero gradient, [K, P]
     buffers: Tensor  # [K, R]
     uniform_draw: Tensor  # [K, 1]
@@ -118,7 +119,8 @@ class FlowerEngine(Engine):
             buffers.dtype
         )
         reference = expected_uploads(algorithm, sent, buffers, uniform_draw)
-        inputs = _RoundInputs(algorithm, reference, buffers, uniform_draw)
+        gathers = algorithm.gathers_uploads(sent)
+        inputs = _RoundInputs(algorithm, gathers, reference, buffers, uniform_draw)
         bytes_down = payload_bytes({**sent, BUFFERS: algorithm.sent_buffers(buffers)})
         pending = _PendingRound(round, inputs, bytes_down, skipped, self.recent_lengths)
         self._pending = pending
@@ -300,7 +302,8 @@ class FlowerEngine(Engine):
         pending = self._pending
         result = self._aggregate(pending.inputs, pending.replies, pending.bytes_down)
         lr = pending.inputs.algorithm.learning_rate(pending.round)
-        return result._replace(cohort=replace(result.cohort, round=pending.round, lr=lr))
+        cohort = replace(result.cohort, round=pending.round, lr=lr, least=self.limits.min_cohort)
+        return result._replace(cohort=cohort)
 
     def _aggregate(
         self, inputs: _RoundInputs, replies: dict[Visit, ValidReply], bytes_down: int
@@ -317,22 +320,20 @@ class FlowerEngine(Engine):
             )
             uploads = {name: value.unsqueeze(0) for name, value in reply.uploads.items()}
             means.add(mode, weight, {**uploads, BUFFERS: reply.buffers.unsqueeze(0)})
-            if inputs.algorithm.gathers:
+            if inputs.gathers:
                 members.append(
                     GatheredUploads(
                         torch.tensor([visit.client]),
                         mode,
                         weight,
                         uploads,
-                        buffers[mode] + reply.buffers,
+                        self._clamp(buffers[mode] + reply.buffers),
                     )
                 )
         uploads = means.mean() or {
             name: torch.zeros_like(value) for name, value in inputs.reference.items()
         }
-        buffers = buffers + uploads.pop(BUFFERS, torch.zeros_like(buffers))
-        if self.buffer_rules is not None:
-            buffers = self.buffer_rules.clamp_variances(buffers)
+        buffers = self._clamp(buffers + uploads.pop(BUFFERS, torch.zeros_like(buffers)))
         total_weight = len(self.sizes) if uniform else float(self.weights.sum())
         cohort = means.cohort(len(self.sizes), total_weight, inputs.uniform_draw)
         return RoundResult(
@@ -351,6 +352,11 @@ class FlowerEngine(Engine):
             ),
             reports=self._reports(inputs, replies) if self.reports_visits else None,
         )
+
+    def _clamp(self, buffers: Tensor) -> Tensor:
+        """Returns running statistics without negative variances, which rounding can cause."""
+        rules = self.buffer_rules
+        return buffers if rules is None else rules.clamp_variances(buffers)
 
     def _reports(self, inputs: _RoundInputs, replies: dict[Visit, ValidReply]) -> VisitReports:
         """Returns what clients report, and the lengths of the updates that count."""

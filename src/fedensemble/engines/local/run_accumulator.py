@@ -54,6 +54,7 @@ class RunAccumulator:
         # (positions in the plan, bytes), only if downloads differ between visits of a mode
         self.downloads: list[tuple[Tensor, Tensor]] = []
         self.new_state: list[tuple[Plan, Tree]] = []  # client state
+        self.gathers = request.algorithm.gathers_uploads(request.sent)
         self.members: list[GatheredUploads] = []
         # loss and gradient norm of received models, and lengths of updates, [3, J]
         self.reports: Tensor | None = None
@@ -107,7 +108,7 @@ class RunAccumulator:
         if algorithm.weighting == "uniform":
             weight = torch.ones_like(weight)
         members = []
-        if algorithm.gathers:
+        if self.gathers:
             # Copies, because the next replay of a CUDA graph overwrites the results of this block.
             uploads = {name: value.clone() for name, value in result.uploads.items()}
             client = to_device_async(part.client, buffers.device)

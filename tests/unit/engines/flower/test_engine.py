@@ -90,6 +90,33 @@ def test_a_mode_that_one_client_chose_is_not_updated():
     assert alone
 
 
+def test_clusters_of_first_updates_have_enough_clients():
+    """Of four clients. A mode without a cluster is the mean over all; with one, all modes are."""
+
+    def make():
+        algorithm = fe.algorithms.IFCA(start="clusters")
+        options = {"clients_per_round": 4, "batch_size": 3, "dtype": torch.float64}
+        return fe.Federation(normed, classification(), algorithm, modes=3, **options)
+
+    def fleet(least):
+        made = make()
+        rules = BufferRules.from_model(made.model, modes=3)
+        return FakeFleet(made, {"buffer_rules": rules, "limits": Limits(min_cohort=least)})
+
+    fleets = {least: fleet(least) for least in (1, 2, 3)}
+    for each in fleets.values():
+        each.rounds(1)
+    theta = {least: each.state.modes["theta"] for least, each in fleets.items()}
+    assert {least: len(torch.unique(value, dim=0)) for least, value in theta.items()} == {
+        1: 3,
+        2: 3,
+        3: 1,
+    }
+    torch.testing.assert_close(theta[2][2], theta[3][0])
+    fleets[1].rounds(3)
+    close(fleets[1], train(make(), 4))
+
+
 def test_a_client_that_claims_a_mode_that_is_not_there_is_refused():
     federation = small_federation(fe.algorithms.IFCA(), "loop", 3, 2)
     fleet = FakeFleet(federation)
