@@ -82,7 +82,8 @@ def test_the_readme_trains_in_twelve_lines_and_the_command_line_goes_on(tmp_path
     assert (tmp_path / "run1" / "report.html").exists()
     np.savez("inputs.npz", x=names["data"].x_test.numpy())
     (tmp_path / "run1" / "report.html").unlink()
-    console = next(block for block in blocks(readme, "console") if "run run1" in block)
+    tutorial = ROOT / "docs" / "tutorial-first-run.md"
+    console = next(block for block in blocks(tutorial, "console") if "run run1" in block)
     for command in console.splitlines():
         words = shlex.split(command.removeprefix("$ fedensemble "))
         subprocess.run([sys.executable, "-m", "fedensemble", *words], check=True)

@@ -11,6 +11,7 @@ from fedensemble.experiment.run import RunCallbacks
 from fedensemble.experiment.studies.paper_table import find_paper_table, read_reproduction
 from fedensemble.experiment.studies.reproduce import reproduce
 from fedensemble.report.figures.method_table import (
+    _gain_limits,
     difference,
     gain_curves,
     methods,
@@ -107,3 +108,9 @@ def test_mistakes_in_the_file_are_named(tmp_path):
     reproduction = read_reproduction(wrong, "smoke")
     with pytest.raises(InputError, match="baseline must be the label of a column; got 'FedAvgg'"):
         methods(reproduction, [])
+
+
+def test_a_method_that_fails_does_not_press_the_curves_of_the_others_together():
+    low, high = _gain_limits([0.02, 0.016, 0.05, -0.02, -0.9, -1.2])
+    assert -0.1 < low < -0.02 and 0.05 < high < 0.1
+    assert _gain_limits([0.0, 0.0])[0] < 0 < _gain_limits([0.0, 0.0])[1]

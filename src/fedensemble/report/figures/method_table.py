@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -228,9 +229,7 @@ def _gain_figure(
             axis.axhline(0, color="black", linewidth=0.8, linestyle="--")
             # The first tests, when nothing has learned yet, would squeeze all others.
             later = [g for _, gains in methods_of_row.values() for g in gains[len(gains) // 2 :]]
-            low, high = scaled(metric, min(later)), scaled(metric, max(later))
-            margin = 0.1 * (high - low or 1)
-            axis.set_ylim(low - margin, high + margin)
+            axis.set_ylim(*_gain_limits([scaled(metric, gain) for gain in later]))
             axis.set(
                 title=escape_label(row),
                 xlabel="visits per mode",
@@ -239,6 +238,19 @@ def _gain_figure(
         one_legend(figure, axes)
         figure.suptitle(escape_label(headline(reproduction)))
         return figure
+
+
+def _gain_limits(gains: Sequence[float]) -> tuple[float, float]:
+    """Limits of the axis of gains: methods near the baseline stay apart from each other.
+
+    A method that fails is so far behind that the others would lie on one line. Gains beyond six
+    times the median of all absolute gains do not count; their curves leave the figure.
+    """
+    near = 6 * median(abs(gain) for gain in gains)
+    shown = [gain for gain in gains if abs(gain) <= near] + [0.0]
+    low, high = min(shown), max(shown)
+    margin = 0.1 * (high - low or 1)
+    return low - margin, high + margin
 
 
 def _figure(
