@@ -402,7 +402,7 @@ class Federation:
             trained = self._run_visits(request) if result is None else result
             return self._simulate_attack(request, trained)
 
-        self.state, report = run_round(
+        state, report = run_round(
             self.state,
             algorithm=self.algorithm,
             schedule=self.schedule,
@@ -414,9 +414,13 @@ class Federation:
             train_clients=train_clients,
             shared=self._shared,
         )
-        self._outcome = None
-        self.history.add(report)
+        self.accept_round(state, report)
         return report
+
+    def accept_round(self, state: EnsembleState, report: RoundReport) -> None:
+        """Continues from the state after a round, which may have been computed elsewhere."""
+        self.state, self._outcome = state, None
+        self.history.add(report)
 
     def next_request(self) -> Request:
         """The next round's request to the engine; changes nothing."""

@@ -214,6 +214,7 @@ def test_data_are_concatenated_once(tmp_path, monkeypatch):
         return original(engines, requests)
 
     monkeypatch.setattr(run_groups, "run_visits", counted)
+    monkeypatch.setattr(run_groups, "FEWEST", 9)  # no stacks
     configs = [config(seed=seed, rounds=2 + seed) for seed in range(4)]  # one after another is done
     run_all([Task(c, tmp_path / str(c.seed), RunCallbacks()) for c in configs])
     assert len(sizes) == 4
@@ -256,6 +257,7 @@ def test_prefetched_inputs_are_dropped_when_data_are_concatenated():
 def test_no_more_data_are_concatenated_than_fit_into_memory(tmp_path, monkeypatch):
     one = build_data(config()).x.nbytes
     monkeypatch.setattr(run_groups, "_CPU_BYTES", 4 * one)
+    monkeypatch.setattr(run_groups, "FEWEST", 9)  # no stacks
     # the last one has a round more
     configs = [config(seed=seed, rounds=2 + seed // 5) for seed in range(6)]
     assert compare_alone_and_batched(tmp_path, configs, monkeypatch) == [4, 2, 4, 2]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 
@@ -14,41 +16,92 @@ from ...engines.local.local_engine import LocalEngine
 from ...engines.local.run_visits import NOT_PASSED_PER_VISIT, concatenate_data, run_visits
 from ...errors import FedEnsembleError
 from ...federation.federation import Federation
+from .run_stack import FEWEST, DoesNotFit, RunStack, stack_key
+
+logger = logging.getLogger("fedensemble")
 
 # Limits on the concatenated data of a group: a fraction of the free GPU memory, bytes on the CPU.
 _GPU_FRACTION = 0.2
 _CPU_BYTES = 4 << 30
 
 
+class Group(NamedTuple):
+    """Runs that train in one batch."""
+
+    indices: list[int]
+    stack: RunStack | None = None  # if the server's step is computed for all of them at once
+
+
 class Groups:
     """Groups of runs that train in one batch; computed again when the set of runs changes."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[int, ...], list[list[int]]] = {}  # by the indices of all runs
+        self._groups: dict[tuple[int, ...], list[Group]] = {}  # by the indices of all runs
         # Types of algorithms that failed in a batch of runs with different hyperparameters.
         self._unbatchable: set[Hashable] = set()
+        # Types of algorithms whose runs were not computed as one stack.
+        self._unstackable: set[Hashable] = set()
 
     def advance(self, runs: dict[int, Federation]) -> list[tuple[int, RoundReport | Exception]]:
         """Trains one round of each run; returns the report or the error of each run, by index."""
         groups = self._groups.get(tuple(runs))
         if groups is None:
-            groups = self._groups[tuple(runs)] = self._find_groups(runs)
+            # Stacks of earlier sets of runs would keep their states in memory.
+            self._groups = {tuple(runs): (groups := self._find_groups(runs))}
         outcomes: list[tuple[int, RoundReport | Exception]] = []
-        for indices in groups:
+        for indices, stack in groups:
             federations = [runs[index] for index in indices]
-            outcomes += zip(indices, self._train_round(federations), strict=True)
+            reports = None if stack is None else self._train_stack(stack)
+            outcomes += zip(indices, reports or self._train_round(federations), strict=True)
         return outcomes
 
-    def _find_groups(self, runs: dict[int, Federation]) -> list[list[int]]:
+    def _find_groups(self, runs: dict[int, Federation]) -> list[Group]:
         """Returns the indices of the runs of each group, and concatenates each group's data."""
         by_key: dict[Hashable, list[int]] = {}
         for index, federation in runs.items():
             key = batch_key(federation, self._unbatchable) or ("alone", index)
             by_key.setdefault(key, []).append(index)
-        groups = [part for indices in by_key.values() for part in _split_by_size(indices, runs)]
-        for indices in groups:
+        parts = [part for indices in by_key.values() for part in _split_by_size(indices, runs)]
+        for indices in parts:
             concatenate_data(_engines([runs[index] for index in indices]))
-        return groups
+        return [group for indices in parts for group in self._stack(indices, runs)]
+
+    def _stack(self, indices: list[int], runs: dict[int, Federation]) -> list[Group]:
+        """Divides runs that could train in one batch into stacks, or leaves them as they are.
+
+        A batch of all runs trains faster than several smaller ones, but each of its runs takes time
+        of its own. So stacks pay off only if they are not too small.
+        """
+        stacks: dict[Hashable, list[int]] = {}
+        for index in indices:
+            key = stack_key(runs[index])
+            if key is None or type(runs[index].algorithm) in self._unstackable:
+                return [Group(indices)]
+            stacks.setdefault(key, []).append(index)
+        if len(indices) < FEWEST * len(stacks):
+            return [Group(indices)]
+        return [
+            Group(part, RunStack([runs[index] for index in part]) if len(part) > 1 else None)
+            for part in stacks.values()
+        ]
+
+    def _train_stack(self, stack: RunStack) -> list[RoundReport | Exception] | None:
+        """Trains one round of a stack; returns None if it cannot be trained as one."""
+        started = time.perf_counter()
+        try:
+            outcomes: list[RoundReport | Exception] = [*stack.train_round()]
+        except DoesNotFit:
+            return None
+        except (RuntimeError, TypeError, ValueError) as error:
+            # Python control flow on a hyperparameter that differs ("if self.tau > 0"), on the
+            # server or on clients, or not enough memory. The runs have not changed. They train
+            # without a stack from here on, which raises the error again if it is another one.
+            logger.debug("Runs are not stacked: %s", error)
+            self._unstackable.add(type(stack.federations[0].algorithm))
+            self._groups.clear()
+            return None
+        _count_time(stack.federations, started)
+        return outcomes
 
     def _train_round(self, federations: list[Federation]) -> list[RoundReport | Exception]:
         """Trains one round of the runs of a group, and returns their reports or errors."""
@@ -80,10 +133,16 @@ class Groups:
                 outcomes.append(federation.run_round(result))
             except FedEnsembleError as error:
                 outcomes.append(error)
-        for federation in federations:
-            federation.seconds += (time.perf_counter() - started) / len(federations)
-            federation.trained_together = max(federation.trained_together, len(federations))
+        _count_time(federations, started)
         return outcomes
+
+
+def _count_time(federations: Sequence[Federation], started: float) -> None:
+    """Divides the time of a round among the runs that trained together."""
+    seconds = (time.perf_counter() - started) / len(federations)
+    for federation in federations:
+        federation.seconds += seconds
+        federation.trained_together = max(federation.trained_together, len(federations))
 
 
 def _engines(federations: Sequence[Federation]) -> list[LocalEngine]:
