@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +27,7 @@ from .console import console
 
 PLAIN_LINES = 5  # progress lines per run if the output is not a terminal
 COMPILING = "The first round compiles kernels for the GPU, up to half a minute"
+REFRESH_SECONDS = 0.1  # between two updates of a bar
 MANY = 10  # from this number of runs on, each run prints a single progress line
 
 
@@ -50,6 +53,7 @@ class ProgressDisplay:
             console=console,
             disable=not console.is_terminal,
             transient=runs > 1,
+            refresh_per_second=4 if runs >= MANY else 10,
         )
         self.total = self.bar.add_task("all runs", total=runs, note="", visible=runs > 1)
         self.preparing = self.bar.add_task(
@@ -90,13 +94,24 @@ class ProgressDisplay:
                 task, total=config.rounds, completed=rounds_done, note=note, visible=True
             )
 
+        updated = -math.inf
+
         def on_round_end(report: RoundReport, metrics: dict[str, float]) -> None:
+            nonlocal updated
             rounds = run_config.rounds
+            lines = 1 if self.runs >= MANY else PLAIN_LINES
+            prints = not self.console.is_terminal and report.round % max(1, rounds // lines) == 0
+            # A round of one of many runs may take less time than its line of text.
+            shows = self.console.is_terminal and (
+                report.round == rounds or time.monotonic() - updated >= REFRESH_SECONDS
+            )
+            if not prints and not shows:
+                return
+            updated = time.monotonic()
             text = format_round(report, metrics, run_config.last_test(report.round))
             visible = report.round < rounds or self.runs == 1
             self.bar.update(task, completed=report.round, note=text, visible=visible)
-            lines = 1 if self.runs >= MANY else PLAIN_LINES
-            if not self.console.is_terminal and report.round % max(1, rounds // lines) == 0:
+            if prints:
                 line = f"{label}: round {report.round}/{rounds}  {text}"
                 self.console.print(line, highlight=False, markup=False, emoji=False)
 

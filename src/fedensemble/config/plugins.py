@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,12 @@ class PluginTable(NamedTuple):
 
     def schema(self, names: Sequence[str]) -> type[Table]:
         """Returns the schema of the table with these plug-ins."""
-        return schema(self.path[-1], self.options(names))
+        return _table_schema(self.path, tuple(names), self._plug_ins(names))
+
+    def _plug_ins(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(
+            choice.registry[name] for choice, name in zip(self.choices, names, strict=True)
+        )
 
     def all_registered(self, names: Sequence[Any]) -> bool:
         """Returns whether all names are registered."""
@@ -131,6 +137,37 @@ PLUGIN_TABLES = (
     AVERAGE,
     ENGINE,
 )
+
+
+_TABLES = {table.path: table for table in PLUGIN_TABLES}
+
+
+# Making a schema takes a millisecond or more, and a search checks a config for each of its trials.
+# The plug-ins themselves are arguments, because a name may be registered again for another one.
+@lru_cache
+def _table_schema(
+    path: tuple[str, ...], names: tuple[str, ...], plug_ins: tuple[Any, ...]
+) -> type[Table]:
+    """Returns the schema of the table at a path with these plug-ins."""
+    return schema(path[-1], _TABLES[path].options(names))
+
+
+def algorithm_schema(algorithm: Sequence[str], optimizer: Sequence[str]) -> type[Table]:
+    """Returns the schema of `[algorithm]` with the table of its local optimizer.
+
+    Args:
+        algorithm, optimizer: the name of each, as a sequence of one.
+    """
+    return _algorithm_schema(
+        tuple(algorithm), ALGORITHM._plug_ins(algorithm), OPTIMIZER.schema(optimizer)
+    )
+
+
+@lru_cache
+def _algorithm_schema(
+    names: tuple[str, ...], plug_ins: tuple[Any, ...], optimizer: type[Table]
+) -> type[Table]:
+    return schema("algorithm", {**ALGORITHM.options(names), "optimizer": (optimizer, ...)})
 
 
 def drop_stale_options(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..errors import InputError, unknown
 from ..registry import Registry
 from .hints import suggest_keys
 from .messages import sentence
-from .plugin_tables import parameters, schema
+from .plugin_tables import parameters
 from .plugins import (
     AGGREGATOR,
     ALGORITHM,
@@ -37,6 +37,7 @@ from .plugins import (
     OPTIMIZER,
     PARTICIPATION,
     PluginTable,
+    algorithm_schema,
     as_table,
     build_aggregator,
     build_algorithm,
@@ -87,11 +88,7 @@ def check_algorithm(settings: dict[str, Any], problems: list[str]) -> dict[str, 
         optimizer_names = (OPTIMIZER.choices[0].default,)
     table_schema = None
     if algorithm_names and optimizer_names:
-        optimizer_schema = OPTIMIZER.schema(optimizer_names)
-        table_schema = schema(
-            "algorithm",
-            {**ALGORITHM.options(algorithm_names), "optimizer": (optimizer_schema, ...)},
-        )
+        table_schema = algorithm_schema(algorithm_names, optimizer_names)
     table, valid = _fill_defaults("algorithm", settings, table_schema, problems)
     if valid:
         optimizer_valid = try_build(

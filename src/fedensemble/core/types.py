@@ -74,7 +74,9 @@ class Cohort:
     )
     members: GatheredUploads | None = None  # the upload of each client, if the algorithm gathers
     round: int = 0  # counted from 0; set by every engine
-    lr: float = math.nan  # learning rate of local training in this round; set by every engine
+    # learning rate of local training in this round; set by every engine. [K, 1] if the modes are
+    # those of several runs that train together with different rates
+    lr: float | Tensor = math.nan
     least: int = 1  # clients that a mode's update needs; a fleet sets its `min-cohort`
 
     @property

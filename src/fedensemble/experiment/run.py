@@ -39,6 +39,7 @@ from .storage.run_folder import RunFolder, Say
 from .uncertainty_summary import load_ood
 
 CHECKPOINT_SECONDS = 10.0
+RECORD_SECONDS = 1.0  # between writes of records, if only the results are wanted
 # A run as a generator: it yields its federation, is sent the report of the next round, and returns
 # the summary.
 RunSteps = Generator[Federation, RoundReport, dict[str, Any]]
@@ -55,8 +56,9 @@ class RunCallbacks:
         on_error: called with the error if one of several runs fails; the others continue.
         stop_exploded: end a run whose loss has exploded with a DivergedError, as one whose loss is
             not finite; otherwise there is a warning, and training continues.
-        results_only: write no files that only a report or a longer run needs: clients.json,
-            predictions.json, and a checkpoint of the last round.
+        results_only: test after the last round only, write the records of rounds every second, and
+            write no files that only a report or a longer run needs: clients.json, predictions.json,
+            and a checkpoint of the last round.
     """
 
     on_message: Say = lambda text: None
@@ -149,6 +151,8 @@ def run_steps(
             catch_up(config.track, folder, config.values(), store.metrics())
             return summary
         check_installed(config.track)
+        if callbacks.results_only:
+            store.delay_metrics(RECORD_SECONDS)
         data, federation, facts = assemble(config, ranks, load_data)
         _check_last_steps(config, federation)
         if resume(federation, store.resume(facts, callbacks.on_message, extendable), ranks):
@@ -298,7 +302,8 @@ def _train(
     while federation.round < config.rounds:
         report = yield federation
         record = describe(report)
-        if report.round == config.last_test(report.round):
+        tests = not callbacks.results_only or report.round == config.rounds
+        if tests and report.round == config.last_test(report.round):
             if federation.algorithm.personal:
                 own_models(federation)  # collective, as in `follow_rank0`
             metrics, prediction = evaluate_run(config, federation, data)

@@ -1,12 +1,15 @@
 """Configs: layers that override one another, and messages for all problems."""
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fedensemble.algorithms import FedAvg
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import default_file, merge, read_toml, with_settings
+from fedensemble.core.algorithm import algorithms
 from fedensemble.errors import InputError
 from fedensemble.experiment.studies.compare import changes_of, make_comparison, read_comparison
 
@@ -279,3 +282,21 @@ def test_an_option_may_have_the_name_of_a_table():
     base = {"data": {"clients": 20}, "algorithm": {"name": "fedsplit", "average": "all"}}
     config = resolve(with_settings(base, ["algorithm.average=reporting"]))
     assert config.algorithm["average"] == "reporting" and config.average is None
+
+
+def test_a_name_that_is_registered_again_has_the_options_of_the_new_plug_in() -> None:
+    def register(option: str) -> None:
+        options = {"__annotations__": {option: float}, option: 1.0}
+        made = dataclass(frozen=True, kw_only=True)(type("Mine", (FedAvg,), options))
+        algorithms.register("mine")(made)
+
+    values = {"data": {"clients": 10}, "algorithm": {"name": "mine", "mu": 0.5}}
+    try:
+        register("mu")
+        assert resolve(values).algorithm["mu"] == 0.5
+        algorithms._items.pop("mine")
+        register("nu")
+        with pytest.raises(InputError, match="unknown key 'mu'"):
+            resolve(values)
+    finally:
+        algorithms._items.pop("mine")

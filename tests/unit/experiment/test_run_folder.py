@@ -14,6 +14,7 @@ from fedensemble.checkpoint_file import read_checkpoint, write_checkpoint
 from fedensemble.config.schema import Config, resolve
 from fedensemble.errors import StoreError
 from fedensemble.experiment.run import RunCallbacks, run
+from fedensemble.experiment.storage import metrics_log
 from fedensemble.experiment.storage.ensemble_file import load_ensemble
 from fedensemble.experiment.storage.metrics_log import BLOCK, MetricsLog, unpack
 from fedensemble.experiment.storage.run_folder import RunFolder
@@ -284,3 +285,24 @@ def test_a_line_that_is_not_a_record(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n' + line + b"\n")
     with pytest.raises(StoreError, match="line 2 is not the record of a round"):
         RunFolder(tmp_path).metrics()
+
+
+def test_records_may_wait_in_memory(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(metrics_log.time, "monotonic", lambda: now)
+    log, at_once = MetricsLog(tmp_path / "waits"), MetricsLog(tmp_path / "at-once")
+    log.delay = 1.0
+    sizes = []
+    for number in range(1, 6):
+        log.append({"round": number})
+        at_once.append({"round": number})
+        sizes.append(log.path.read_bytes().count(b"\n"))
+        now += 0.4
+    assert sizes == [1, 1, 1, 4, 4]
+    assert log.facts() == at_once.facts()
+    assert log.records() == at_once.records() and len(log.records()) == 5
+    assert log.path.read_bytes() == at_once.path.read_bytes()
+    log.append({"round": 6})
+    assert log.path.read_bytes().count(b"\n") == 5
+    log.sync()
+    assert log.path.read_bytes().count(b"\n") == 6

@@ -154,7 +154,9 @@ def test_settings(tmp_path, stacked, changes):
     ids=str,
 )
 def test_runs_that_do_not_fit_train_without_a_stack(tmp_path, stacked, changes):
-    compare(tmp_path, [config(**merge(changes, {"algorithm": {"lr": lr}})) for lr in (0.1, 0.2, 0.3)])
+    compare(
+        tmp_path, [config(**merge(changes, {"algorithm": {"lr": lr}})) for lr in (0.1, 0.2, 0.3)]
+    )
     assert stacked == []
 
 
@@ -174,7 +176,10 @@ def test_few_runs_of_each_shape_train_in_one_batch_instead(tmp_path, stacked):
 
 
 def test_runs_with_different_numbers_of_rounds(tmp_path, stacked):
-    configs = [config(algorithm={"lr": 0.01 * n}, rounds=rounds) for n, rounds in enumerate((3, 7, 7, 5), 1)]
+    configs = [
+        config(algorithm={"lr": 0.01 * n}, rounds=rounds)
+        for n, rounds in enumerate((3, 7, 7, 5), 1)
+    ]
     compare(tmp_path, configs)
     # The last two are no stack.
     assert stacked == [4, 4, 4, 3, 3]
@@ -309,7 +314,11 @@ def test_a_run_that_somebody_else_has_changed_is_taken_as_it_is():
             federation.run_round()
         if round == 1:
             for group in (federations, alone):
-                changed = {name: 0.5 * value for name, value in group[1].tensors().items() if "theta" in name}
+                changed = {
+                    name: 0.5 * value
+                    for name, value in group[1].tensors().items()
+                    if "theta" in name
+                }
                 group[1].restore({**group[1].tensors(), **changed}, group[1].round)
     for one, other in zip(federations, alone, strict=True):
         torch.testing.assert_close(one.tensors(), other.tensors(), rtol=1e-10, atol=1e-11)

@@ -13,7 +13,7 @@ from fedensemble.config.toml import read_toml
 from fedensemble.data import load
 from fedensemble.errors import DivergedError, InputError, StoreError
 from fedensemble.experiment.run import RunCallbacks, run
-from fedensemble.experiment.storage.run_folder import find_runs
+from fedensemble.experiment.storage.run_folder import RunFolder, find_runs
 from fedensemble.experiment.studies.compare import run_folder
 from fedensemble.experiment.studies.propose import RANDOM, propose
 from fedensemble.experiment.studies.tune import RECORD, make_search, read_trials, tune
@@ -199,6 +199,31 @@ def test_trials_write_no_files_that_only_reports_of_runs_need(searched):
         assert {"config.toml", "summary.json", "modes.safetensors", "metrics.jsonl"} <= names
         assert not names & {"predictions.json", "clients.json", "checkpoint"}
         assert store.changes() == ""
+
+
+def test_trials_are_tested_after_the_last_round_only(searched, tmp_path):
+    search, root, trials = searched
+    for store in find_runs(root):
+        assert ["test" in record for record in store.metrics()] == [False, False, True]
+    # Other runs are tested as the config says.
+    config = search.config(trials[0].settings, 0)
+    config = config.model_copy(
+        update={"evaluation": config.evaluation.model_copy(update={"every": 1})}
+    )
+    run(config, tmp_path)
+    assert all("test" in record for record in RunFolder(tmp_path).metrics())
+
+
+def test_the_records_of_a_trial_are_complete_on_disk_after_it(tmp_path):
+    search = make_search({**BASE, "rounds": 30}, [Choices("algorithm.lr", ("1e9", "0.1", "0.2"))])
+    trials = train(search, tmp_path, 3, 3)
+    for trial in trials:
+        folder = run_folder(search.config(trial.settings, 0), tmp_path)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rounds = [json.loads(line)["round"] for line in lines]
+        assert rounds == list(range(1, len(rounds) + 1))
+        assert (len(rounds) == 30) == (not trial.diverged)
+        assert not trial.diverged or len(rounds) >= 5
 
 
 def test_trials_that_cannot_share_a_program_are_trained_in_groups(tmp_path):

@@ -151,6 +151,6 @@ class GradientDifferences(ServerRate, CompressedUploads):
         """The server's next h: h + alpha share mean_S d_i; share is M/N with uniform weights."""
         return h + self.resolve_alpha(h.shape[-1]) * cohort.share * difference
 
-    def server_step_size(self, cohort: Cohort) -> float:
+    def server_step_size(self, cohort: Cohort) -> float | Tensor:
         """Step size of the server: its own rate times the clients' learning rate of the round."""
         return self.server_rate(cohort) * cohort.lr

@@ -41,7 +41,7 @@ class StackedResult(NamedTuple):
 
     uploads: Tree  # [R * K, P] weighted mean of each mode's uploads; zero without clients
     buffers: Tensor  # [R * K, R'] the same mean of running statistics
-    count: Tensor  # [R * K, 1] number of clients of each mode
+    clients: Tensor  # [R * K, 1] number of clients of each mode
     weight: Tensor  # [R * K, 1] sum of their aggregation weights
     loss: Tensor  # [R * J]
     first_bad_step: Tensor  # [R * J]
@@ -56,11 +56,15 @@ class StackedResult(NamedTuple):
             shared_draw: the round's shared random draw per mode, [R * K, 1].
         """
         share = self.weight / total
-        return Cohort(self.count, self.weight, share, population, shared_draw)
+        return Cohort(self.clients, self.weight, share, population, shared_draw)
 
 
 def make_stacked_plan(
-    engines: Sequence[LocalEngine], plans: Sequence[Plan], runs: Sequence[int], modes: int, round: int
+    engines: Sequence[LocalEngine],
+    plans: Sequence[Plan],
+    runs: Sequence[int],
+    modes: int,
+    round: int,
 ) -> StackedPlan:
     """Prepares the visits of a round.
 

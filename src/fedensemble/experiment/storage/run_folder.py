@@ -115,6 +115,9 @@ class RunFolder:
         # A start that is refused (data that do not fit, too little memory) must not leave an
         # unfinished run behind. Errors are ignored: another one is being raised already.
         with suppress(StoreError, OSError):
+            self._lock.check()
+            self._log.flush()
+        with suppress(StoreError, OSError):
             if self._new and not (self.done or self.diverged_file.exists() or self.metrics()):
                 self._lock.check()
                 self._delete_files()
@@ -296,6 +299,14 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """Returns one record per round; a last line that is incomplete is ignored."""
         return self._log.records()
+
+    def delay_metrics(self, seconds: float) -> None:
+        """Lets records wait in memory, and writes them together after so many seconds.
+
+        A kill loses those that wait. A checkpoint contains them all, and a run that resumes trains
+        the rounds after it again.
+        """
+        self._log.delay = seconds
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends the record of a round."""

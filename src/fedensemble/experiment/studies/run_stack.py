@@ -267,7 +267,9 @@ class RunStack:
         engine, results = self._engines[0], list[StackedResult]()
         if len(plan.mode) > engine.block:
             raise DoesNotFit
-        counts = torch.cat([self._engines[run].count_steps(plan.plans[run]) for run in self._sources])
+        counts = torch.cat(
+            [self._engines[run].count_steps(plan.plans[run]) for run in self._sources]
+        )
         lr = self._column(
             [federation.algorithm.learning_rate(state.round) for federation in self.federations]
         )
@@ -339,7 +341,11 @@ def _local(federation: Federation) -> LocalEngine:
 def _stream_key(federation: Federation) -> Hashable:
     """A key that is equal for runs with the same plans and batches in every round."""
     engine = _local(federation)
-    tensors: Tree = {**federation.state.schedule, "sizes": engine.host_sizes, "first": engine.starts}
+    tensors: Tree = {
+        **federation.state.schedule,
+        "sizes": engine.host_sizes,
+        "first": engine.starts,
+    }
     arrays = tuple((name, value.cpu().numpy().tobytes()) for name, value in tensors.items())
     return federation.schedule, engine.seed, arrays
 
