@@ -24,7 +24,7 @@ from .run_groups import Groups, batch_key
 
 # Runs that are open at the same time. Each holds its modes in memory, and its data unless another
 # run has the same.
-MAX_OPEN_RUNS = 48
+MAX_OPEN_RUNS = 64
 
 Outcome = dict[str, Any] | DivergedError  # the summary, or the error of a run that has diverged
 

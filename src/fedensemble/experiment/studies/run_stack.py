@@ -172,7 +172,9 @@ class RunStack:
         lr = [federation.algorithm.learning_rate(state.round) for federation in self.federations]
         draws = self._shared_draws(state.round)
         cohort = replace(
-            result.cohort(self._totals, len(self._first.data), draws.to(self._totals)),
+            result.cohort(
+                self._totals, len(self._first.data), to_device_async(draws, self._totals.device)
+            ),
             round=state.round,
             lr=lr[0] if len(set(lr)) == 1 else self._column(lr).repeat_interleave(self.modes, 0),
         )
