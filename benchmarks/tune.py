@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from fedensemble import durable
-from fedensemble.cli.tune import tune_settings
+from fedensemble.cli.commands.tune import tune_settings
 from fedensemble.config.toml import default_file, read_toml, with_settings
 from fedensemble.experiment import run
 from fedensemble.experiment.storage.run_folder import RunFolder

@@ -25,9 +25,9 @@ from ...core.engine import Engine
 from ...core.participation import Everybody
 from ...core.round import check_losses_finite, update_modes
 from ...core.schedule import Schedule
-from ...core.traffic import bytes_down, bytes_up, takes_optional_argument
 from ...core.types import EnsembleState, RoundReport, RoundResult
-from ...core.visit_keys import shared_uniform
+from ...core.visits.traffic import bytes_down, bytes_up, takes_optional_argument
+from ...core.visits.visit_keys import shared_uniform
 from ...engines.local.block import with_hyperparameters
 from ...engines.local.device_cache import to_device_async
 from ...engines.local.local_engine import LocalEngine
