@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from scipy import stats
 
 from ...experiment.studies.compare import mean_and_std
 from ...experiment.studies.paper_table import Reproduction
@@ -23,7 +24,7 @@ from ..tables.result_table import (
     scaled,
     show,
 )
-from .method_table import MINUTES, SEEDS
+from .method_table import CONFIDENCE, MINUTES, SEEDS, difference, values_by_seed
 from .paper_grid import PaperReport, headline, over_seeds
 from .plots import STYLE, escape_label
 
@@ -40,6 +41,8 @@ COLUMNS = (
 )
 HEADER = ("row", "method", "metric", "mean", "standard deviation", "seeds")
 RECOVERED = "groups found %"
+RECOVERED_LEAST = f"{RECOVERED}, worst seed"
+ENOUGH = 0.95  # share of clients that a method must find for each seed
 
 
 def client_methods(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
@@ -66,8 +69,9 @@ def client_methods(reproduction: Reproduction, results: Sequence[CellResult]) ->
             cells = [line[2 + place] for line in lines[first:]]
             best |= {(first + index, 2 + place) for index in best_places(metric, cells)}
         notes += _comparison(row, own, reproduction.table.options, new)
+        notes += _found_groups(row, own)
     titles = [TITLES[metric] + (f", {rest}" if rest else "") for metric, _, _, rest in COLUMNS]
-    groups = (RECOVERED,) if found_groups else ()
+    groups = (RECOVERED, RECOVERED_LEAST) if found_groups else ()
     header = ("", "method", *titles, *groups, UPLOADED, DOWNLOADED, MINUTES, SEEDS)
     figures = {"table.png": _figure(reproduction, known, new)} if known else {}
     return PaperReport(
@@ -98,8 +102,9 @@ def _line(row: str, result: CellResult, new: Mapping[str, str], *, groups: bool)
         spread = mean_and_std(values)[1] if len(values) > 1 else None
         cells.append(show(metric, mean_and_std(values)[0], spread) if values else NONE)
     if groups:
-        shares = list(over_seeds(result.runs, "recovered", result.cell.way))
-        cells.append(f"{100 * mean_and_std(shares)[0]:.1f}" if shares else NONE)
+        shares = over_seeds(result.runs, "recovered", result.cell.way)
+        found = (mean_and_std(list(shares))[0], min(shares)) if shares else ()
+        cells += [f"{100 * share:.1f}" for share in found] or [NONE, NONE]
     up, down = total_bytes(result)
     minutes = mean_and_std([summary["seconds"] for summary in result.runs.summaries])[0] / 60
     traffic = (in_megabytes(up), in_megabytes(down), f"{minutes:.2g}")
@@ -126,6 +131,11 @@ def _numbers(row: str, result: CellResult, new: Mapping[str, str]) -> list[tuple
         texts = ["" if math.isnan(value) else f"{value:.6g}" for value in (mean, spread)]
         name = f"{metric}_{statistic}{'_new' if of_new else ''}"
         lines.append((row, result.cell.column, name, *texts, str(len(values))))
+    shares = list(over_seeds(result.runs, "recovered", result.cell.way))
+    if shares:
+        texts = [f"{value:.6g}" for value in mean_and_std(shares)]
+        lines.append((row, result.cell.column, "recovered", *texts, str(len(shares))))
+        lines.append((row, result.cell.column, "recovered_least", f"{min(shares):.6g}", "", ""))
     for name, value in zip(("bytes_up", "bytes_down"), total_bytes(result), strict=True):
         lines.append((row, result.cell.column, name, f"{value:.6g}", "", ""))
     return lines
@@ -134,7 +144,7 @@ def _numbers(row: str, result: CellResult, new: Mapping[str, str]) -> list[tuple
 def _comparison(
     row: str, own: Sequence[CellResult], options: Mapping[str, object], new: Mapping[str, str]
 ) -> list[str]:
-    """How far the column `compare` is ahead of `with`, and the ratio of their bytes."""
+    """How far the column `compare` is ahead of `with`, its interval, and their bytes."""
     by_column = {result.cell.column: result for result in own}
     ours, theirs = (by_column.get(str(options.get(name, ""))) for name in ("compare", "with"))
     if ours is None or theirs is None:
@@ -148,9 +158,52 @@ def _comparison(
     gap = 100 * (mean_and_std(mine)[0] - mean_and_std(other)[0])
     return [
         f"{row}: {ours.cell.column} is {abs(gap):.2f} points of accuracy "
-        f"{'ahead of' if gap >= 0 else 'behind'} {theirs.cell.column}, with "
+        f"{'ahead of' if gap >= 0 else 'behind'} {theirs.cell.column}{_interval(ours, theirs)}, "
+        f"with {in_megabytes(bytes_of[0])} MB against {in_megabytes(bytes_of[1])} MB, "
         f"{bytes_of[0] / bytes_of[1]:.2f} of its bytes."
     ]
+
+
+def _interval(ours: CellResult, theirs: CellResult) -> str:
+    """The 95 % interval of the difference in accuracy, in words; empty if it is not known.
+
+    With several seeds, that of the mean of the differences by seed (Student's t). With one seed,
+    that of the clients of this run, as if those of the two runs were independent: the same clients
+    are in both, so that it is rather too wide.
+    """
+    gap, half = difference(*(values_by_seed(each, "accuracy_mean") for each in (ours, theirs)))
+    if math.isnan(gap):
+        return ""
+    of = f"over {len(values_by_seed(ours, 'accuracy_mean'))} seeds"
+    if math.isnan(half):
+        spreads, counts = (
+            [next(iter(over_seeds(each.runs, name, each.cell.way)), math.nan) for each in both]
+            for name, both in (("accuracy_std", (ours, theirs)), ("clients", (ours, theirs)))
+        )
+        variance = sum(s**2 / max(n - 1, 1) for s, n in zip(spreads, counts, strict=True))
+        half = float(stats.norm.ppf(0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
+        of = f"over {counts[0]:g} clients of one seed"
+    if math.isnan(half):
+        return ""
+    low, high = (scaled("accuracy", gap + sign * half) for sign in (-1, 1))
+    return f" ({100 * CONFIDENCE:.0f} % CI of the difference {low:+.2f} to {high:+.2f}, {of})"
+
+
+def _found_groups(row: str, own: Sequence[CellResult]) -> list[str]:
+    """Which methods find the groups of enough clients for every seed, if groups are known."""
+    shares = {r.cell.column: over_seeds(r.runs, "recovered", r.cell.way) for r in own}
+    known = {column: found for column, found in shares.items() if found}
+    if not known:
+        return []
+    good = [
+        f"{column} (at least {100 * min(found):.1f} %)"
+        for column, found in known.items()
+        if min(found) >= ENOUGH
+    ]
+    seeds = max(len(found) for found in known.values())
+    each = f"for each of {seeds} seeds" if seeds > 1 else "for the one seed"
+    what = f"The group of at least {100 * ENOUGH:.0f} % of the clients is found {each} by"
+    return [f"{row}: {what} {', '.join(good) if good else 'no method'}."]
 
 
 def _figure(
