@@ -1,10 +1,10 @@
-"""Runs Flower's `flwr-clientapp` in forks of a process that has imported PyTorch and Flower.
+"""Runs Flower's `flwr-clientapp` in forks of a process that has imported what clients import.
 
 A SuperNode starts a process per message, by its name in PATH, and nine tenths of what such a
-process computes are these two imports. The tests therefore put a script of that name in front of
-PATH. It hands its arguments and its output on to a server, which forks. Each message still has a
-process of its own, which imports the app and fedensemble for itself and dies when the SuperNode's
-processes are killed.
+process computes are the imports of PyTorch, Flower and fedensemble. The tests therefore put a
+script of that name in front of PATH. It hands its arguments and its output on to a server, which
+forks. Each message still has a process of its own, which imports the app for itself and dies when
+the SuperNode's processes are killed.
 """
 
 import json
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 SCRIPT = """#!{python} -IS
@@ -89,9 +90,14 @@ def die_with_the_script(connection: socket.socket) -> None:
 
 
 def main(address: str) -> None:
-    import torch  # noqa: F401
+    for name in ("deploy.app", "deploy.client_calibration", "engines.flower.client"):
+        import_module(f"fedensemble.{name}")
+    import httpcore  # noqa: F401 (httpx imports it when a client is made)
     from flwr.supernode.cli import flwr_clientapp
 
+    from fedensemble.config.schema import resolve
+
+    resolve({"data": {"clients": 4}})  # imports what is registered
     connection = fork_per_message(address)
     threading.Thread(target=die_with_the_script, args=(connection,), daemon=True).start()
     sys.exit(flwr_clientapp())

@@ -21,7 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from ..checkpoint_file import write_bytes
+from ..durable import write_bytes
 from ..errors import InputError
 
 ED25519_BYTES = 64  # length of a signature

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 from torch import Tensor
 
 
@@ -34,4 +34,6 @@ def recovered_share(choice: Tensor, groups: Sequence[str]) -> float:
     counts = np.zeros((numbers.max() + 1, max(int(chosen.max()) + 1, 1)), dtype=np.int64)
     known = chosen >= 0
     np.add.at(counts, (numbers[known], chosen[known]), 1)
-    return float(counts[linear_sum_assignment(counts, maximize=True)].sum() / len(chosen))
+    return float(
+        counts[scipy.optimize.linear_sum_assignment(counts, maximize=True)].sum() / len(chosen)
+    )

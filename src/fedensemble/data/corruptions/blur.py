@@ -1,8 +1,8 @@
 """Blur: defocus, frosted glass, motion and zoom."""
 
 import numpy as np
+import scipy  # loads scipy.ndimage when it is used, which takes a quarter of a second
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from .warp import motion_kernel, zoom_center
 
@@ -12,7 +12,9 @@ Images = NDArray[np.float64]
 def defocus_blur(x: Images, severity: int, rng: np.random.Generator) -> Images:
     """Averages over a disk, the image of a point that is out of focus."""
     radius, softness = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[severity]
-    blurred: Images = ndimage.correlate(x, soft_disk(radius, softness)[None, None], mode="mirror")
+    blurred: Images = scipy.ndimage.correlate(
+        x, soft_disk(radius, softness)[None, None], mode="mirror"
+    )
     return blurred
 
 
@@ -29,7 +31,7 @@ def soft_disk(radius: float, softness: float) -> NDArray[np.float64]:
     side = np.exp(-1 / (2 * softness**2))
     weights = np.array([side, 1, side]) / (1 + 2 * side)
     for axis in (0, 1):
-        disk = ndimage.correlate1d(disk, weights, axis=axis, mode="constant")
+        disk = scipy.ndimage.correlate1d(disk, weights, axis=axis, mode="constant")
     normalized: NDArray[np.float64] = disk / disk.sum()
     return normalized
 
@@ -51,7 +53,7 @@ def glass_blur(x: Images, severity: int, rng: np.random.Generator) -> Images:
 
 
 def _gaussian(x: Images, sigma: float) -> Images:
-    blurred: Images = ndimage.gaussian_filter(x, (0, 0, sigma, sigma), mode="nearest")
+    blurred: Images = scipy.ndimage.gaussian_filter(x, (0, 0, sigma, sigma), mode="nearest")
     return blurred
 
 

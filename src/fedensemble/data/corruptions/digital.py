@@ -7,8 +7,8 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from .warp import sample
 
@@ -39,7 +39,7 @@ def elastic_transform(x: Images, severity: int, rng: np.random.Generator) -> Ima
         return x
     moves = rng.uniform(-1, 1, (2, n, height, width))
     sigma = smoothness[severity]
-    right, down = strength[severity] * ndimage.gaussian_filter(
+    right, down = strength[severity] * scipy.ndimage.gaussian_filter(
         moves, (0, 0, sigma, sigma), mode="reflect", truncate=3
     )
     return sample(x, rows + down, columns + right)

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import ndimage
 
 Images = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def _zoom_matrix(size: int, factor: float) -> NDArray[np.float64]:
     """Returns the matrix that enlarges the middle of a row of `size` pixels to `size` pixels."""
     kept = math.ceil(size / factor)
     first = (size - kept) // 2
-    enlarged = ndimage.zoom(np.eye(kept), (factor, 1), order=1)
+    enlarged = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
     extra = (len(enlarged) - size) // 2
     matrix = np.zeros((size, size))
     matrix[:, first : first + kept] = enlarged[extra : extra + size]

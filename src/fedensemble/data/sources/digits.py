@@ -1,6 +1,10 @@
 """Digits: 1,797 small images of handwritten digits that scikit-learn contains; no download."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ...arguments import require_fraction
 from ...errors import DataError
@@ -23,13 +27,8 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Dataset:
             that runs with different seeds have the same test set.
     """
     test_fraction = require_fraction("dataset 'digits'", "test_fraction", test_fraction)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError(
-            "Dataset 'digits' comes with scikit-learn: run `pip install scikit-learn`."
-        ) from None
-    pixels, y = load_digits(return_X_y=True)
+    table = _read_table()
+    pixels, y = table[:, :-1], table[:, -1]
     x, y = pixels.astype(np.uint8).reshape(-1, 1, 8, 8), y.astype(np.int64)
     test = draw_holdout_mask(y, test_fraction, split_seed)
     x_test, y_test = (x[test], y[test]) if test.any() else (None, None)
@@ -48,3 +47,21 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Dataset:
         standardise=STANDARDISE,
         info=info,
     )
+
+
+def _read_table() -> NDArray[np.float64]:
+    """Returns 64 pixels and the label of each image, from scikit-learn's file."""
+    # `find_spec` finds the package without importing it: that takes a second, and `load_digits`
+    # would do no more than read this file.
+    package = find_spec("sklearn")
+    if package is None:
+        raise DataError("Dataset 'digits' comes with scikit-learn: run `pip install scikit-learn`.")
+    for folder in package.submodule_search_locations or ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            return np.loadtxt(file, delimiter=",")
+    # a version that keeps its files elsewhere
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels])
