@@ -14,6 +14,7 @@ from .data.client_rows import as_owners, check_owners
 from .errors import InputError
 from .metrics import BINS, MIN_PROBABILITY, round_to_6_digits
 from .predict import Prediction
+from .uncertainty.calibration_error import top_bin
 from .uncertainty.targets import check_below, check_targets
 
 CLASSIFICATION = ("accuracy", "nll", "ece")
@@ -166,11 +167,9 @@ def _classification(mean: Tensor, target: Tensor, owner: Tensor, count: int) -> 
     confidence, label = mean.max(-1)
     correct = (label == target).double()
     of_target = mean.gather(1, target.unsqueeze(1)).squeeze(1)
-    # As torchmetrics in `evaluate`: edges in float32, and one more bin for confidences of 1. Bin b
-    # of client i is cell i * bins + b.
-    edges = torch.linspace(0, 1, BINS + 1, device=mean.device)
-    cell = owner * len(edges) + torch.bucketize(confidence.float(), edges[1:], right=True)
-    gaps = torch.zeros(count * len(edges), dtype=mean.dtype, device=mean.device)
+    # Bins as in `evaluate`. Bin b of client i is cell i * (BINS + 1) + b.
+    cell = owner * (BINS + 1) + top_bin(confidence, BINS)
+    gaps = torch.zeros(count * (BINS + 1), dtype=mean.dtype, device=mean.device)
     gaps.index_add_(0, cell, correct - confidence)
     examples = torch.bincount(owner, minlength=count)
     return {

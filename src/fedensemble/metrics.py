@@ -13,6 +13,7 @@ from .predict import Prediction
 from .uncertainty.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
+    expected_calibration_error,
 )
 from .uncertainty.intervals import (
     gaussian_mixture_interval,
@@ -215,14 +216,12 @@ def ood_metrics(
     }
 
 
-def round_to_6_digits(value: Tensor) -> float:
+def round_to_6_digits(value: Tensor | float) -> float:
     """The value rounded to 6 significant digits, which keeps result files short."""
     return float(f"{float(value):.6g}")
 
 
 def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
     classes = prediction.mean.shape[-1]
     if classes < 2:
         raise InputError("These metrics need two classes or more, and the prediction has one.")
@@ -242,7 +241,7 @@ def _classification(prediction: Prediction, targets: Tensor) -> dict[str, float]
         "mode_accuracy_max": float(accuracies.max()),
         "nll": float(-of_target.clamp(min=MIN_PROBABILITY).log().mean()),
         "brier": float(((mean - onehot) ** 2).sum(1).mean()),
-        "ece": float(multiclass_calibration_error(mean, target, num_classes=classes, n_bins=BINS)),
+        "ece": expected_calibration_error(mean, target, BINS),
         "entropy": float(prediction.entropy.double().mean()),
         "mode_entropy": float(prediction.member_entropy.double().mean()),
         "mutual_information": float(prediction.mutual_information.double().mean()),

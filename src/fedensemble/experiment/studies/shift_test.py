@@ -30,6 +30,7 @@ from ...errors import DataError, InputError
 from ...federation.federation import Federation
 from ...metrics import BINS, MIN_PROBABILITY, ood_metrics, round_to_6_digits
 from ...predict import Ensemble, Prediction
+from ...uncertainty.calibration_error import expected_calibration_error
 from ..storage.ensemble_file import read_ensemble
 from ..storage.read_json import read_table
 from ..storage.run_folder import RunFolder
@@ -259,13 +260,10 @@ def label_metrics(mean: Tensor, target: Tensor) -> dict[str, float]:
 
     They are three of its many metrics, and the only ones that tables of corruptions need.
     """
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
     mean = mean.double()
     of_target = mean.gather(1, target.unsqueeze(1)).squeeze(1)
-    error = multiclass_calibration_error(mean, target, num_classes=mean.shape[-1], n_bins=BINS)
     return {
         "accuracy": round_to_6_digits((mean.argmax(-1) == target).double().mean()),
         "nll": round_to_6_digits(-of_target.clamp(min=MIN_PROBABILITY).log().mean()),
-        "ece": round_to_6_digits(error),
+        "ece": round_to_6_digits(expected_calibration_error(mean, target, BINS)),
     }
