@@ -9,19 +9,23 @@ DOCS := $(VENV)/.installed-docs
 TORCH ?= 2.8.0
 TORCH_VENV := .venv-torch-$(TORCH)
 TESTS ?= tests src
+# Compiled modules are kept, even if the environment says otherwise: the tests start hundreds of processes, and each would
+# compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-torch lint types docs dist clean
 
 run: $(BASE)
 	$(BIN)/fedensemble compare
 
-# Two test processes with one thread each, because more threads than cores slow each other down.
+# Three test processes for two cores: one of them tests the fleet first and mostly waits for messages. One thread each,
+# because more threads than cores slow each other down.
 test: $(STAMP) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 # The tests with another torch, in an environment of its own: `make test-torch TORCH=2.11.0`.
 test-torch: $(TORCH_VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadgroup $(TESTS)
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

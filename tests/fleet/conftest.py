@@ -21,7 +21,7 @@ from fedensemble.config.schema import resolve
 from fedensemble.deploy.generate import write_app
 
 from ..e2e import command_line
-from . import forked_client
+from . import forked_apps
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_tls"
 CLIENTS = 4
@@ -96,7 +96,7 @@ class TestedFleet:
                 self.sign(app)
         run = self.folder / f"run-{name}"
         self.number = self.run(
-            app, run_dir=str(run), clients=clients, poll=0.2, **{"min_cohort": 1, **settings}
+            app, run_dir=str(run), clients=clients, poll=0.5, **{"min_cohort": 1, **settings}
         )
         return run
 
@@ -186,12 +186,30 @@ class TestedFleet:
             except (ssl.SSLError, ConnectionError):
                 return 0, b""
 
+    def ask(self, path, message):
+        """Status and answer of a call as the operator makes it, without the second that `flwr`
+        takes to start.
+        """
+        context = ssl.create_default_context(cafile=self.folder / "keys" / "ca.crt")
+        return self.post(self.port, f"/v1/control/{path}", message, context)
+
+    def register(self, name):
+        """Registers a node under a name, as `flwr supernode register` does; returns its id."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        key = load_ssh_public_key(Path(f"{self.make_node(name)}.pub").read_bytes())
+        message = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+        status, answer = self.ask("register-node", message)
+        assert status == 200, status
+        return str(RegisterNodeResponse.FromString(answer).node_id)
+
     def nodes(self):
-        """Statuses of the nodes. Asks as `flwr supernode list` does, whose start takes a second."""
+        """Statuses of the nodes, as `flwr supernode list` shows them."""
         from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 
-        context = ssl.create_default_context(cafile=self.folder / "keys" / "ca.crt")
-        _, answer = self.post(self.port, "/v1/control/list-nodes", ListNodesRequest(), context)
+        _, answer = self.ask("list-nodes", ListNodesRequest())
         listed = ListNodesResponse.FromString(answer).nodes_info
         return {str(node.node_id): node.status for node in listed}
 
@@ -213,9 +231,10 @@ def fleet(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", source)
         made = module.Fleet(folder)
-    clients = forked_client.start(folder / "forks", made.environment)
+    names = ("flwr-clientapp", "flwr-serverapp")
+    forks = forked_apps.start(folder / "forks", made.environment, *names)
     with made as started:
-        made.started["forks"] = clients  # ends with the fleet
+        made.started["forks"] = forks  # ends with the fleet
         tested = TestedFleet(started, module)
         started.superlink()
         started.gateway()
@@ -224,7 +243,7 @@ def fleet(tmp_path_factory):
             own = folder / "memory" / f"client-{number}"
             own.mkdir(parents=True)
             np.savez(own / "mine.npz", x=x.numpy(), y=y.numpy())
-            started.register(f"client-{number}")
+            tested.register(f"client-{number}")
             started.node(number, data=own / "mine.npz")
         yield tested
     tested.until(lambda: not tested.processes(), "some processes are left")

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 
 import fedensemble
 
-from . import forked_client
+from . import forked_apps
 
 pytestmark = [pytest.mark.fleet, pytest.mark.xdist_group("fleet"), pytest.mark.timeout(1800)]
 
@@ -83,7 +83,7 @@ def followed(tmp_path):
         "NO_PROXY": "localhost,127.0.0.1",
     }
     log = tmp_path / "log.txt"
-    forks = forked_client.start(tmp_path / "forks", environment)
+    forks = forked_apps.start(tmp_path / "forks", environment, "flwr-clientapp")
     try:
         with log.open("wb") as output:
             done = subprocess.run(

@@ -1,12 +1,14 @@
-"""Runs Flower's `flwr-clientapp` in forks of a process that has imported what clients import.
+"""Runs Flower's apps in forks of a process that has imported what they import.
 
-A SuperNode starts a process per message, by its name in PATH, and nine tenths of what such a
-process computes are the imports of PyTorch, Flower and fedensemble. The tests therefore put a
-script of that name in front of PATH. It hands its arguments and its output on to a server, which
-forks. Each message still has a process of its own, which imports the app for itself and dies when
-the SuperNode's processes are killed.
+A SuperNode starts a process per message, `flwr-clientapp`, and a SuperLink one per run,
+`flwr-serverapp`, by their names in PATH. Nine tenths of what such a process computes are the
+imports of PyTorch, Flower and fedensemble, and another part is to tidy them up at its end. The
+tests therefore put scripts of these names in front of PATH. A script hands its arguments and its
+output on to a server, which forks. Each message still has a process of its own, which imports the
+app for itself and dies when the SuperNode's processes are killed.
 """
 
+import gc
 import json
 import os
 import signal
@@ -28,12 +30,16 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 """
 
 
-def start(folder: Path, environment: dict[str, str]) -> subprocess.Popen:
-    """Starts the server, and puts the script into the environment's PATH."""
+def start(folder: Path, environment: dict[str, str], *names: str) -> subprocess.Popen:
+    """Starts the server, and puts scripts with the names of Flower's commands into the
+    environment's PATH.
+    """
     folder.mkdir()
-    address, script = folder / "socket", folder / "flwr-clientapp"
-    script.write_text(SCRIPT.format(python=sys.executable, address=str(address)))
-    script.chmod(0o700)
+    address = folder / "socket"
+    for name in names:
+        script = folder / name
+        script.write_text(SCRIPT.format(python=sys.executable, address=str(address)))
+        script.chmod(0o700)
     environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
     with open(folder / "log", "wb") as log:
         server = subprocess.Popen(
@@ -90,17 +96,28 @@ def die_with_the_script(connection: socket.socket) -> None:
 
 
 def main(address: str) -> None:
-    for name in ("deploy.app", "deploy.client_calibration", "engines.flower.client"):
-        import_module(f"fedensemble.{name}")
+    for name in ("app", "client_calibration", "server"):
+        import_module(f"fedensemble.deploy.{name}")
     import httpcore  # noqa: F401 (httpx imports it when a client is made)
+    from flwr.superlink.cli import flwr_serverapp
     from flwr.supernode.cli import flwr_clientapp
 
     from fedensemble.config.schema import resolve
 
     resolve({"data": {"clients": 4}})  # imports what is registered
+    # A fork shares the memory of this process until it writes. The collector would write to every
+    # object, and copy everything.
+    gc.collect()
+    gc.freeze()
     connection = fork_per_message(address)
     threading.Thread(target=die_with_the_script, args=(connection,), daemon=True).start()
-    sys.exit(flwr_clientapp())
+    apps = {"flwr-clientapp": flwr_clientapp, "flwr-serverapp": flwr_serverapp}
+    try:
+        apps[Path(sys.argv[0]).name]()
+    except SystemExit as end:  # Flower has already called what it calls at the end of a process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(end.code or 0))
 
 
 if __name__ == "__main__":
