@@ -26,6 +26,7 @@ from flwr.supernode.cli.flower_supernode import (
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.start_client_internal import _verify_fab
 
+from fedensemble import deploy
 from fedensemble.config.schema import resolve
 from fedensemble.deploy.generate import write_app
 from fedensemble.deploy.routes import SIGNATURES_PREFIX
@@ -219,3 +220,21 @@ def test_the_command_line_ends_with_a_message():
         and "needs --root-certificates" in done.stderr
         and "Traceback" not in done.stderr
     )
+
+
+def test_the_gateway_supernodes_and_keys_need_no_torch():
+    """It would be a second and 150 MB for each of them."""
+    program = (
+        "import sys\n"
+        "from fedensemble.deploy import certificates, gateway, nginx, signing, supernode\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_apps_are_imported_when_they_are_used():
+    for name in deploy.__all__:
+        assert getattr(deploy, name).__module__.startswith("fedensemble.deploy.app")
+    with pytest.raises(AttributeError, match="has no attribute 'load_flie'"):
+        deploy.load_flie
