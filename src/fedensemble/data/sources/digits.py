@@ -28,8 +28,8 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> Dataset:
     """
     test_fraction = require_fraction("dataset 'digits'", "test_fraction", test_fraction)
     table = _read_table()
-    pixels, y = table[:, :-1], table[:, -1]
-    x, y = pixels.astype(np.uint8).reshape(-1, 1, 8, 8), y.astype(np.int64)
+    x = table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8)
+    y = table[:, -1].astype(np.int64)
     test = draw_holdout_mask(y, test_fraction, split_seed)
     x_test, y_test = (x[test], y[test]) if test.any() else (None, None)
     info = {
