@@ -112,6 +112,7 @@ def ensemble_facts(ensemble: Any) -> Facts:
     facts = [
         ("modes", f"{len(ensemble):,}"),
         ("parameters of a mode", f"{model.theta_layout.total:,}"),
+        *frozen_facts(model),
         ("task", model.task),
     ]
     if ensemble.prediction_models > len(ensemble):
@@ -122,6 +123,14 @@ def ensemble_facts(ensemble: Any) -> Facts:
         facts.append(("classes", _classes(len(ensemble.class_names), ensemble.class_names)))
     facts.append(("combination", ensemble.combine))
     return facts
+
+
+def frozen_facts(model: Any) -> Facts:
+    """The parameters that are not trained, if there are any."""
+    if not model.frozen:
+        return []
+    total = sum(value.numel() for value in model.frozen.values())
+    return [("frozen parameters", f"{total:,}, {size(model.frozen_bytes)}, once for all modes")]
 
 
 def ensemble_line(ensemble: Any) -> str:
@@ -176,12 +185,13 @@ def federation_table(federation: Any, algorithm: str) -> str:
         ("algorithm", algorithm),
         ("modes", f"{schedule.modes:,}"),
         ("parameters of a mode", f"{federation.model.theta_layout.total:,}"),
+        *frozen_facts(federation.model),
         ("clients", f"{len(data):,}, of which {schedule.clients_per_round:,} per round"),
         ("examples", f"{len(data.x):,}"),
         ("rounds trained", f"{federation.round:,}"),
     ]
     if data.class_names is not None:
-        facts.insert(5, ("classes", _classes(len(data.class_names), data.class_names)))
+        facts.insert(-1, ("classes", _classes(len(data.class_names), data.class_names)))
     if records and records[-1]["loss"] is not None:
         facts.append(("training loss", f"{records[-1]['loss']:.4g}"))
     for tested in [record for record in records if "test" in record][-1:]:

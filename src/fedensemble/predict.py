@@ -430,7 +430,8 @@ class Ensemble:
     def prediction_bytes(self) -> int:
         """Bytes that a device must receive to predict: all models and running statistics.
 
-        Shared parameters count once.
+        Shared parameters count once. Frozen parameters do not count: a device has them with the
+        model, as it has the model's code; see `frozen_bytes`.
         """
         size = sum(
             tensor.numel() * tensor.element_size()
@@ -442,6 +443,11 @@ class Ensemble:
         models = self.predictors.flatten(0, 1)
         sent_once = int((self.shared & (models == models[:1]).all(0)).sum())
         return size - sent_once * (len(models) - 1) * models.element_size()
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the parameters that were not trained, which a device needs once."""
+        return self.model.frozen_bytes
 
     def module(self, mode: int, predictor: int | None = None) -> nn.Module:
         """A mode as a plain nn.Module, in eval mode on the CPU.
@@ -463,7 +469,7 @@ class Ensemble:
         # Not `load_state_dict`: a non-persistent buffer is not in the state dict.
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
-            for name, value in {**weights, **buffers}.items():
+            for name, value in {**weights, **buffers, **self.model.frozen}.items():
                 tensors[name].copy_(value)
         return model.eval()
 

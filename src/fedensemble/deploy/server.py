@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from ..config.plugins import build_aggregator, build_average, build_participation
 from ..core.aggregator import check_aggregator, few_clients, gathering
@@ -45,6 +46,7 @@ from ..federation.resolve import (
     resolve_shared,
     resolve_work,
 )
+from ..federation.serialization import check_frozen, with_frozen
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.server_context import ServerContext
 from ..predict import Ensemble
@@ -91,7 +93,9 @@ class Fleet:
         config, self.spec, self.store = spec.config, spec, store
         self.model = self._build_model()
         self.test_data = read_test_set(spec, settings.test_file)
-        roster, training = load_or_enrol(grid, settings, store.path / ROSTER)
+        roster, training = load_or_enrol(
+            grid, settings, store.path / ROSTER, self.model.frozen_fingerprint
+        )
         store.write(store.clients_file, compact_bytes(self.describe_clients(roster)))
         table = config.ensemble
         base_schedule = resolve_schedule(
@@ -173,11 +177,17 @@ class Fleet:
         # A checkpoint can only be resumed with the clients it was trained on. The roster's hash,
         # which is stored in the checkpoint, ensures that.
         self.facts = {"data": sha256((store.path / ROSTER).read_bytes()).hexdigest()}
-        checkpoint = store.resume(self.facts, logger.warning)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Continues after the last checkpoint, if there is one."""
+        checkpoint = self.store.resume(self.facts, logger.warning)
         if checkpoint is not None:
-            self.state, engine_state = EnsembleState.of(*checkpoint, "cpu")
+            tensors, round = checkpoint
+            tensors = dict(check_frozen(tensors, self.model))
+            self.state, engine_state = EnsembleState.of(tensors, round, "cpu")
             self.engine.load_client_state(engine_state)
-            logger.info("Continuing %s after round %d.", store.path, self.state.round)
+            logger.info("Continuing %s after round %d.", self.store.path, self.state.round)
 
     def _build_model(self) -> FunctionalModel:
         """Returns the model; raises if the config names parameters for `head` that it lacks."""
@@ -230,9 +240,8 @@ class Fleet:
         if report.round == config.last_test(report.round):
             record |= evaluate_run(config, self, self.test_data)[0]
         self.store.append_metrics(record)
-        self.store.save(
-            self.state.tensors(self.engine.client_state_tensors()), self.state.round, self.facts
-        )
+        tensors = self.state.tensors(self.engine.client_state_tensors())
+        self.store.save(with_frozen(tensors, self.model), self.state.round, self.facts)
         line = format_round(report, len(log.lost), len(log.refused), len(log.late))
         logger.info("%s%s", line, format_test(record.get("test", {})))
 
@@ -354,14 +363,21 @@ class Fleet:
         return found
 
 
-def load_or_enrol(grid: Grid, settings: Settings, file: Path) -> tuple[Roster, str]:
-    """Returns the clients and the name of the training, from the roster file or by enrolment."""
+def load_or_enrol(
+    grid: Grid, settings: Settings, file: Path, frozen: Tensor | None = None
+) -> tuple[Roster, str]:
+    """Returns the clients and the name of the training, from the roster file or by enrolment.
+
+    Args:
+        frozen: fingerprint of the model's frozen parameters, which clients must have as well.
+    """
     roster = Roster(
         grid,
         settings.identity,
         max_examples=settings.max_examples,
         poll=settings.poll,
         log=_warn,
+        frozen=frozen,
     )
     if file.exists():
         saved = read_json(file)

@@ -137,6 +137,7 @@ def summarize(
         "bytes_down": sum(record["bytes_down"] for record in records),
         "prediction_models": ensemble.prediction_models,
         "prediction_bytes": ensemble.prediction_bytes,
+        **({"frozen_bytes": ensemble.frozen_bytes} if ensemble.frozen_bytes else {}),
         "seconds": round(federation.seconds, 3),
         "trained_together": federation.trained_together,
         "combine": ensemble.combine,

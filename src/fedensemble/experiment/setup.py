@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from ..config.build import build_data, build_federation
@@ -16,6 +17,7 @@ from ..engines.distributed.engine import DistributedEngine
 from ..engines.distributed.process_group import ProcessGroup
 from ..errors import InputError
 from ..federation.federation import Federation
+from ..modeling.frozen import same_fingerprint
 from ..version import VERSION
 
 DataLoader = Callable[[Config], FederatedData]
@@ -52,8 +54,11 @@ def assemble(
         data = load_data(config)
         return data, build_federation(config, data), {"data": fingerprint(data)}
 
-    (data, federation, facts), reports = ranks.together(build, lambda built: built[2])
+    (data, federation, facts), reports = ranks.together(
+        build, lambda built: {**built[2], "frozen": built[1].model.frozen_fingerprint.tolist()}
+    )
     _require_equal(reports, "data", ranks, "Use the same data files on all ranks.")
+    _require_same_frozen(reports, ranks)
     if ranks.size > 1:
         federation.engine = DistributedEngine(federation.engine, ranks)
     return data, federation, facts
@@ -121,6 +126,20 @@ def _tensors(data: FederatedData | None) -> list[Tensor | None]:
     if (held := data.calibration) is not None:
         tensors += [held.x, held.y, held.owner]
     return tensors
+
+
+def _require_same_frozen(reports: list[dict[str, Any]], ranks: ProcessGroup) -> None:
+    """Raises if a rank has built other frozen parameters than rank 0: they are never sent."""
+    first, *others = (
+        torch.tensor(report["frozen"], dtype=torch.float64).reshape(-1, 3) for report in reports
+    )
+    for rank, other in enumerate(others, 1):
+        if not same_fingerprint(first, other):
+            raise InputError(
+                "Ranks differ in the parameters of the model that are not trained: rank 0 on "
+                f"{ranks.hosts[0]} and rank {rank} on {ranks.hosts[rank]} have built other values. "
+                "Use the same file of weights on all ranks."
+            )
 
 
 def _require_equal(

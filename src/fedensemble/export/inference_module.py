@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modeling.losses import Loss, class_logits
+from ..modeling.parameter_swap import set_parameters
 from ..uncertainty.calibration import Calibration
 from ..uncertainty.scores import concentration
 
@@ -45,6 +46,11 @@ class InferenceModule(nn.Module):
         self.models = nn.ModuleList(
             ensemble.module(mode, sample) for mode in range(modes) for sample in range(samples)
         )
+        # One copy of frozen parameters, which a file then has once as well.
+        own = dict(self.models[0].named_parameters())
+        frozen = {name: own[name] for name in ensemble.model.frozen}
+        for model in self.models[1:]:
+            set_parameters(model, frozen)
         self.modes, self.samples = modes, samples
         self.dtype = ensemble.model.dtype
         self.standardise = ensemble.standardise

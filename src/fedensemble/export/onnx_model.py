@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def to_bytes(
             f"{first_line(cause)[:300]}. Write a .pt2 file instead, or replace that operation in "  # type: ignore[arg-type]
             "forward()."
         ) from error
+    _merge_equal_weights(proto.graph)
     if proto.ByteSize() > _MOST_BYTES:
         raise InputError(
             "An ONNX file holds at most 2 GB, and these models are larger. Export fewer modes, "
@@ -87,6 +89,21 @@ def _name_batch(proto: Any) -> None:
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param == symbol:
                 size.dim_param = "batch"
+
+
+def _merge_equal_weights(graph: Any) -> None:
+    """Keeps one of several equal weights, such as the frozen parameters of all modes."""
+    kept: dict[tuple[Any, ...], str] = {}
+    names: dict[str, str] = {}
+    for weight in graph.initializer:
+        content = sha256(weight.raw_data).digest()
+        first = kept.setdefault((weight.data_type, *weight.dims, content), weight.name)
+        if weight.HasField("raw_data") and first != weight.name:
+            names[weight.name] = first
+    for values in (graph.initializer, graph.value_info):
+        for value in [value for value in values if value.name in names]:
+            values.remove(value)
+    _rename(graph, names)
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:

@@ -280,7 +280,9 @@ class Federation:
     @property
     def visit_memory(self) -> memory_limits.VisitMemory:
         """Bytes of the parts of a visit, and the size of a block; as text, one line."""
-        return memory_limits.visit_memory(self.engine, self.algorithm, self.costs.messages)
+        return memory_limits.visit_memory(
+            self.engine, self.algorithm, self.costs.messages, self.model.frozen_bytes
+        )
 
     @property
     def round(self) -> int:
@@ -556,10 +558,11 @@ class Federation:
 
         The choices, such as the block size, affect the last bits of results.
         """
-        return {
+        tensors = {
             **self.tensors(),
             **{f"engine/{name}": value for name, value in self.engine.numerics().items()},
         }
+        return serialization.with_frozen(tensors, self.model)
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Restores the tensors that `tensors` or `checkpoint_tensors` returned.
@@ -569,6 +572,7 @@ class Federation:
         Args:
             round: number of completed rounds at that time.
         """
+        tensors = serialization.check_frozen(tensors, self.model)
         state, memory, numerics = serialization.read_state(
             tensors, round, self.state, self.algorithm, self.schedule, len(self.data)
         )

@@ -68,6 +68,7 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
 
 def check_memory(functional_model: FunctionalModel, modes: int) -> None:
     """Raises if K modes do not fit into free memory; allocates none of them."""
+    # Frozen parameters exist once, and already.
     count = functional_model.theta_layout.total + functional_model.buffer_layout.total
     _raise_if_too_large(count, modes, functional_model.device, functional_model.dtype)
 
@@ -97,6 +98,7 @@ class VisitMemory(NamedTuple):
     client_state: int
     activations: int | None  # of a batch, for the backward pass; None if it was not estimated
     block: int
+    frozen: int = 0  # parameters that are not trained: once for all visits and modes
 
     def __str__(self) -> str:
         """All parts on one line, without those that are empty."""
@@ -109,14 +111,17 @@ class VisitMemory(NamedTuple):
             "activations": self.activations or 0,
         }
         each = ", ".join(f"{name} {_format(size)}" for name, size in parts.items() if size)
-        return f"memory of a visit: {each}; {self.block:,} visits per block"
+        once = f"; frozen parameters {_format(self.frozen)}, once for all" if self.frozen else ""
+        return f"memory of a visit: {each}; {self.block:,} visits per block{once}"
 
 
 def _format(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
-def visit_memory(engine: Engine, algorithm: Algorithm, messages: Messages) -> VisitMemory:
+def visit_memory(
+    engine: Engine, algorithm: Algorithm, messages: Messages, frozen: int = 0
+) -> VisitMemory:
     """What a visit costs on an engine.
 
     A block is sized for ten copies of the parameters, because most of the first five exist in an
@@ -124,6 +129,7 @@ def visit_memory(engine: Engine, algorithm: Algorithm, messages: Messages) -> Vi
 
     Args:
         messages: of `probe`.
+        frozen: bytes of the model's frozen parameters.
     """
     theta, engine = messages.mode["theta"], getattr(engine, "inner", engine)  # of this rank
     slots = algorithm.optimizer.init_state(theta.to("meta"))
@@ -135,6 +141,7 @@ def visit_memory(engine: Engine, algorithm: Algorithm, messages: Messages) -> Vi
         client_state=payload_bytes(messages.memory),
         activations=getattr(engine, "activation_bytes", None),
         block=getattr(engine, "block", 1),
+        frozen=frozen,
     )
 
 

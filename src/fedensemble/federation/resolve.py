@@ -214,7 +214,7 @@ def resolve_shared(
     """
     if not patterns:
         return None
-    shared = Shared.of(patterns, model.theta_layout, model.buffer_layout)
+    shared = Shared.of(patterns, model.theta_layout, model.buffer_layout, frozen=model.frozen)
     if schedule.modes == 1:
         return None
     check_sharing(algorithm, schedule, theta)

@@ -22,10 +22,12 @@ from ..core.visits.batches import LocalWork
 from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..flat_params import Tree
+from ..modeling.frozen import is_earlier, read_earlier, same_fingerprint
 from ..modeling.functional_model import FunctionalModel
 from .spec import from_spec, to_spec
 
 FILE = "federation.safetensors"
+FROZEN = "frozen/fingerprint"  # of the parameters that are not trained
 NO_ATTACK = "none"  # not None, which marks a component that a file cannot hold
 _BY_NAME = ("algorithm", "schedule", "participation", "aggregator", "attack", "average")
 _SETTINGS = (
@@ -250,6 +252,28 @@ def read_state(
     if algorithm.joint:  # the modes of joint visits are one wide mode
         theta = theta.reshape(1, -1)
     return state, check_client_state(memory, algorithm, theta, clients), numerics
+
+
+def with_frozen(tensors: Tree, model: FunctionalModel) -> Tree:
+    """The tensors of a checkpoint with the fingerprint of the model's frozen parameters."""
+    return {**tensors, FROZEN: model.frozen_fingerprint} if model.frozen else tensors
+
+
+def check_frozen(tensors: Mapping[str, Tensor], model: FunctionalModel) -> Mapping[str, Tensor]:
+    """The tensors of a checkpoint; raises StoreError if it has other frozen parameters.
+
+    In files of earlier versions these parameters were buffers; they are left out.
+    """
+    if is_earlier(tensors, model):
+        return read_earlier(tensors, model)
+    stored = tensors.get(FROZEN)
+    if stored is not None and not same_fingerprint(stored.cpu(), model.frozen_fingerprint):
+        raise StoreError(
+            "The checkpoint does not fit: it was written with other frozen parameters "
+            "(requires_grad=False) than model() has now. Build the model with the weights that "
+            "the training started with."
+        )
+    return tensors
 
 
 def check_state(fresh: EnsembleState, stored: EnsembleState, observes: bool) -> EnsembleState:

@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..flat_params import Layout, Tree
 from ..runtime.torch_compat import batch_norm_layers, norm_layers
 from .factory import ModelFactory, SeededFactory
+from .frozen import check_repeated, check_unchanged, find_frozen, fingerprint, write_counts
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, class_logits, find_loss, task_of
 from .model_checks import (
@@ -30,7 +31,7 @@ from .model_checks import (
     require_tensor,
     uses_batch_statistics,
 )
-from .parameter_swap import swap_parameters
+from .parameter_swap import set_parameters, swap_parameters
 
 GradientFn = Callable[
     [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]
@@ -40,8 +41,14 @@ GradientFn = Callable[
 class FunctionalModel:
     """A model's structure and loss, without weights; all clients and modes share it.
 
-    The trainable parameters are one vector "theta" [P]. All other floating-point tensors (running
-    statistics, frozen parameters) are a second vector, "buffers" [R].
+    The trainable parameters are one vector "theta" [P]. Other floating-point tensors, which
+    training may change (running statistics), are a second vector, "buffers" [R]. Frozen parameters,
+    such as those of a pretrained body, exist once: `frozen` holds them by name, all modes and
+    visits read the same tensors, and they are part of no vector, message or checkpoint.
+
+    A parameter is frozen if it has `requires_grad=False` and each call of the factory gives it the
+    same values. With values of its own in each call, such as those of a randomly initialized layer,
+    it differs between modes and is one of the buffers, although training does not change it.
 
     Args:
         model: a callable that returns a new nn.Module, freshly initialized.
@@ -65,7 +72,10 @@ class FunctionalModel:
         self.user_loss = loss  # a name or a callable
         self.loss, self.task = find_loss(loss), task_of(loss, targets)
         self._build = SeededFactory(model, dtype)
-        template = self.build(0).to(device)
+        template = self.build(0)
+        names = find_frozen(template, self.build)
+        template = template.to(device)
+        self.frozen: Tree = {n: p.detach() for n, p in template.named_parameters() if n in names}
         self.theta_layout = Layout.of(
             {n: p for n, p in template.named_parameters() if p.requires_grad}
         )
@@ -104,6 +114,35 @@ class FunctionalModel:
         """A module initialized from a seed, on the CPU so that it is the same for every device."""
         return self._build(seed)
 
+    @cached_property
+    def frozen_fingerprint(self) -> Tensor:
+        """What two processes compare to know whether their frozen parameters are the same."""
+        return fingerprint(self.frozen)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of the frozen parameters, which exist once."""
+        return sum(value.nbytes for value in self.frozen.values())
+
+    @cached_property
+    def earlier_buffers(self) -> Layout:
+        """The layout of buffers in files of earlier versions, with frozen parameters among them."""
+        model = self.training_model
+        untrained = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+        tensors = [*model.named_buffers(), *untrained]
+        return Layout.of({n: t for n, t in tensors if t.is_floating_point()})
+
+    def use_frozen(self, values: Tree) -> None:
+        """Replaces frozen parameters, for example by those that a file of modes holds.
+
+        Only before engines or predictions have used the model.
+        """
+        for name, value in values.items():
+            self.frozen[name] = value.to(self.device, self.frozen[name].dtype)
+        self.__dict__.pop("frozen_fingerprint", None)
+        for module in (self.training_model, self.eval_model, self.dropout_model):
+            set_parameters(module, self.frozen)
+
     def clone_module(self) -> FunctionalModel:
         """The same model with modules of its own, as a second thread needs them.
 
@@ -111,24 +150,34 @@ class FunctionalModel:
         not matter.
         """
         other = copy(self)
-        other.training_model = self.build(0).to(self.device)
-        other.training_model.train()
-        other.eval_model = self.build(0).to(self.device)
-        other.eval_model.eval()
+        other.training_model = self._build_again().train()
+        other.eval_model = self._build_again().eval()
         return other
 
+    def _build_again(self) -> nn.Module:
+        """A newly built module on the model's device, with the one copy of frozen parameters."""
+        module = self.build(0)
+        # Before the module goes to the device, which has no room for a second body perhaps.
+        set_parameters(module, self.frozen)
+        return module.to(self.device)
+
     def _copy_module(self, template: nn.Module) -> nn.Module:
-        """A deep copy of a module, or a newly built one if it cannot be copied."""
+        """A deep copy of a module, or a newly built one if it cannot be copied.
+
+        Either has the frozen parameters themselves, not copies.
+        """
+        frozen = (p for n, p in template.named_parameters() if n in self.frozen)
         try:
-            return deepcopy(template)
+            return deepcopy(template, {id(parameter): parameter for parameter in frozen})
         except Exception:  # a user's module may raise anything
-            return self.build(0).to(self.device)
+            return self._build_again()
 
     def init_params(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and buffers [K, R] of K new modes; mode k does not depend on K."""
         thetas, buffers = [], []
         for mode in range(modes):
             model = self.build(prng.torch_seed(prng.key(seed, "initialisation", mode)))
+            check_repeated(self.frozen, model)
             theta, own_buffers = self.flatten_module(model)
             thetas.append(theta)
             buffers.append(own_buffers)
@@ -159,7 +208,8 @@ class FunctionalModel:
             """Returns (loss, (inside(loss), new buffers))."""
             # Clones, because BatchNorm increments num_batches_tracked in place.
             others = {name: buffer.clone() for name, buffer in self.non_float_buffers.items()}
-            tensors = {**self.theta_layout.unflatten(theta), **buffers, **others}
+            writes = write_counts(self.frozen)
+            tensors = {**self.theta_layout.unflatten(theta), **buffers, **others, **self.frozen}
             with swap_parameters(self.training_model, tensors):
                 with KeyedRandomness(key):
                     outputs = require_tensor(self.training_model(x))
@@ -169,6 +219,7 @@ class FunctionalModel:
                 # activation checkpointing runs the module again for it.
                 result = inside(value)
             check_constants(self.constant_names, others, tensors)
+            check_unchanged(self.frozen, writes, tensors)
             return value, (result, collect_buffers(buffers, tensors))
 
         def single(theta: Tensor, *others: Any) -> Any:
@@ -230,7 +281,7 @@ class FunctionalModel:
         tensors = {
             **self.theta_layout.unflatten(theta),
             **self.buffer_layout.unflatten(buffers.clone()),
-            **self.non_float_buffers,
+            **self.constants,
         }
         model = self.mc_dropout_model
         with torch.no_grad(), swap_parameters(model, tensors), KeyedRandomness(key):
@@ -254,7 +305,7 @@ class FunctionalModel:
         tensors = {
             **self.theta_layout.unflatten(theta),
             **self.buffer_layout.unflatten(buffers.clone()),
-            **self.non_float_buffers,
+            **self.constants,
         }
         if batch_statistics:
             model = self.train_mode_model
@@ -273,16 +324,27 @@ class FunctionalModel:
         tensors = {
             **self.theta_layout.unflatten(theta),
             **self.buffer_layout.unflatten(buffers.clone()),
-            **self.non_float_buffers,
+            **self.constants,
         }
         with torch.no_grad(), swap_parameters(self.eval_model, tensors):
             return self.loss(require_tensor(self.eval_model(x)), y)
 
-    @staticmethod
-    def _untrained(model: nn.Module) -> list[tuple[str, Tensor]]:
-        """Named tensors that training steps do not change: buffers and frozen parameters."""
-        frozen = [(n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad]
-        return [*model.named_buffers(), *frozen]
+    @property
+    def constants(self) -> Tree:
+        """What all modes have in common: frozen parameters and buffers of other dtypes."""
+        return {**self.non_float_buffers, **self.frozen}
+
+    def _untrained(self, model: nn.Module) -> list[tuple[str, Tensor]]:
+        """Named tensors of a module that are neither trained nor frozen: buffers.
+
+        Parameters that are not trained, but differ between modes, are among them.
+        """
+        own = [
+            (n, p.detach())
+            for n, p in model.named_parameters()
+            if not p.requires_grad and n not in self.frozen
+        ]
+        return [*model.named_buffers(), *own]
 
 
 # BatchNorm layers whose forward pass increments num_batches_tracked and does not read it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..runtime.torch_compat import module_tensors
 
@@ -46,9 +46,7 @@ def swap_parameters(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None
     ...     layer(torch.ones(1)).item()
     3.0
     """
-    if module not in _SLOTS:
-        _SLOTS[module] = _find_slots(module)
-    slots = _SLOTS[module]
+    slots = _slots_of(module)
     originals = [slot.owner[slot.attribute] for slot in slots]
     replacements = [tensors[slot.name] for slot in slots]
     try:
@@ -61,6 +59,22 @@ def swap_parameters(module: nn.Module, tensors: dict[str, Any]) -> Iterator[None
             present = slot.attribute in slot.owner
             tensors[slot.name] = slot.owner[slot.attribute] if present else None
             slot.owner[slot.attribute] = original
+
+
+def set_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Gives a module these tensors as its parameters of these names, for good; copies nothing."""
+    made: dict[str, nn.Parameter] = {}  # one for all slots of a name
+    for slot in _slots_of(module):
+        if slot.name in tensors:
+            if slot.name not in made:
+                made[slot.name] = nn.Parameter(tensors[slot.name], requires_grad=False)
+            slot.owner[slot.attribute] = made[slot.name]
+
+
+def _slots_of(module: nn.Module) -> list[ParamSlot]:
+    if module not in _SLOTS:
+        _SLOTS[module] = _find_slots(module)
+    return _SLOTS[module]
 
 
 def _find_slots(module: nn.Module) -> list[ParamSlot]:

@@ -190,7 +190,7 @@ def _single_outputs(model: FunctionalModel, theta: Tensor, buffers: Tensor, x: T
     tensors = {
         **model.theta_layout.unflatten(theta),
         **model.buffer_layout.unflatten(buffers),
-        **model.non_float_buffers,
+        **model.constants,
     }
     # KeyedRandomness is needed for its recurrent layers, which support `vmap`; nothing is drawn.
     with KeyedRandomness(0), swap_parameters(model.eval_model, tensors):

@@ -16,6 +16,7 @@ from ..data.client_rows import NOBODY
 from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..federation.mode_bank import ModeBank, with_models
+from ..modeling.frozen import is_earlier, read_earlier
 from ..predict import Ensemble, Prediction
 from ..text import as_path, shorten
 
@@ -259,6 +260,10 @@ def _restore(
                 f"{path} does not fit the run: '{name}' has shape {tuple(found[name].shape)}, and "
                 f"{shape} is expected."
             )
+    model = ensemble.model
+    for name in ("buffers", "bank/buffers"):
+        if is_earlier(found, model, name):
+            found = read_earlier(found, model, name)
     names = facts["names"]
     device = ensemble.theta.device
     models = {

@@ -12,7 +12,7 @@ they are equal in all modes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -44,6 +44,7 @@ class Shared:
         parameters: Layout,
         buffers: Layout,
         name: str | None = None,
+        frozen: Iterable[str] = (),
     ) -> Shared:
         """The entries whose tensors match a pattern; raises if a pattern matches no tensor.
 
@@ -52,6 +53,7 @@ class Shared:
 
         Args:
             name: of the setting that holds the patterns, in messages.
+            frozen: names of parameters that are not trained, which all modes share anyway.
 
         >>> layout = Layout.of({"body.weight": torch.ones(2), "head.weight": torch.ones(1)})
         >>> Shared.of(["body.*"], layout, Layout.of({})).parameters.tolist()
@@ -59,7 +61,7 @@ class Shared:
         """
         names = [*parameters.names, *buffers.names]
         for pattern in patterns:
-            if not any(fnmatchcase(each, pattern) for each in names):
+            if not any(fnmatchcase(each, pattern) for each in (*names, *frozen)):
                 raise InputError(
                     _describe_unmatched(name or setting("ensemble.shared"), pattern, names)
                 )

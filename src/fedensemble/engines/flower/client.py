@@ -17,6 +17,7 @@ from ...core.visits.visit_keys import shared_uniform
 from ...data.federated import FederatedData
 from ...errors import InputError
 from ...flat_params import Tree, select_rows
+from ...modeling.frozen import same_fingerprint
 from ...modeling.functional_model import FunctionalModel
 from ...runtime.oom import advise_smaller_visit, raise_on_oom
 from ...text import shorten
@@ -35,6 +36,7 @@ from .messages import (
     Visit,
     build_reply,
     pack,
+    read_frozen,
     read_visit,
     unpack,
 )
@@ -105,7 +107,12 @@ class LocalClient:
         self.data, self.examples = data, len(data.x)
 
     def answer_query(self, message: Message, context: Context) -> Message:
-        """Returns the reply to a query: the number of examples and the node's partition-id."""
+        """Returns the reply to a query: the number of examples and the node's partition-id.
+
+        A client with other frozen parameters than the server cannot enrol.
+        """
+        if problem := self._compare_frozen(message):
+            return answer_with_problem(message, context, problem)
         metrics = MetricRecord({"examples": self.examples, "partition": _partition(context)})
         return build_reply(message, {RESULT: metrics})
 
@@ -113,6 +120,8 @@ class LocalClient:
         """Returns the reply to a visit. The client's state stays in `context.state`."""
         visit = read_visit(message.content)
         check_visit(visit)
+        if problem := self._compare_frozen(message):  # its files may have changed since
+            raise InputError(f"This client {problem}.")
         store = ClientStateStore.from_context(context)
         store.delete_expired(visit.training)
         previous_state = store.load(visit) if visit.counted >= 0 else None
@@ -151,6 +160,15 @@ class LocalClient:
             RESULT: MetricRecord({**metrics}),
         }
         return build_reply(message, content)
+
+    def _compare_frozen(self, message: Message) -> str:
+        """Returns what is wrong with the frozen parameters of this client, or ""."""
+        if same_fingerprint(read_frozen(message.content), self.model.frozen_fingerprint):
+            return ""
+        return (
+            "has built other frozen parameters (requires_grad=False) than the server: give both "
+            "the same file of weights"
+        )
 
     def run_visit(
         self, visit: Visit, sent: Tree, buffers: Tensor, memory: Tree | None

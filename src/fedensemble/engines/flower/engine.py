@@ -275,7 +275,13 @@ class FlowerEngine(Engine):
             )
             visits.append(visit)
             messages.append(
-                build_visit_message(models[mode], visit, nodes[client], self.round_timeout.timeout)
+                build_visit_message(
+                    models[mode],
+                    visit,
+                    nodes[client],
+                    self.round_timeout.timeout,
+                    self.roster.frozen,
+                )
             )
         return messages, visits
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...flat_params import Tree
 
 MODEL, VISIT, UPLOAD, RESULT = "model", "visit", "upload", "result"  # names of records
+FROZEN = "frozen"  # name of the record, and of its numbers, of parameters that are not trained
 PROBLEM = "problem"  # name of the record, and of its text, of a client that cannot enrol
 BUFFERS = "buffers"  # name of the running statistics among a record's arrays
 
@@ -123,15 +124,44 @@ def _check_like(key: str, dtype: str, shape: tuple[int, ...], like: Tensor) -> N
         )
 
 
-def build_visit_message(model: ArrayRecord, visit: Visit, node: int, ttl: float) -> Message:
-    """Returns the message that asks a client to train a mode."""
-    content = RecordDict({MODEL: model, VISIT: ConfigRecord({**visit._asdict()})})
+def build_visit_message(
+    model: ArrayRecord, visit: Visit, node: int, ttl: float, frozen: Tensor | None = None
+) -> Message:
+    """Returns the message that asks a client to train a mode.
+
+    Args:
+        frozen: fingerprint of the parameters that are not trained, [T, 3]; None if there are none.
+    """
+    content = _frozen_record(frozen)
+    content[MODEL], content[VISIT] = model, ConfigRecord({**visit._asdict()})
     return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(visit.round + 1))
 
 
-def build_query_message(node: int, ttl: float) -> Message:
-    """Returns the message that asks a client for its identity and number of examples."""
-    return Message(RecordDict(), node, MessageType.QUERY, ttl=ttl, group_id="0")
+def build_query_message(node: int, ttl: float, frozen: Tensor | None = None) -> Message:
+    """Returns the message that asks a client for its identity and number of examples.
+
+    Args:
+        frozen: as for `build_visit_message`.
+    """
+    return Message(_frozen_record(frozen), node, MessageType.QUERY, ttl=ttl, group_id="0")
+
+
+def _frozen_record(frozen: Tensor | None) -> RecordDict:
+    if frozen is None or not len(frozen):
+        return RecordDict()
+    return RecordDict({FROZEN: ConfigRecord({FROZEN: frozen.flatten().tolist()})})
+
+
+def read_frozen(content: RecordDict) -> Tensor:
+    """Returns the fingerprint of the server's frozen parameters, [T, 3]; [0, 3] without any."""
+    values: Any = content.config_records.get(FROZEN, ConfigRecord()).get(FROZEN, [])
+    if (
+        not isinstance(values, list)
+        or len(values) % 3
+        or any(type(each) is not float for each in values)
+    ):
+        raise UnreadableError(f"the record '{FROZEN}' is not that of frozen parameters")
+    return torch.tensor(values, dtype=torch.float64).reshape(-1, 3)
 
 
 def read_problem(content: RecordDict) -> str | None:

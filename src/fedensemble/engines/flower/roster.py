@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from ...errors import InputError
 from .enrolment import PROGRESS_SECONDS, EnrolmentProblems, explain_missing
@@ -81,6 +82,8 @@ class Roster:
         max_examples: largest number of examples that a client may claim.
         poll: seconds between two polls for replies.
         log: called with each line for the operator.
+        frozen: fingerprint of the parameters that are not trained, which clients must have built
+            as well; None if there are none.
         seen: member of each node that has replied, by node id; None if its reply was not valid.
     """
 
@@ -91,6 +94,7 @@ class Roster:
     clock: Clock = field(default_factory=Clock)
     poll: float = 1.0
     log: Log = print
+    frozen: Tensor | None = None
     seen: dict[int, Member | None] = field(default_factory=dict)
     _pending: list[_PendingQueries] = field(default_factory=list)
     _holders: dict[str, int] = field(default_factory=dict)  # identity -> node that is used for it
@@ -261,7 +265,7 @@ class Roster:
             if node not in self.seen and node not in queried and self._problems.may_ask(node, now)
         ]
         if new_nodes:
-            messages = [build_query_message(node, timeout) for node in new_nodes]
+            messages = [build_query_message(node, timeout, self.frozen) for node in new_nodes]
             self._pending.append(_PendingQueries(Exchange(self.grid, messages), now + timeout))
         for queries in self._pending:
             for index, message in queries.exchange.poll():

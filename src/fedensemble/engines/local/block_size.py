@@ -187,6 +187,8 @@ def _saved_bytes(engine: VectorEngine, gradient: GradientFn, batch: int) -> int:
     with suppress(_ForwardDone), saved_tensors_hooks(pack, unpack):
         gradient(*arguments)
     storages.pop(arguments[0].untyped_storage().data_ptr(), None)  # parameters: see _COPIES
+    for value in engine.model.frozen.values():  # exist once, not once per visit
+        storages.pop(value.untyped_storage().data_ptr(), None)
     return sum(storages.values()) + _LIVE_GRADS * max(storages.values(), default=0)
 
 

@@ -95,6 +95,7 @@ def _record_sizes(
         **model.theta_layout.unflatten(theta.detach().requires_grad_()),
         **{name: b.clone() for name, b in model.buffer_layout.unflatten(buffers).items()},
         **{name: b.clone() for name, b in model.non_float_buffers.items()},
+        **model.frozen,
     }
     key = torch.zeros((), dtype=torch.int64, device=x.device)
     recorder = _CallRecorder()

@@ -29,7 +29,7 @@ from .call_log import UNCLEAR, Call, leaves, map_leaves
 from .errors import MIXES_EXAMPLES, PATH_CHANGED, NotStackable
 
 # Functions that compute in the dtype of matmuls.
-_MATMULS = {
+MATMULS = {
     torch.matmul,
     torch.mm,
     torch.bmm,
@@ -206,7 +206,7 @@ class DirectUses:
 
     def _common_dtype(self, func: Any, arguments: Any) -> Any:
         """The dtype of floating-point arguments: with bf16 matmuls activations have another one."""
-        if func in _MATMULS:
+        if func in MATMULS:
             return self._compute
         dtypes = [t.dtype for t in tensor_leaves(arguments) if t.is_floating_point()]
         return reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else None

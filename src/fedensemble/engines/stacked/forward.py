@@ -3,8 +3,10 @@
 The inputs of all visits form one batch [J * B, ...], and the module's parameters are replaced by
 stacks [J, *shape]. Layers with parameters (linear, convolution, norms, embedding, recurrent) are
 replaced by handlers that apply parameter j to the examples of visit j. Everything between them
-(activations, pooling, reshapes) works on the large batch without knowing of the stack. No `vmap` is
-involved: ordinary autograd of the sum of the visits' losses gives each visit its own gradient.
+(activations, pooling, reshapes) works on the large batch without knowing of the stack, and so does
+a layer whose parameters are all frozen: they are the same for all visits and have no stack. No
+`vmap` is involved: ordinary autograd of the sum of the visits' losses gives each visit its own
+gradient.
 
 A module may also use a parameter outside of a layer, such as a class token. `DirectUses` runs these
 calls for each visit, if it is given a record of the pass; without one they raise `NotStackable`.
@@ -36,12 +38,12 @@ from . import (  # noqa: F401
     normalization,
     recurrent,
 )
-from .call_log import Call, leaves
-from .direct_use import RANDOM, DirectUses, describe_function
+from .call_log import Call, leaves, map_leaves
+from .direct_use import MATMULS, RANDOM, DirectUses, describe_function
 from .errors import CONTROL_FLOW, PATH_CHANGED, NotStackable
 from .fusion import ADDITIONS, RELUS, FusedNorms, FusionTracer
-from .handlers import HANDLERS, handles
-from .stacked_params import StackedParam
+from .handlers import HANDLERS, Handler, handles
+from .stacked_params import FrozenParams, StackedParam
 
 # Properties of a stacked parameter that a module may read: they do not depend on its shape.
 _HARMLESS = {
@@ -66,6 +68,7 @@ class StackedForward(KeyedRandomness):
         fused: runs norms together with what follows them.
         tracer: records which norms could be fused.
         calls: the calls of the pass, for modules that use parameters outside of layers.
+        frozen: the parameters that all visits share.
     """
 
     def __init__(
@@ -77,10 +80,12 @@ class StackedForward(KeyedRandomness):
         fused: FusedNorms | None = None,
         tracer: FusionTracer | None = None,
         calls: Sequence[Call | None] | None = None,
+        frozen: FrozenParams | None = None,
     ) -> None:
         super().__init__(key)
         self.visits, self.compute = len(key), compute
         self.params = params or {}
+        self.frozen = frozen or FrozenParams({}, compute, ())
         self.fused, self.tracer = fused or FusedNorms(), tracer
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by `id` of the old ones
         self._names = {id(tensor): name for name, tensor in stacked.items()}
@@ -105,22 +110,68 @@ class StackedForward(KeyedRandomness):
         if handler is not None:
             first = (kwargs.pop("input"),) if "input" in (kwargs := dict(kwargs)) else ()
             try:
-                return handler.run(self, *first, *args, **kwargs)
+                return self._run_handler(handler, func, (*first, *args), kwargs)
             except NotStackable as reason:
                 names = [self._names[id(v)] for v in leaves((args, kwargs)) if id(v) in self._names]
                 with_name = f"{reason}, with the parameter '{names[0]}'" if names else str(reason)
                 raise NotStackable(with_name) from reason
-        if any(id(value) in self._names for value in (*args, *kwargs.values())):
-            name = describe_function(func)
-            if name not in _HARMLESS:
-                # With a record of the pass, this call used no parameter in the check.
-                if self.direct is not None:
-                    raise InputError(PATH_CHANGED)
-                raise NotStackable(f"the module uses a parameter in {name}")
+        self._reject_parameter(func, args, kwargs)
+        args, kwargs = self._cast_for_matmul(func, args, kwargs)
         out = super().__torch_function__(func, types, args, kwargs)
         if self.tracer is not None:
             self.tracer.record_result(func, args, kwargs, out)
         return out
+
+    def _reject_parameter(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Raises if a function without a handler gets a stacked parameter."""
+        name = describe_function(func)
+        stacked = any(id(value) in self._names for value in (*args, *kwargs.values()))
+        if stacked and name not in _HARMLESS:
+            # With a record of the pass, this call used no parameter in the check.
+            if self.direct is not None:
+                raise InputError(PATH_CHANGED)
+            raise NotStackable(f"the module uses a parameter in {name}")
+
+    def _cast_for_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments of a function without stacks; those of a matmul have one dtype.
+
+        With bf16, a frozen parameter or a constant would otherwise meet activations of another.
+        """
+        if func not in MATMULS or self.compute != torch.bfloat16:
+            return args, kwargs
+        return map_leaves(partial(_cast_float, self.compute, self.frozen), (args, kwargs))
+
+    def _run_handler(self, handler: Handler, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a handler, or of the function itself if all its parameters are frozen."""
+        given = list(leaves((args, kwargs)))
+        if handler.takes_frozen or not any(value in self.frozen for value in given):
+            return handler.run(self, *args, **kwargs)
+        if handler.layer and not self.is_stacked(given):
+            dtype = self.compute if func in MATMULS else given[0].dtype
+            if dtype.is_floating_point:  # tokens are not
+                cast = partial(_cast_float, dtype, self.frozen)
+                args, kwargs = map_leaves(cast, (args, kwargs))
+            return func(*args, **kwargs)
+        args, kwargs = map_leaves(self.expand_frozen, (args, kwargs))
+        return handler.run(self, *args, **kwargs)
+
+    def is_stacked(self, value: Any) -> bool:
+        """True if a stacked parameter, or a value computed from one, is among these."""
+        if any(id(leaf) in self._names for leaf in leaves(value)):
+            return True
+        return self.direct is not None and self.direct.has_value(value)
+
+    def expand_frozen(self, value: Any) -> Any:
+        """A frozen parameter as a stack [J, *shape]; anything else as it is."""
+        return self.stack(value) if value in self.frozen else value
+
+    def stack(self, value: Tensor) -> Tensor:
+        """A tensor [*shape] that all visits share as a stack [J, *shape], on a CPU without copies.
+
+        The kernels of a GPU want the rows of a stack at different addresses.
+        """
+        rows = value.expand(self.visits, *value.shape)
+        return rows.contiguous() if rows.is_cuda else rows
 
     def _find_direct_run(
         self, direct: DirectUses, func: Any, args: Any, kwargs: Any
@@ -130,6 +181,8 @@ class StackedForward(KeyedRandomness):
         if call is None or func is Tensor.data_ptr:
             return None
         is_layer = func in HANDLERS and HANDLERS[func].layer
+        if is_layer and not direct.has_value((args, kwargs)) and self._has_frozen(args, kwargs):
+            return None  # `_run_handler` knows which dtype its parameters need
         if func in RANDOM or is_layer:
             if direct.batch_in_front(call, args, kwargs):
                 return None
@@ -142,6 +195,9 @@ class StackedForward(KeyedRandomness):
             # A layer whose weights are constants runs on the large batch as it is.
             return partial(func, *args, **kwargs) if is_layer else None
         return partial(direct.run, call, func, args, kwargs)
+
+    def _has_frozen(self, *arguments: Any) -> bool:
+        return any(leaf in self.frozen for leaf in leaves(arguments))
 
     def _run_fused(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         if func in RELUS:
@@ -199,6 +255,13 @@ class StackedForward(KeyedRandomness):
     def split(self, x: Tensor) -> Tensor:
         """The batch [J * B, ...] by visit, [J, B, ...]."""
         return x.reshape(self.visits, -1, *x.shape[1:])
+
+
+def _cast_float(dtype: torch.dtype, frozen: FrozenParams, value: Any) -> Any:
+    """A floating-point tensor in this dtype; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return frozen.cast(value, dtype)
 
 
 # Functions that hand tensor values to Python. All clients' examples are one batch, so a decision

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...modeling.frozen import check_unchanged, write_counts
 from ...modeling.functional_model import FunctionalModel, GradientFn
 from ...modeling.model_checks import require_tensor
 from ...modeling.parameter_swap import swap_parameters
@@ -16,7 +17,7 @@ from .call_log import Call
 from .errors import PATH_CHANGED, NotStackable
 from .forward import StackedForward
 from .fusion import FusedNorms, Fusion, FusionTracer
-from .stacked_params import StackedParams
+from .stacked_params import FrozenParams, StackedParams
 
 
 def stacked_gradient(
@@ -38,6 +39,7 @@ def stacked_gradient(
     """
     compute = compute or model.dtype
     full_precision = _full_precision_names(model.training_model)
+    frozen = FrozenParams(model.frozen, compute, full_precision)
 
     def gradient(
         theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
@@ -50,11 +52,15 @@ def stacked_gradient(
             counters = {name: count.clone() for name, count in model.non_float_buffers.items()}
             stacked = {**params.leaves, **statistics}
             fused = FusedNorms(fusions)
-            forward = StackedForward(key, stacked, compute, params.by_id, fused, tracer, calls)
+            forward = StackedForward(
+                key, stacked, compute, params.by_id, fused, tracer, calls, frozen
+            )
+            tensors = {**stacked, **counters, **model.frozen}
+            writes = write_counts(model.frozen)
             examples = x.flatten(0, 1)
             # The gradient is taken while the parameters are swapped in, because activation
             # checkpointing runs parts of the module again for it.
-            with swap_parameters(model.training_model, {**stacked, **counters}):
+            with swap_parameters(model.training_model, tensors):
                 with forward:
                     outputs = require_tensor(model.training_model(examples))
                 if outputs.shape[:1] != (visits * batch,):
@@ -72,7 +78,8 @@ def stacked_gradient(
                 counts = weight.to(losses.dtype)
                 loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
                 grad = params.gather_grad(loss.sum())
-        # Buffers that no layer has changed, such as frozen parameters, are not copied at each step.
+            check_unchanged(model.frozen, writes, tensors)
+        # Buffers that no layer has changed are not copied at each step.
         if forward.statistics:
             new = {name: forward.statistics.get(id(t), t) for name, t in statistics.items()}
             buffers = model.buffer_layout.flatten(new)

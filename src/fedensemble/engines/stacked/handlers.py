@@ -17,21 +17,27 @@ class Handler(NamedTuple):
 
     run: Callable[..., Any]
     layer: bool  # see `handles`
+    takes_frozen: bool
 
 
 HANDLERS: dict[Any, Handler] = {}
 
 
-def handles(*functions: Any, layer: bool = False) -> Callable[[HandlerFn], HandlerFn]:
+def handles(
+    *functions: Any, layer: bool = False, takes_frozen: bool = False
+) -> Callable[[HandlerFn], HandlerFn]:
     """Decorator: registers a handler for these torch functions.
 
     Args:
         layer: the first argument must be a batch [J * B, ...]. A call with anything else, such as a
-            sequence-first batch [T, J * B, ...] or a parameter, is run by `direct_use.py`.
+            sequence-first batch [T, J * B, ...] or a parameter, is run by `direct_use.py`. Where
+            all parameters of the layer are frozen, torch's own function runs on the large batch.
+        takes_frozen: the handler takes frozen parameters as they are, without a stack. Others get
+            them expanded to [J, *shape].
     """
 
     def register(run: HandlerFn) -> HandlerFn:
-        HANDLERS.update(dict.fromkeys(functions, Handler(run, layer)))
+        HANDLERS.update(dict.fromkeys(functions, Handler(run, layer, takes_frozen)))
         return run
 
     return register

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from .forward import StackedForward
 
 
-@handles(F.linear, layer=True)
+@handles(F.linear, layer=True, takes_frozen=True)
 def linear(
     forward: StackedForward, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """As F.linear with weights [J, out, in]."""
+    """As F.linear with weights [J, out, in], or a weight [out, in] that all visits share."""
+    if weight.dim() == 2 and not forward.is_stacked(weight):
+        return _shared_linear(forward, x, weight, bias)
+    if bias is not None and bias.dim() == 1:
+        bias = forward.stack(bias)
     if weight.dim() != 3:
         raise NotStackable("a linear layer's weight is not a stacked parameter")
     rows = x.reshape(forward.visits, -1, x.shape[-1]).to(forward.compute)
@@ -38,6 +42,19 @@ def linear(
     else:
         out = torch.baddbmm(bias.unsqueeze(1).to(forward.compute), rows, matrix)
     return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def _shared_linear(
+    forward: StackedForward, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """As F.linear: one matmul for the examples of all visits; the bias may be [J, out]."""
+    own_bias = bias is not None and bias.dim() == 2
+    x, weight = x.to(forward.compute), forward.frozen.cast(weight, forward.compute)
+    bias = bias if bias is None else bias.to(forward.compute)
+    out = F.linear(x, weight, None if own_bias else bias)
+    if not own_bias or bias is None:
+        return out
+    return (out.reshape(forward.visits, -1, out.shape[-1]) + bias.unsqueeze(1)).reshape(out.shape)
 
 
 @handles(F.embedding, layer=True)

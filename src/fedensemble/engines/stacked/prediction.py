@@ -27,6 +27,7 @@ from ...runtime.oom import out_of_memory
 from ...runtime.torch_compat import has_forward_hooks
 from .call_log import Call, record_calls
 from .errors import PATH_CHANGED, NotStackable
+from .stacked_params import FrozenParams
 
 # "eval": no randomness; "dropout": dropout as in training; "mc-dropout": dropout masks of samples;
 # "batch statistics": all layers in train mode, which is never stacked.
@@ -126,10 +127,12 @@ def _stacked(
         **model.theta_layout.unflatten(theta),
         **model.buffer_layout.unflatten(buffers.clone()),
     }
-    forward = StackedForward(keys, tensors, model.dtype, calls=calls)
+    frozen = FrozenParams(model.frozen, model.dtype, ())
+    forward = StackedForward(keys, tensors, model.dtype, calls=calls, frozen=frozen)
     module, examples = _module(model, how), x.flatten(0, 1)
     examples = examples.clone() if len(theta) == 1 else examples  # a model may write into them
     others = {name: value.clone() for name, value in model.non_float_buffers.items()}
+    others |= model.frozen
     with torch.no_grad():
         with forward, swap_parameters(module, {**tensors, **others}):
             outputs = module(examples)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _register(func: Any) -> None:
-    @handles(func)
+    @handles(func, takes_frozen=True)
     def run(
         forward: StackedForward,
         x: Tensor,
@@ -32,6 +32,9 @@ def _register(func: Any) -> None:
         compute, forward.compute = forward.compute, weights[0].dtype
         try:
             x = x.to(forward.compute)
+            # Frozen weights of a CPU need no stack. The kernels of a GPU read stacks.
+            if x.is_cuda:
+                weights = [forward.expand_frozen(w) for w in weights]
             weights = [w.contiguous() if w.is_cuda else w for w in weights]
             initial = (
                 [s.to(x.dtype) for s in initial] if func is torch.lstm else initial.to(x.dtype)

@@ -8,7 +8,7 @@ together would read and write all gradients once more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -86,6 +86,32 @@ class StackedParams:
             elif grad is not None:
                 buffer.add_(grad)
         return self.grad
+
+
+class FrozenParams:
+    """Parameters that are not trained: one copy for all visits, without a stack or a gradient.
+
+    Args:
+        params: by name, each [*shape].
+        compute: dtype of matmuls. Matrices have one copy in it, made here and not at each step.
+        full_precision: names of parameters that keep their own dtype.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Tensor], compute: torch.dtype, full_precision: Collection[str]
+    ) -> None:
+        self._casts = {}
+        for name, value in params.items():
+            matrix = value.is_floating_point() and value.dim() > 1 and name not in full_precision
+            # The entry holds the parameter, so that no other tensor gets its `id`.
+            self._casts[id(value)] = (value, value.to(compute) if matrix else value)
+
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._casts
+
+    def cast(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor in this dtype; that of a frozen matrix is the copy for matmuls, if it fits."""
+        return self._casts.get(id(value), (value, value))[1].to(dtype)
 
 
 def _cast_for_matmul(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:

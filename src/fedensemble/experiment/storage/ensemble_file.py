@@ -25,13 +25,23 @@ from ...modeling.factory import ModelFactory
 from ...modeling.functional_model import FunctionalModel
 from ...predict import Ensemble
 from ...text import as_path
-from .ensemble_file_checks import PREDICTOR_BUFFERS, PREDICTORS, check_facts, check_modes
+from .ensemble_file_checks import (
+    FROZEN,
+    PREDICTOR_BUFFERS,
+    PREDICTORS,
+    check_facts,
+    check_frozen,
+    check_modes,
+    with_current_names,
+)
 from .read_json import read_table
 from .run_folder import RunFolder
 
 
 def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     """Writes each mode's tensors as "<mode>/<name in the nn.Module's state_dict>".
+
+    Frozen parameters, which all modes have in common, are written once, as "frozen/<name>".
 
     If a mode predicts with the average of S models, "<mode>/predictors" holds their parameters,
     [S, P], and "<mode>/predictor_buffers" their running statistics, [S, R], if they differ. The
@@ -48,6 +58,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     own_buffers = ensemble.buffers.shape[1] > 0 and not torch.equal(
         ensemble.predictor_buffers, ensemble.buffers.unsqueeze(1)
     )
+    tensors |= {f"{FROZEN}/{name}": value for name, value in ensemble.model.frozen.items()}
     for mode in range(len(ensemble)):
         named = ensemble.model.theta_layout.unflatten(ensemble.theta[mode])
         named |= ensemble.model.buffer_layout.unflatten(ensemble.buffers[mode])
@@ -155,12 +166,15 @@ def read_ensemble(
     targets = torch.zeros(1, dtype=torch.int64 if has_labels else torch.float32)
     functional_model = FunctionalModel(model, config.training.loss, targets, device, dtype)
     try:
+        frozen = check_frozen(path, tensors, functional_model, facts["modes"], name)
+        tensors = with_current_names(tensors, functional_model, facts["modes"])
         modes = check_modes(path, tensors, functional_model, facts["modes"], name)
     except StoreError as error:
         if not passed:
             raise
         # The file is whole (its checksum is right): the argument is wrong, not the run.
         raise InputError(f"{error} Pass the model that the run was trained with.") from None
+    functional_model.use_frozen(frozen)
     theta = torch.stack([functional_model.theta_layout.flatten(mode) for mode in modes]).to(device)
     buffers = torch.stack([functional_model.buffer_layout.flatten(mode) for mode in modes]).to(
         device, functional_model.dtype

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from ...core.schedule import MOST_MODES
 from ...errors import StoreError
+from ...modeling.frozen import is_earlier, read_earlier
 from ...modeling.functional_model import FunctionalModel
 from ...uncertainty.calibration import Calibration
 
 PREDICTORS = "predictors"
 PREDICTOR_BUFFERS = "predictor_buffers"
+FROZEN = "frozen"  # first part of the names of parameters that all modes have in common
 
 
 def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +71,65 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "calibration": calibration,
         **{name: facts.get(name) for name in names},
     }
+
+
+def check_frozen(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    functional_model: FunctionalModel,
+    modes: int,
+    model: str,
+) -> dict[str, Tensor]:
+    """Returns the frozen parameters by name; raises StoreError unless they fit the model.
+
+    Files of earlier versions have a copy in each mode; those must be equal.
+
+    Args:
+        path: named in errors.
+        tensors: of the file.
+        functional_model: the model that they must fit.
+        modes: number of modes.
+        model: the model in words, for errors.
+    """
+    problem, frozen = f"{path} does not fit {model}", {}
+    for name, expected in functional_model.frozen.items():
+        full_name = f"{FROZEN}/{name}" if f"{FROZEN}/{name}" in tensors else f"0/{name}"
+        if full_name not in tensors:
+            raise StoreError(f"{problem}: it has no tensor '{FROZEN}/{name}'.")
+        value = frozen[name] = tensors[full_name]
+        _check_tensor(problem, full_name, value, tuple(expected.shape), expected.dtype)
+        copies = [tensors.get(f"{mode}/{name}", value) for mode in range(modes)]
+        if not all(torch.equal(copy, value) for copy in copies):
+            raise StoreError(
+                f"{problem}: its modes have parameters '{name}' of their own, and with "
+                "requires_grad=False and the same values in each call of model() there is one "
+                "for all modes."
+            )
+    return frozen
+
+
+def with_current_names(
+    tensors: Mapping[str, Tensor], functional_model: FunctionalModel, modes: int
+) -> dict[str, Tensor]:
+    """Returns the tensors of each mode as `check_modes` expects them, without frozen parameters.
+
+    A parameter that was frozen when the file was written may be a buffer of this model, because
+    model() now draws it at random: each mode then gets the one that the file has. In files of
+    earlier versions the frozen parameters were among the buffers.
+    """
+    frozen, named = functional_model.frozen, dict(tensors)
+    for mode in range(modes):
+        for name in frozen:
+            named.pop(f"{mode}/{name}", None)
+        for name in functional_model.buffer_layout.names:
+            if f"{FROZEN}/{name}" in tensors:
+                named[f"{mode}/{name}"] = tensors[f"{FROZEN}/{name}"]
+        if is_earlier(tensors, functional_model, buffers := f"{mode}/{PREDICTOR_BUFFERS}"):
+            named[buffers] = read_earlier({buffers: tensors[buffers]}, functional_model, buffers)[
+                buffers
+            ]
+    known = {f"{FROZEN}/{name}" for name in (*frozen, *functional_model.buffer_layout.names)}
+    return {name: value for name, value in named.items() if name not in known}
 
 
 def check_modes(

@@ -142,7 +142,12 @@ class FakeFleet:
         self.time, self.log_lines = Time(), list[str]()
         self.nodes = {FIRST_NODE + i: Node(self.client(i), i) for i in reversed(range(len(data)))}
         self.grid = FakeGrid(self.nodes, self.time)
-        self.roster = Roster(self.grid, clock=self.time, log=self.log_lines.append)
+        self.roster = Roster(
+            self.grid,
+            clock=self.time,
+            log=self.log_lines.append,
+            frozen=model.frozen_fingerprint,
+        )
         self.algorithm, self.schedule = self.federation.algorithm, self.federation.schedule
         initial = model.init_params(self.federation.seed, self.schedule.modes)
         theta, buffers = self.algorithm.start_modes(*initial)
