@@ -195,7 +195,13 @@ def models():
             **case.settings,
         )
         for case in CASES
-        if case.name in ("CNN with Dropout and Dropout2d", "BatchNorm", "frozen parameters")
+        if case.name
+        in (
+            "CNN with Dropout and Dropout2d",
+            "BatchNorm",
+            "frozen parameters",
+            "a frozen body that all modes share",
+        )
     }
 
 

@@ -90,8 +90,8 @@ class FedCross(FedAvg):
         return similarity.argmin(1) if self.partner == "lowest" else similarity.argmax(1)
 
     def _mix(self, value: Tensor, partner: Tensor) -> Tensor:
-        # As a change, not as a sum of two products: equal rows, such as frozen parameters with the
-        # same start, then stay equal bit for bit, and so do all rows with alpha = 1.
+        # As a change, not as a sum of two products: equal rows then stay equal bit for bit, and so
+        # do all rows with alpha = 1.
         return value + (1 - self.alpha) * (value[partner] - value)
 
     def deployed_modes(self, modes: Tree, buffers: Tensor) -> tuple[Tree, Tensor]:

@@ -310,7 +310,7 @@ class Algorithm(ABC):
         Args:
             modes: server state after `server_update`, [K, P]. Modes that no client trained in this
                 round are unchanged, and it is up to this method what happens to them.
-            buffers: running statistics, [K, R]; frozen parameters are part of them.
+            buffers: running statistics, [K, R].
             cohort: the clients behind each mode; `cohort.count` is 0 for a mode without clients.
         """
         return modes, buffers

@@ -194,6 +194,22 @@ def _frozen() -> nn.Module:
     return model
 
 
+def _frozen_body() -> nn.Module:
+    """A frozen body with trained layers below and above, and a frozen weight beside a trained bias.
+
+    The values of frozen parameters are the same in each call, so that all modes share them.
+    """
+    second = nn.Linear(5, 6)
+    body = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), second, nn.LayerNorm(6))
+    with torch.no_grad():
+        for parameter in body.parameters():
+            values = torch.linspace(-0.8, 0.8, parameter.numel(), dtype=torch.float64).cos()
+            parameter.copy_(values.reshape(parameter.shape))
+    body.requires_grad_(False)
+    nn.init.uniform_(second.bias.requires_grad_(True))
+    return nn.Sequential(nn.Linear(FEATURES, 6), body, nn.Tanh(), nn.Linear(6, CLASSES))
+
+
 def _huber(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.smooth_l1_loss(outputs, targets)
 
@@ -226,6 +242,20 @@ def _check_frozen_unchanged(federation: Federation, start: EnsembleState) -> Non
     )
 
 
+def _check_body_shared(federation: Federation, start: EnsembleState) -> None:
+    frozen = federation.model.frozen
+    expected = dict(_frozen_body().to(federation.model.dtype).named_parameters())
+    names = {name for name, parameter in expected.items() if not parameter.requires_grad}
+    require(
+        set(frozen) == names and federation.state.buffers.shape[1] == 0,
+        f"Frozen parameters that all modes share are {sorted(frozen)}; they are {sorted(names)}.",
+    )
+    require(
+        all(torch.equal(frozen[name].cpu(), expected[name]) for name in names),
+        "A parameter with requires_grad=False changed in training; it must stay equal bit for bit.",
+    )
+
+
 CASES = (
     Case("MLP", _mlp),
     Case("CNN with Dropout and Dropout2d", _cnn, _images),
@@ -250,6 +280,7 @@ CASES = (
     Case("transposed convolutions", _autoencoder, _images),
     Case("tied weights", lambda: _Recurrent(nn.RNN, tied=True), _texts),
     Case("frozen parameters", _frozen, check=_check_frozen_unchanged),
+    Case("a frozen body that all modes share", _frozen_body, check=_check_body_shared),
     Case(
         "regression with mse", lambda: nn.Linear(FEATURES, 2), _regression, settings={"loss": "mse"}
     ),

@@ -284,8 +284,8 @@ def _describe_result(result: RoundResult | None) -> dict[str, Any]:
 def _uploads_with_buffers(result: RoundResult, buffers: Tensor) -> Tree:
     """Mean uploads of each mode, and the change of the buffers.
 
-    The change, so that frozen parameters, which are part of the buffers, stay exactly the same: the
-    mean of equal values can differ from them in the last bit, that of zeros cannot.
+    The change, so that buffers which never change stay exactly the same: the mean of equal values
+    can differ from them in the last bit, that of zeros cannot.
     """
     return {**result.uploads, _BUFFERS: result.buffers - buffers}
 

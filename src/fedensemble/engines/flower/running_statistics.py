@@ -19,7 +19,8 @@ class BufferRules:
     Args:
         variances: True for running variances. They must not be negative, because every prediction
             takes their square root.
-        frozen: True for parameters that are not trained. Clients must not change them.
+        frozen: True for parameters that are not trained but differ between modes, and are therefore
+            sent. Clients must not change them.
     """
 
     variances: Tensor

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .local_engine import LocalEngine
 
 # Name under which the change of the buffers is averaged along with the uploads. The change, not the
-# buffers: frozen parameters are among them, and a weighted mean of equal values can differ from
-# them in the last bit, whereas a mean of zeros is exactly zero.
+# buffers: some never change, and a weighted mean of equal values can differ from them in the last
+# bit, whereas a mean of zeros is exactly zero.
 _BUFFERS = "buffers"
 
 

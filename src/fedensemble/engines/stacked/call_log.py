@@ -20,6 +20,7 @@ from ...modeling.functional_model import FunctionalModel
 from ...modeling.keyed_rng import KeyedRandomness
 from ...modeling.parameter_swap import swap_parameters
 from .errors import CALLS_CHANGE, NotStackable
+from .stacked_params import FrozenParams
 
 UNCLEAR = -1  # several dimensions differ, or the number of dimensions
 
@@ -95,7 +96,7 @@ def _record_sizes(
         **model.theta_layout.unflatten(theta.detach().requires_grad_()),
         **{name: b.clone() for name, b in model.buffer_layout.unflatten(buffers).items()},
         **{name: b.clone() for name, b in model.non_float_buffers.items()},
-        **model.frozen,
+        **FrozenParams(model.frozen, {}).tensors,
     }
     key = torch.zeros((), dtype=torch.int64, device=x.device)
     recorder = _CallRecorder()

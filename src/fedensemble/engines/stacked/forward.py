@@ -85,7 +85,7 @@ class StackedForward(KeyedRandomness):
         super().__init__(key)
         self.visits, self.compute = len(key), compute
         self.params = params or {}
-        self.frozen = frozen or FrozenParams({}, compute, ())
+        self.frozen = frozen or FrozenParams({}, {})
         self.fused, self.tracer = fused or FusedNorms(), tracer
         self.statistics: dict[int, Tensor] = {}  # new running statistics, by `id` of the old ones
         self._names = {id(tensor): name for name, tensor in stacked.items()}

@@ -17,7 +17,7 @@ from .call_log import Call
 from .errors import PATH_CHANGED, NotStackable
 from .forward import StackedForward
 from .fusion import FusedNorms, Fusion, FusionTracer
-from .stacked_params import FrozenParams, StackedParams
+from .stacked_params import FrozenParams, StackedParams, copy_matrices
 
 
 def stacked_gradient(
@@ -39,7 +39,7 @@ def stacked_gradient(
     """
     compute = compute or model.dtype
     full_precision = _full_precision_names(model.training_model)
-    frozen = FrozenParams(model.frozen, compute, full_precision)
+    copies = copy_matrices(model.frozen, compute, full_precision)
 
     def gradient(
         theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
@@ -51,12 +51,12 @@ def stacked_gradient(
             statistics = model.buffer_layout.unflatten(buffers)
             counters = {name: count.clone() for name, count in model.non_float_buffers.items()}
             stacked = {**params.leaves, **statistics}
-            fused = FusedNorms(fusions)
+            fused, frozen = FusedNorms(fusions), FrozenParams(model.frozen, copies)
             forward = StackedForward(
                 key, stacked, compute, params.by_id, fused, tracer, calls, frozen
             )
-            tensors = {**stacked, **counters, **model.frozen}
-            writes = write_counts(model.frozen)
+            tensors = {**stacked, **counters, **frozen.tensors}
+            writes = write_counts(frozen.tensors)
             examples = x.flatten(0, 1)
             # The gradient is taken while the parameters are swapped in, because activation
             # checkpointing runs parts of the module again for it.
@@ -78,7 +78,7 @@ def stacked_gradient(
                 counts = weight.to(losses.dtype)
                 loss = (losses * counts).sum(1) / counts.sum(1).clamp(min=1)
                 grad = params.gather_grad(loss.sum())
-            check_unchanged(model.frozen, writes, tensors)
+            check_unchanged(frozen.tensors, writes, tensors)
         # Buffers that no layer has changed are not copied at each step.
         if forward.statistics:
             new = {name: forward.statistics.get(id(t), t) for name, t in statistics.items()}

@@ -127,12 +127,12 @@ def _stacked(
         **model.theta_layout.unflatten(theta),
         **model.buffer_layout.unflatten(buffers.clone()),
     }
-    frozen = FrozenParams(model.frozen, model.dtype, ())
+    frozen = FrozenParams(model.frozen, {})
     forward = StackedForward(keys, tensors, model.dtype, calls=calls, frozen=frozen)
     module, examples = _module(model, how), x.flatten(0, 1)
     examples = examples.clone() if len(theta) == 1 else examples  # a model may write into them
     others = {name: value.clone() for name, value in model.non_float_buffers.items()}
-    others |= model.frozen
+    others |= frozen.tensors
     with torch.no_grad():
         with forward, swap_parameters(module, {**tensors, **others}):
             outputs = module(examples)

@@ -89,29 +89,42 @@ class StackedParams:
 
 
 class FrozenParams:
-    """Parameters that are not trained: one copy for all visits, without a stack or a gradient.
+    """Parameters that are not trained, in one pass: one copy for all visits, without a stack.
+
+    `tensors` are new objects in each pass, which share the memory of the model's. nn.LSTM and its
+    like call other functions if their weights are the same objects as in the last pass, and a pass
+    has to make the recorded calls.
 
     Args:
-        params: by name, each [*shape].
-        compute: dtype of matmuls. Matrices have one copy in it, made here and not at each step.
-        full_precision: names of parameters that keep their own dtype.
+        frozen: parameters by name, each [*shape].
+        copies: of matrices, as matmuls read them, see `copy_matrices`.
     """
 
-    def __init__(
-        self, params: Mapping[str, Tensor], compute: torch.dtype, full_precision: Collection[str]
-    ) -> None:
-        self._casts = {}
-        for name, value in params.items():
-            matrix = value.is_floating_point() and value.dim() > 1 and name not in full_precision
-            # The entry holds the parameter, so that no other tensor gets its `id`.
-            self._casts[id(value)] = (value, value.to(compute) if matrix else value)
+    def __init__(self, frozen: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: value.detach() for name, value in frozen.items()}
+        self._copies = {id(t): copies.get(name, t) for name, t in self.tensors.items()}
 
     def __contains__(self, value: object) -> bool:
-        return id(value) in self._casts
+        return id(value) in self._copies
 
     def cast(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor in this dtype; that of a frozen matrix is the copy for matmuls, if it fits."""
-        return self._casts.get(id(value), (value, value))[1].to(dtype)
+        return self._copies.get(id(value), value).to(dtype)
+
+
+def copy_matrices(
+    frozen: Mapping[str, Tensor], compute: torch.dtype, full_precision: Collection[str]
+) -> Tree:
+    """The frozen matrices in the dtype of matmuls, so that no step has to cast them.
+
+    Args:
+        full_precision: names of parameters that keep their own dtype.
+    """
+    return {
+        name: value.to(compute)
+        for name, value in frozen.items()
+        if value.is_floating_point() and value.dim() > 1 and name not in full_precision
+    }
 
 
 def _cast_for_matmul(layout: Layout, theta: Tensor, compute: torch.dtype) -> Tree:
