@@ -1,5 +1,7 @@
 """Networks of the speed benchmark, small: gradients on a GPU are those in float64."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -63,7 +65,10 @@ CASES = {
 }
 # bf16 has 8 binary digits; a norm of few numbers multiplies its rounding.
 ERRORS = {"float32": 1e-4, "bf16": 0.05}
-NORMS_OF_FEW = {"efficientnet": {"float32": 1e-3, "bf16": 0.5}}
+NORMS_OF_FEW = {
+    "efficientnet": {"float32": 1e-3, "bf16": 0.5},
+    "autoencoder": {"float32": 1e-4, "bf16": 0.1},
+}
 
 
 def data_of(kind):
@@ -77,10 +82,23 @@ def data_of(kind):
     return FederatedData.from_arrays(x, y, [BATCH] * VISITS)
 
 
+def with_frozen(build, frozen):
+    """A factory of copies of one network, of which only some parameters are trained."""
+    net = build()
+    parameters = list(net.parameters())
+    for index, parameter in enumerate(parameters):
+        ends = index in (0, 1, len(parameters) - 2, len(parameters) - 1)
+        parameter.requires_grad_(ends if frozen == "inner" else index % 2 == 0)
+    return lambda: copy.deepcopy(net)
+
+
 @pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("frozen", ["", "inner", "every other"])
 @pytest.mark.parametrize("name", CASES)
-def test_gradients(name, precision):
+def test_gradients(name, frozen, precision):
+    """Of all parameters, and of some if the others are frozen."""
     build, kind = CASES[name]
+    build = with_frozen(build, frozen) if frozen else build
     loss = "mse" if kind == "pictures" else "cross_entropy"
     made = Federation(
         build,

@@ -284,7 +284,9 @@ class VectorEngine(LocalEngine):
         exact = self.precision in ("float32", "float64")
         torch.backends.cudnn.allow_tf32 = not exact
         torch.set_float32_matmul_precision("highest" if exact else "high")
-        torch.backends.cudnn.deterministic = self.deterministic
+        # Frozen convolutions are cuDNN's, and some of its algorithms add up in any order. All other
+        # layers are run by kernels that do not.
+        torch.backends.cudnn.deterministic = self.deterministic or bool(self.model.frozen)
         torch.use_deterministic_algorithms(self.deterministic or deterministic)
         try:
             yield
