@@ -26,6 +26,7 @@ from torch.utils import checkpoint
 
 from ... import prng
 from ...errors import InputError
+from ...flat_params import tensor_leaves
 from ...modeling.keyed_rng import REPLACEMENTS, KeyedRandomness
 
 # Imported for the handlers they register.
@@ -124,13 +125,13 @@ class StackedForward(KeyedRandomness):
 
     def _reject_parameter(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raises if a function without a handler gets a stacked parameter."""
-        name = describe_function(func)
-        stacked = any(id(value) in self._names for value in (*args, *kwargs.values()))
-        if stacked and name not in _HARMLESS:
-            # With a record of the pass, this call used no parameter in the check.
-            if self.direct is not None:
-                raise InputError(PATH_CHANGED)
-            raise NotStackable(f"the module uses a parameter in {name}")
+        if any(id(value) in self._names for value in (*args, *kwargs.values())):
+            name = describe_function(func)
+            if name not in _HARMLESS:
+                # With a record of the pass, this call used no parameter in the check.
+                if self.direct is not None:
+                    raise InputError(PATH_CHANGED)
+                raise NotStackable(f"the module uses a parameter in {name}")
 
     def _cast_for_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments of a function without stacks; those of a matmul have one dtype.
@@ -139,12 +140,17 @@ class StackedForward(KeyedRandomness):
         """
         if func not in MATMULS or self.compute != torch.bfloat16:
             return args, kwargs
+        dtypes = {t.dtype for t in tensor_leaves((args, kwargs)) if t.is_floating_point()}
+        if len(dtypes) < 2:
+            return args, kwargs
         return map_leaves(partial(_cast_float, self.compute, self.frozen), (args, kwargs))
 
     def _run_handler(self, handler: Handler, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a handler, or of the function itself if all its parameters are frozen."""
+        if handler.takes_frozen or not self.frozen.tensors:
+            return handler.run(self, *args, **kwargs)
         given = list(leaves((args, kwargs)))
-        if handler.takes_frozen or not any(value in self.frozen for value in given):
+        if not any(value in self.frozen for value in given):
             return handler.run(self, *args, **kwargs)
         if handler.layer and not self.is_stacked(given):
             dtype = self.compute if func in MATMULS else given[0].dtype
