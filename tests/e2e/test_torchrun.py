@@ -143,7 +143,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path):
     done = finish([*TORCHRUN, str(HERE / "distributed_checks.py"), str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     passed = [json.loads((tmp_path / f"passed-{rank}.json").read_text()) for rank in range(2)]
-    assert passed[0] == passed[1] and len(passed[0]) == 37
+    assert passed[0] == passed[1] and len(passed[0]) == 38
 
 
 def test_the_command_line_under_torchrun(place):
