@@ -44,7 +44,7 @@ def check_recipe(model: ModelFactory, modes: int, device: torch.device, dtype: t
     The model is built on the device "meta". Models of other packages are not checked: they may
     cache submodules, and a cached submodule without values would end up in the real model.
     """
-    if not isinstance(model, ModelSpec) or not model.model.__module__.startswith("fedensemble."):
+    if not isinstance(model, ModelSpec) or not model.built_in:
         return
     try:
         with (

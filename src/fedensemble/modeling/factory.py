@@ -32,6 +32,8 @@ class ModelSpec:
     def __init__(self, model: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
         self.model, self.options = model, dict(options)
         self.key = (model, repr(sorted(self.options.items())))
+        # Models of other packages may start from a file that has changed since.
+        self.built_in = model.__module__.startswith("fedensemble.")
 
     def __call__(self) -> nn.Module:
         return self.model(**self.options)

@@ -7,7 +7,7 @@ forward pass, for one client at a time or for many with `vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import copy, deepcopy
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from .. import prng
 from ..errors import InputError
 from ..flat_params import Layout, Tree
 from ..runtime.torch_compat import batch_norm_layers, norm_layers
-from .factory import ModelFactory, SeededFactory
+from .factory import ModelFactory, ModelSpec, SeededFactory
 from .frozen import check_repeated, check_unchanged, find_frozen, fingerprint, write_counts
 from .keyed_rng import KeyedRandomness
 from .losses import Loss, class_logits, find_loss, task_of
@@ -32,6 +32,10 @@ from .model_checks import (
     uses_batch_statistics,
 )
 from .parameter_swap import set_parameters, swap_parameters
+
+# The result of the last `init_params` of a built-in model, unless it is large.
+_INITIAL: dict[Hashable, tuple[Tensor, Tensor]] = {}
+_MAX_INITIAL_BYTES = 64 << 20
 
 GradientFn = Callable[
     [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]
@@ -174,6 +178,21 @@ class FunctionalModel:
 
     def init_params(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         """Parameters [K, P] and buffers [K, R] of K new modes; mode k does not depend on K."""
+        if not isinstance(self.factory, ModelSpec) or not self.factory.built_in:
+            return self._draw_params(seed, modes)
+        # The trials of a search start from the same modes. Only the last ones are kept, and callers
+        # get copies, because training may write into them.
+        key = (self.factory.key, self.device, self.dtype, seed, modes)
+        kept = _INITIAL.get(key)
+        if kept is None:
+            kept = self._draw_params(seed, modes)
+            if sum(tensor.nbytes for tensor in kept) > _MAX_INITIAL_BYTES:
+                return kept
+            _INITIAL.clear()
+            _INITIAL[key] = kept
+        return kept[0].clone(), kept[1].clone()
+
+    def _draw_params(self, seed: int, modes: int) -> tuple[Tensor, Tensor]:
         thetas, buffers = [], []
         for mode in range(modes):
             model = self.build(prng.torch_seed(prng.key(seed, "initialisation", mode)))

@@ -6,6 +6,7 @@ If a block does not fit after all, `oom_retry.py` halves the block size and trai
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...errors import setting
+from ...modeling.factory import ModelSpec
 from ...modeling.functional_model import GradientFn
 from ...runtime.num_threads import num_threads
 from ...runtime.oom import (
@@ -42,6 +44,7 @@ _MAX_VISITS = {"cpu": 64, "cuda": 4096}
 _TINY_VISIT, _MAX_TINY_VISITS, _CACHE = 32 << 10, 4096, 32 << 20
 _FEW = 2  # examples of the estimate on a CPU, which is made for _FEW and 2 * _FEW examples
 _UNKNOWN = _GIB  # bytes per visit that are assumed where nothing can be measured
+_ACTIVATIONS: dict[Hashable, int] = {}  # results of `activations`
 # Gradients of activations that are alive at once in the backward pass, in units of the largest
 # saved tensor: those of the input and output of one operation, and its workspace.
 _LIVE_GRADS = 3
@@ -110,7 +113,22 @@ def _round_down(visits: int) -> int:
 
 
 def activations(engine: VectorEngine) -> int:
-    """Bytes that the forward and backward pass of one visit needs in addition to its parameters."""
+    """Bytes that the forward and backward pass of one visit needs in addition to its parameters.
+
+    The result is cached per model spec: the trials of a search have the same model.
+    """
+    model, data = engine.model, engine.data
+    if not isinstance(model.factory, ModelSpec) or not isinstance(model.user_loss, str):
+        return _find_activations(engine)
+    shapes = (data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype, data.standardise)
+    how = (engine.work.batch_size, engine.precision, engine.stacked, engine.deterministic)
+    key = (model.factory.key, model.user_loss, shapes, how, model.device, model.dtype)
+    if key not in _ACTIVATIONS:
+        _ACTIVATIONS[key] = _find_activations(engine)
+    return _ACTIVATIONS[key]
+
+
+def _find_activations(engine: VectorEngine) -> int:
     device = engine.model.device
     # Two visits on a GPU, so that what is allocated once for all visits counts half. If two do not
     # fit, one is measured.

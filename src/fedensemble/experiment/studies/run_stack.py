@@ -54,7 +54,8 @@ def stack_key(federation: Federation) -> Hashable | None:
     """
     algorithm, schedule, engine = federation.algorithm, federation.schedule, federation.engine
     kind = type(algorithm)
-    rows_depend = algorithm.couples or algorithm.joint or algorithm.gathers
+    gathers = algorithm.gathers or kind.gathers_uploads is not Algorithm.gathers_uploads
+    rows_depend = algorithm.couples or algorithm.joint or gathers
     # What an algorithm was bound to belongs to one run.
     bound = kind.bind is not Algorithm.bind
     # Sizes of messages that differ between visits are read from the GPU for each run.

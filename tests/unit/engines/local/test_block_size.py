@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedensemble import EngineWarning, FedAvg, FederatedData, Federation, InputError
+from fedensemble.data import load, partition
 from fedensemble.engines.local import block_size
 from fedensemble.runtime.oom import format_gib
 from fedensemble.testing.assertions import require_close
@@ -194,7 +195,8 @@ def test_a_gpu_is_measured_with_two_visits_and_then_with_one(monkeypatch, most):
         return 100
 
     monkeypatch.setattr(block_size, "_measure", measure)
-    engine = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
+    model = SimpleNamespace(device=torch.device("cuda"), factory=None)
+    engine = SimpleNamespace(model=model, data=None)
     if most:
         assert block_size.activations(engine) == 100
     else:
@@ -233,3 +235,25 @@ def test_a_model_that_takes_gradients_itself():
     list(got.rounds(2))
     list(expected.rounds(2))
     require_close(got.state.modes, expected.state.modes, "Engines disagree")
+
+
+def test_a_built_in_model_is_estimated_once(monkeypatch):
+    calls, original = [], block_size._saved_bytes
+
+    def counted(engine, gradient, batch):
+        calls.append(batch)
+        return original(engine, gradient, batch)
+
+    monkeypatch.setattr(block_size, "_saved_bytes", counted)
+    monkeypatch.setattr(block_size, "_ACTIVATIONS", {})
+
+    def activations(**options):
+        data = partition(load("digits"), "iid", clients=4)
+        settings = {"modes": 1, "batch_size": 8, "model": "mlp", **options}
+        return Federation(settings.pop("model"), data, **settings).engine.activation_bytes
+
+    first = activations()
+    assert activations(seed=1) == first and len(calls) == 2
+    assert activations(batch_size=16) > first and len(calls) == 4
+    assert activations(model={"name": "mlp", "hidden": [300]}) > first and len(calls) == 6
+    assert activations(dtype=torch.float64) > first and len(calls) == 8
