@@ -116,10 +116,11 @@ def read_earlier(
         kept = layout.flatten(earlier.unflatten(each)) if layout.names else each[..., :0]
         return kept.flatten(-2)
 
-    return {
-        n: drop(t) if n.endswith(_BUFFERS) and t.shape[-1] % earlier.total == 0 else t
-        for n, t in tensors.items()
-    }
+    def holds_buffers(each: str, values: Tensor) -> bool:
+        size = values.shape[-1] if values.dim() else 0
+        return each.endswith(_BUFFERS) and size > 0 and size % earlier.total == 0
+
+    return {n: drop(t) if holds_buffers(n, t) else t for n, t in tensors.items()}
 
 
 def fingerprint(frozen: Tree) -> Tensor:

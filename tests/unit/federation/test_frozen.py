@@ -354,3 +354,39 @@ def test_exported_files_have_one_copy(tmp_path, name):
         ensemble.export(tmp_path / name)  # compares its predictions
         sizes.append((tmp_path / name).stat().st_size)
     assert sizes[1] - sizes[0] < 4 * 2 * 400 * WIDTH / 2 < sizes[0]
+
+
+class Quantized(nn.Module):
+    """A frozen layer of 8-bit integers with one scale per row, between trained layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 2)
+        weight = BODY[0].weight.detach()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        integers = (weight / scale).round().to(torch.int8)
+        self.integers = nn.Parameter(integers, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+
+    def forward(self, x):
+        weight = self.integers.to(self.scale.dtype) * self.scale
+        return self.head(torch.tanh(nn.functional.linear(self.first(x), weight)))
+
+
+def test_a_body_of_integers(tmp_path):
+    runs = []
+    for engine in ("loop", "vector"):
+        federation = made(Quantized, engine=engine, dtype=torch.float64)
+        federation.train(2)
+        runs.append(federation)
+    assert runs[1].engine.stacked and set(runs[1].model.frozen) == {"integers", "scale"}
+    assert runs[1].model.frozen_bytes == WIDTH * WIDTH + 8 * WIDTH
+    theta = [run.state.modes["theta"] for run in runs]
+    torch.testing.assert_close(*theta, rtol=0, atol=1e-12)
+    folder, x = runs[0].save(tmp_path / "run"), examples().x_test
+    expected = runs[0].predict(x).members
+    assert torch.equal(fe.load_ensemble(folder, model=Quantized).predict(x).members, expected)
+    tensors, facts = read_checkpoint(folder / "modes.safetensors")
+    assert tensors.pop("frozen/integers").dtype == torch.int8
+    write_checkpoint(folder / "modes.safetensors", tensors, facts)  # as earlier versions did
+    assert torch.equal(fe.load_ensemble(folder, model=Quantized).predict(x).members, expected)
