@@ -1,5 +1,6 @@
 """From a config to an app to a run folder, with clients in this process."""
 
+import copy
 import json
 import logging
 import re
@@ -183,6 +184,49 @@ def test_a_fleet_shares_parameters_as_its_config_says(tmp_path, monkeypatch):
     }
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["prediction_bytes"] == federation.ensemble.prediction_bytes
+
+
+def test_a_fleet_continues_with_frozen_parameters_and_only_with_these(tmp_path, monkeypatch):
+    body = torch.nn.Linear(64, 5)
+
+    class Tuned(torch.nn.Module):
+        def __init__(self, shape, outputs):
+            super().__init__()
+            self.head = torch.nn.Linear(5, outputs)
+            self.body = copy.deepcopy(body).requires_grad_(False)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x.flatten(1))))
+
+    monkeypatch.setattr(models, "_items", {**models._items, "tuned": Tuned})
+    config = resolve({**VALUES, "algorithm": {"name": "fedavg"}, "model": {"name": "tuned"}})
+    app, train = tmp_path / "app", fleet_module.Fleet.train_one_round
+    write_app(config, app)
+
+    def stop_after_two_rounds(fleet):
+        if fleet.state.round == 2:
+            raise KeyboardInterrupt
+        train(fleet)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet_module.Fleet, "train_one_round", stop_after_two_rounds)
+        with pytest.raises(KeyboardInterrupt):
+            run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
+    bias = body.bias.detach().clone()
+    body.bias.data += 1
+    with pytest.raises(StoreError, match="written with other frozen parameters"):
+        run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
+    body.bias.data.copy_(bias)
+    run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+    x = build_data(config).x_test[:20]
+    torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    sent = 8 * (5 * 10 + 10)  # of each visit: the head in float64
+    assert summary["bytes_up"] == summary["bytes_down"] == 4 * 3 * sent
 
 
 @pytest.mark.parametrize("alternate", [False, True])
