@@ -99,6 +99,15 @@ def settings(tmp_path, **more):
     }
 
 
+def assert_predicts_as_simulated(config, run):
+    federation = build_federation(config, build_data(config))
+    list(federation.rounds(4))
+    ensemble = read_ensemble(run / "modes.safetensors", config, torch.device("cpu"))
+    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
+    x = build_data(config).x_test[:20]
+    torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
+
+
 def test_the_app_is_one_that_flower_takes(app, config, monkeypatch):
     from flwr.cli.config_utils import load_and_validate
 
@@ -218,12 +227,7 @@ def test_a_fleet_continues_with_frozen_parameters_and_only_with_these(tmp_path, 
         run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
     body.bias.data.copy_(bias)
     run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
-    federation = build_federation(config, build_data(config))
-    list(federation.rounds(4))
-    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
-    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
-    x = build_data(config).x_test[:20]
-    torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
+    assert_predicts_as_simulated(config, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     sent = 8 * (5 * 10 + 10)  # of each visit: the head in float64
     assert summary["bytes_up"] == summary["bytes_down"] == 4 * 3 * sent
@@ -290,12 +294,7 @@ def test_a_fleet_averages_as_its_config_says(average, tmp_path):
 
 def test_a_fleet_leaves_a_run_like_a_simulated_one(app, config, tmp_path):
     run_fleet(grid_of(app), read_app_spec(app / "fleet"), settings(tmp_path))
-    federation = build_federation(config, build_data(config))
-    list(federation.rounds(4))
-    ensemble = read_ensemble(tmp_path / "run" / "modes.safetensors", config, torch.device("cpu"))
-    torch.testing.assert_close(ensemble.theta, federation.state.modes["theta"], rtol=0, atol=1e-12)
-    x = build_data(config).x_test[:20]
-    torch.testing.assert_close(ensemble.predict(x).mean, federation.ensemble.predict(x).mean)
+    assert_predicts_as_simulated(config, tmp_path / "run")
     assert "2 modes, 4 rounds" in write_report(tmp_path / "run").title
     # finished: asks nobody
     run_fleet(FakeGrid({}, Time()), read_app_spec(app / "fleet"), settings(tmp_path))
