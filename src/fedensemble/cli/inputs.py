@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..data.tables.columns import check_known
 from ..data.tables.encode import category_columns, check_present, encode_new_inputs
 from ..data.tables.read import read_table
 from ..errors import DataError
+from ..experiment.storage.ensemble_file import read_categories
 from ..experiment.storage.run_folder import RunFolder
 from ..predict import Ensemble
 
@@ -60,7 +62,7 @@ def read_new_inputs(path: Path, run: Path, ensemble: Ensemble) -> Inputs:
     if source == "images" and not table:
         return _images(path, data, ensemble)
     if source == "table" and table:
-        return _rows(path, data, ensemble), None
+        return _rows(path, data, ensemble, read_categories(RunFolder(run).modes_file)), None
     if source == "text" and data.get("task") == "classify":
         texts, names = _column(path, data) if table else _texts(path)
         size = (ensemble.input_shape or (0,))[0]
@@ -84,10 +86,13 @@ def _images(path: Path, data: dict[str, Any], ensemble: Ensemble) -> Inputs:
     return read_images(files, resized, data.get("fit", "stretch"), color), names
 
 
-def _rows(path: Path, data: dict[str, Any], ensemble: Ensemble) -> NDArray[Any]:
+def _rows(
+    path: Path, data: dict[str, Any], ensemble: Ensemble, categories: Mapping[str, list[str]]
+) -> NDArray[Any]:
     titles = ensemble.feature_names or ()
-    rows = read_table(path, data.get("delimiter"), (), {*category_columns(titles)} - {*titles})
-    return encode_new_inputs(rows, titles)
+    text = {*category_columns(titles)} - {*titles} | {*categories}
+    rows = read_table(path, data.get("delimiter"), (), text)
+    return encode_new_inputs(rows, titles, categories)
 
 
 def _column(path: Path, data: dict[str, Any]) -> tuple[list[str], None]:

@@ -48,7 +48,8 @@ class Dataset:
             client; None if it is not known.
         class_names: name of each class; by default the labels, if they are text or categories.
         feature_names: name of each column of the inputs; by default those of a DataFrame.
-        info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows.
+        info: facts for the record of a run: `source` (the name), `files`, counts of dropped rows,
+            `categories` (of columns that hold the number of a category).
         recipe: the settings of a config that load the same dataset; None unless `load` made it.
         notes: sentences for the user, such as on rows that were dropped.
     """

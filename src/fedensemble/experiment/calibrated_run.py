@@ -119,7 +119,8 @@ def _write(
     """Writes the calibrated modes, then what follows from them; returns the new summary."""
     with store.locked():
         facts = check_facts(store.modes_file, read_checkpoint(store.modes_file)[1])
-        write_modes(store.modes_file, ensemble, {"model": facts["model"]})
+        kept = {name: facts[name] for name in ("model", "categories") if facts[name]}
+        write_modes(store.modes_file, ensemble, kept)
         if data is None:
             entry: dict[str, Any] = calibration_facts(ensemble.calibration)
         else:

@@ -17,6 +17,7 @@ import tomli_w
 from torch import Tensor
 
 from .. import durable
+from ..checkpoint_file import read_checkpoint
 from ..config.build import build_data, build_model
 from ..config.python_parts import python_parts, without_parts
 from ..config.schema import Config, resolve
@@ -33,6 +34,7 @@ from .prediction_summary import compact_bytes, describe_predictions
 from .records import environment
 from .storage.checksums import FILE as CHECKSUMS
 from .storage.ensemble_file import load_ensemble, read_model_facts, write_modes
+from .storage.ensemble_file_checks import check_facts
 from .storage.read_json import read_bytes
 from .storage.run_folder import RunFolder
 
@@ -111,7 +113,9 @@ def distill_run(
         if prediction is not None and data is not None and data.y_test is not None:
             content = describe_predictions(prediction, data.y_test, config.report.publish_targets)
             target.write(target.predictions_file, compact_bytes(content))
-        write_modes(target.modes_file, made.ensemble, {"model": read_model_facts(store.modes_file)})
+        read = check_facts(store.modes_file, read_checkpoint(store.modes_file)[1])
+        kept = {name: read[name] for name in ("model", "categories") if read[name]}
+        write_modes(target.modes_file, made.ensemble, kept)
         target.finish(_summary(summary, made.ensemble, settings, facts))
     return target.path, facts
 

@@ -34,7 +34,7 @@ from .prediction_summary import compact_bytes, describe_clients
 from .records import describe, engine_facts, environment, run_notes, summarize
 from .setup import DataLoader, assemble, check_ranks_agree, end_round, fingerprint, resume
 from .storage.divergence import DivergenceMonitor, untrained_loss
-from .storage.ensemble_file import write_modes
+from .storage.ensemble_file import category_facts, write_modes
 from .storage.run_folder import RunFolder, Say
 from .uncertainty_summary import load_ood
 
@@ -200,7 +200,8 @@ def run_steps(
         # After the test, which is without calibration.
         calibration, prediction = _calibrate(config, federation, data, prediction)
         model = model_facts(data, config.training.loss)
-        write_modes(store.modes_file, federation.ensemble, {"model": model})
+        model_and_columns = {"model": model, **category_facts(data)}
+        write_modes(store.modes_file, federation.ensemble, model_and_columns)
         if not callbacks.results_only:
             write_prediction_summary(config, store, federation.ensemble, data, prediction)
         summary = {**summarize(config, store, federation, metrics, calibration), **facts}

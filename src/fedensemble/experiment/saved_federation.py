@@ -28,7 +28,7 @@ from .prediction_summary import compact_bytes, describe_clients
 from .records import engine_facts, environment, summarize
 from .setup import fingerprint
 from .storage.checksums import FILE as CHECKSUMS
-from .storage.ensemble_file import write_modes
+from .storage.ensemble_file import category_facts, write_modes
 from .storage.read_json import read_table
 from .storage.run_folder import RunFolder
 
@@ -87,7 +87,7 @@ def write_results(
     clients = describe_clients(data, config.report.publish_clients)
     store.write(store.clients_file, compact_bytes(clients))
     model = model_facts(data, federation.model.user_loss)
-    write_modes(store.modes_file, federation.ensemble, {"model": model})
+    write_modes(store.modes_file, federation.ensemble, {"model": model, **category_facts(data)})
     record = federation.history.tested_at(federation.round) or {}
     calibration, prediction = None, None
     if federation.calibration is not None:

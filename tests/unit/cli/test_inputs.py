@@ -57,19 +57,22 @@ rows_ = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(rows=rows_, take=st.data())
-def test_rows_are_encoded_as_in_training(rows, take, tmp_path_factory):
+@given(rows=rows_, take=st.data(), encoding=st.sampled_from(["one-hot", "ordinal"]))
+def test_rows_are_encoded_as_in_training(rows, take, encoding, tmp_path_factory):
     folder = tmp_path_factory.mktemp("t")
     lines = [f"{a},{b},{c},{d},{i % 2}" for i, (a, b, c, d) in enumerate(rows)]
     (folder / "t.csv").write_text("\n".join([",".join([*COLUMNS, "target"]), *lines]))
-    source = load("table", path=folder / "t.csv", target="target", test_share=0)
+    options = {"target": "target", "test_share": 0, "encoding": encoding, "categorical": ["age"]}
+    source = load("table", path=folder / "t.csv", **options)
     chosen = take.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=4))
     # Only some of the rows, without the target, in another order of columns.
     new = [f"{d},{c},{b},{a}" for a, b, c, d in (rows[row] for row in chosen)]
     (folder / "n.csv").write_text("\n".join([",".join(COLUMNS[::-1]), *new]))
     titles = source.feature_names
-    text = {*category_columns(titles)} - {*titles}
-    found = encode_new_inputs(read_table(folder / "n.csv", None, (), text), titles)
+    categories = source.info.get("categories", {})
+    assert bool(categories) == (encoding == "ordinal")
+    text = {*category_columns(titles)} - {*titles} | {*categories}
+    found = encode_new_inputs(read_table(folder / "n.csv", None, (), text), titles, categories)
     assert np.array_equal(found, source.x[chosen])
 
 
@@ -89,6 +92,50 @@ def test_tables(tmp_path):
         ("ward\nA\n", "unknown column 'pulse'"),
         ("pulse,ward\n1,A\n,B\n", "'pulse' 1 (the first in line 3)"),
         ("pulse,ward\nhigh,A\n", "holds the text 'high', and numbers in the training data"),
+    ]:
+        (tmp_path / "n.csv").write_text(content)
+        done = invoke("predict", run, tmp_path / "n.csv", "-o", tmp_path / "p.csv")
+        assert done.exit_code == 1 and message in str(done.exception), done.exception
+
+
+def test_tables_with_numbered_categories(tmp_path):
+    lines = [
+        f"{RNG.normal():.3f},{'zxy'[row % 3]},{(2, 10)[row % 2]},{row % 4 == 0},{'yn'[row % 5 == 0]}"
+        for row in range(200)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["pulse,ward,bed,flag,ill", *lines]))
+    options = {
+        "path": str(tmp_path / "t.csv"),
+        "target": "ill",
+        "test_share": 0,
+        "encoding": "ordinal",
+        "categorical": ["bed"],
+    }
+    run, _ = train(tmp_path, source="table", calibration=0.2, server_share=0.2, **options)
+    source = load("table", **options)
+    assert source.info["categories"] == {"ward": ["x", "y", "z"], "bed": ["2", "10"]}
+    for folder in (run, tmp_path / "one"):
+        found = predicted(folder, tmp_path / "t.csv", tmp_path / "p.csv")
+        expected = fe.load_ensemble(folder).predict(source.x).mean.numpy()
+        np.testing.assert_allclose(probabilities(found, ("n", "y")), expected, rtol=1e-4)
+        # Rows alone, in which other categories are missing, have the same numbers.
+        (tmp_path / "n.csv").write_text("bed,flag,ward,pulse\n2,true,z,0.5\n")
+        (row,) = predicted(folder, tmp_path / "n.csv", tmp_path / "p.csv")
+        expected = fe.load_ensemble(folder).predict([[0.5, 2, 0, 1]]).mean.numpy()
+        np.testing.assert_allclose(probabilities([row], ("n", "y")), expected, rtol=1e-4)
+        # Files that are written from the modes keep the categories.
+        if folder == run:
+            for words in (("calibrate", run), ("distill", run, "-o", tmp_path / "one")):
+                done = invoke(*words)
+                assert done.exit_code == 0, done.output
+    for content, message in [
+        (
+            "pulse,ward,bed,flag\n1,w,2,true\n",
+            "holds 'w' (line 2), which did not occur in training",
+        ),
+        ("pulse,ward,bed,flag\n1,x,3,true\n", "'bed' of"),
+        ("pulse,bed,flag\n1,2,true\n", "unknown column 'ward'"),
+        ("pulse,ward,bed,flag\n1,,2,true\n", "'ward' 1 (the first in line 2)"),
     ]:
         (tmp_path / "n.csv").write_text(content)
         done = invoke("predict", run, tmp_path / "n.csv", "-o", tmp_path / "p.csv")

@@ -18,3 +18,19 @@ def test_names_of_classes_and_columns() -> None:
         for forged in ("ab", [1, 2], ["a", "a"], {"a": 1}):
             with pytest.raises(StoreError, match=f"entry '{entry}'"):
                 check_facts(Path("a"), {**FACTS, entry: forged})
+
+
+def test_categories_of_columns() -> None:
+    assert check_facts(Path("a"), FACTS)["categories"] == {}
+    given = {"ward": ["x", "y"], "bed": ["2"]}
+    assert check_facts(Path("a"), {**FACTS, "categories": given})["categories"] == given
+    for forged in (
+        "ab",
+        ["ward"],
+        {"ward": "xy"},
+        {"ward": [1]},
+        {"ward": ["x", "x"]},
+        {"b": None},
+    ):
+        with pytest.raises(StoreError, match="entry 'categories'"):
+            check_facts(Path("a"), {**FACTS, "categories": forged})

@@ -22,6 +22,7 @@ from ..tables.encode import (
     check_present,
     encode_classes,
     encode_inputs,
+    find_categories,
     is_whole,
 )
 from ..tables.read import read_table
@@ -138,6 +139,8 @@ def table(
             "training may diverge. Scale them to about 1, as by scale_target = true."
         )
     x, titles, numeric = encode_inputs(rows, inputs, encoding)
+    if encoding == "ordinal":
+        info["categories"] = find_categories(rows, inputs)
     clients = (None, None, None) if client is None else _clients(rows, client, is_test)
     y = y.astype(np.float32) if names is None else y
     tested = bool(is_test.any())

@@ -63,12 +63,29 @@ def encode_inputs(
     return np.concatenate(parts, axis=1), tuple(titles), np.array(numeric)
 
 
-def encode_new_inputs(table: Table, titles: Sequence[str]) -> NDArray[np.float32]:
+def find_categories(table: Table, names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the categories of each column of text, in the order in which "ordinal" numbers them.
+
+    Columns of "false" and "true" are left out: they are zeros and ones in any encoding.
+    """
+    columns = {name: table.columns[name] for name in names if table.columns[name].numbers is None}
+    categories = {name: list(column.sorted_texts()[0]) for name, column in columns.items()}
+    return {
+        name: texts
+        for name, texts in categories.items()
+        if [text.lower() for text in texts] != FALSE_TRUE
+    }
+
+
+def encode_new_inputs(
+    table: Table, titles: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None
+) -> NDArray[np.float32]:
     """Returns the rows of another table as `encode_inputs` has encoded those of training.
 
     Args:
         table: in which columns of categories, `category_columns`, were read as text.
         titles: the name of each encoded column.
+        categories: of columns that hold the number of a category; None without such columns.
 
     Raises:
         DataError: a column is missing, has gaps, or a category that did not occur in training.
@@ -76,29 +93,39 @@ def encode_new_inputs(table: Table, titles: Sequence[str]) -> NDArray[np.float32
     values = np.zeros((len(table), len(titles)), np.float32)
     of_category: dict[str, dict[str, int]] = {}
     for place, title in enumerate(titles):
-        if title in table.columns:
+        if title in table.columns and title in (categories or {}):
+            number = {text: code for code, text in enumerate((categories or {})[title])}
+            values[:, place] = _look_up(table, title, number)
+        elif title in table.columns:
             values[:, place] = _numbers(table, title)
-            continue
-        name = next((n for n in category_columns([title]) if n in table.columns), None)
-        if name is None:
-            check_known(table.file, [title.partition("=")[0]], list(table.columns))
+        elif (
+            name := next((n for n in category_columns([title]) if n in table.columns), None)
+        ) is None:
+            missing = title if title in (categories or {}) else title.partition("=")[0]
+            check_known(table.file, [missing], list(table.columns))
         else:
             of_category.setdefault(name, {})[title[len(name) + 1 :]] = place
     for name, places in of_category.items():
-        column = table.columns[name]
-        check_present(table, {name: column.missing})
-        texts, codes = column.sorted_texts()
-        unknown_texts = [text for text in texts if text not in places]
-        if unknown_texts:
-            row = int(np.flatnonzero(codes == list(texts).index(unknown_texts[0]))[0])
-            raise DataError(
-                f"Column '{name}' of {table.file} holds '{unknown_texts[0]}' ({table.place(row)}), "
-                f"which did not occur in training ({', '.join(places)}). Correct it, or leave such "
-                "rows out."
-            )
-        place_of = np.array([places[text] for text in texts])
-        values[np.arange(len(table)), place_of[codes]] = 1.0
+        values[np.arange(len(table)), _look_up(table, name, places)] = 1.0
     return values
+
+
+def _look_up(table: Table, name: str, number: Mapping[str, int]) -> NDArray[np.int64]:
+    """Returns the number of the category of each row in a column; raises for a new category."""
+    column = table.columns[name]
+    check_present(table, {name: column.missing})
+    texts, codes = column.sorted_texts()
+    unknown_texts = [text for text in texts if text not in number]
+    if unknown_texts:
+        row = int(np.flatnonzero(codes == list(texts).index(unknown_texts[0]))[0])
+        known = [*number][:20]
+        rest = len(number) - len(known)
+        listed = ", ".join(known) + (f" and {rest} more" if rest else "")
+        raise DataError(
+            f"Column '{name}' of {table.file} holds '{unknown_texts[0]}' ({table.place(row)}), "
+            f"which did not occur in training ({listed}). Correct it, or leave such rows out."
+        )
+    return np.array([number[text] for text in texts], np.int64)[codes]
 
 
 def category_columns(titles: Sequence[str]) -> list[str]:
@@ -127,8 +154,8 @@ def _numbers(table: Table, name: str) -> NDArray[np.float64]:
     if other:
         raise DataError(
             f"Column '{name}' of {table.file} holds the text '{other[0]}', and numbers in the "
-            "training data. Correct it. Categories that were numbered by encoding = 'ordinal' must "
-            "be given as numbers, in an .npz file."
+            "training data. Correct it. Runs of earlier versions do not know the categories that "
+            "encoding = 'ordinal' has numbered: train again, or give numbers in an .npz file."
         )
     return np.array([float(FALSE_TRUE.index(text.lower())) for text in texts])[codes]
 

@@ -16,6 +16,7 @@ from ...config.build import build_model
 from ...config.packages import require_packages
 from ...config.python_parts import python_parts, without_parts
 from ...config.schema import Config, resolve
+from ...data import FederatedData
 from ...data.normalize import Standardise
 from ...errors import InputError, StoreError
 from ...federation.memory_limits import check_recipe
@@ -51,6 +52,7 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
         path: of the file.
         ensemble: the modes.
         facts: more metadata; `read_ensemble` needs "model", its input shape and number of outputs.
+            "categories" are those of columns that hold the number of a category, by column.
     """
     tensors: dict[str, Tensor] = {}
     samples = ensemble.predictors.shape[1]
@@ -81,6 +83,18 @@ def write_modes(path: Path, ensemble: Ensemble, facts: dict[str, Any]) -> None:
     if ensemble.calibration is not None:
         metadata["calibration"] = ensemble.calibration.to_record()
     write_checkpoint(path, tensors, metadata)
+
+
+def category_facts(data: FederatedData) -> dict[str, Any]:
+    """Returns the categories that columns of the data number, for the metadata of `write_modes`."""
+    categories = data.info.get("categories")
+    return {"categories": categories} if categories else {}
+
+
+def read_categories(path: Path) -> dict[str, list[str]]:
+    """Returns the categories of columns that hold their numbers, from a file of modes."""
+    categories: dict[str, list[str]] = check_facts(path, read_checkpoint(path)[1])["categories"]
+    return categories
 
 
 def read_model_facts(path: Path) -> dict[str, Any]:

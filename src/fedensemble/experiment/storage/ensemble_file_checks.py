@@ -48,8 +48,8 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"its entry 'tokens' is {facts['tokens']!r}"
     elif facts.get("dirichlet") not in (None, True, False):
         problem = f"its entry 'dirichlet' is {facts['dirichlet']!r}"
-    for entry in ("class_names", "feature_names"):  # files of earlier versions have neither
-        if not _is_list_of_texts(facts.get(entry)):
+    for entry, is_valid in _NAMES.items():
+        if not is_valid(facts.get(entry)):
             problem = problem or f"its entry '{entry}' is {facts[entry]!r}"
     calibration: Calibration | None = None
     if problem is None and facts.get("calibration") is not None:
@@ -69,6 +69,7 @@ def check_facts(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "standardise": mean_std,
         "dirichlet": bool(facts.get("dirichlet")),  # only files of distilled models have it
         "calibration": calibration,
+        "categories": facts.get("categories") or {},
         **{name: facts.get(name) for name in names},
     }
 
@@ -225,12 +226,28 @@ def _is_positive_int(value: Any) -> bool:
     return type(value) is int and 1 <= value < 2**63
 
 
+def _is_lists_of_texts(by_name: Any) -> bool:
+    return by_name is None or (
+        isinstance(by_name, dict)
+        and all(names is not None and _is_list_of_texts(names) for names in by_name.values())
+    )
+
+
 def _is_list_of_texts(names: Any) -> bool:
     return names is None or (
         isinstance(names, list)
         and all(isinstance(name, str) for name in names)
         and len(set(names)) == len(names)
     )
+
+
+# Files of earlier versions have none of these entries. "categories" are those of columns that hold
+# the number of a category, by column.
+_NAMES = {
+    "class_names": _is_list_of_texts,
+    "feature_names": _is_list_of_texts,
+    "categories": _is_lists_of_texts,
+}
 
 
 def _is_shape(shape: Any) -> bool:
