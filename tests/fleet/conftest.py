@@ -10,6 +10,7 @@ import shutil
 import signal
 import ssl
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,7 @@ class TestedFleet:
 
     def __init__(self, fleet, module):
         self.fleet, self.module = fleet, module
+        self.asked = 0.0  # time of the last question for the nodes
 
     def __getattr__(self, name):
         return getattr(self.fleet, name)
@@ -206,9 +208,11 @@ class TestedFleet:
         return str(RegisterNodeResponse.FromString(answer).node_id)
 
     def nodes(self):
-        """Statuses of the nodes, as `flwr supernode list` shows them."""
+        """Statuses of the nodes, as `flwr supernode list` shows them; asked twice a second at most."""
         from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 
+        time.sleep(max(0.0, self.asked + 0.5 - time.monotonic()))
+        self.asked = time.monotonic()
         _, answer = self.ask("list-nodes", ListNodesRequest())
         listed = ListNodesResponse.FromString(answer).nodes_info
         return {str(node.node_id): node.status for node in listed}

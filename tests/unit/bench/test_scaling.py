@@ -9,6 +9,7 @@ from torch import nn
 from fedensemble import FedAvg, FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 
+_ROUNDS = 60
 _PER_ROUND = 0.5  # objects; a leak is at least one a round
 
 
@@ -43,23 +44,23 @@ def rounds(made, count):
 
 def test_many_rounds_leave_nothing_behind():
     made = federation(6, Scaffold(lr=0.01), 4)
-    rounds(made, 100)  # caches fill, and every client has a row for every mode
+    rounds(made, 40)  # caches fill, and every client has a row for every mode
     grown = []
     tracemalloc.start()
     try:
         for _ in range(3):  # what else lives in this process may grow once; a leak grows every time
             objects, size = len(living()), tensor_bytes()
             before, _ = tracemalloc.get_traced_memory()
-            rounds(made, 150)
+            rounds(made, _ROUNDS)
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
             grown.append((len(living()) - objects, tensor_bytes() - size, after - before))
     finally:
         tracemalloc.stop()
     objects, size, traced = (min(column) for column in zip(*grown, strict=True))
-    assert objects < 150 * _PER_ROUND
-    assert size < 150 * 8  # not one number a round
-    assert traced < 150 * 600  # bytes: the record of a round in `history`; a state is larger
+    assert objects < _ROUNDS * _PER_ROUND
+    assert size < _ROUNDS * 8  # not one number a round
+    assert traced < _ROUNDS * 600  # bytes: the record of a round in `history`; a state is larger
 
 
 def test_a_stateless_method_needs_nothing_for_each_client():
