@@ -158,12 +158,7 @@ def test_only_kernels_import_triton(path):
         return
     assert not {name for name in imports(path) if name.split(".")[0] == "triton"}
     tree = ast.parse(text)
-    inside = [
-        n
-        for f in ast.walk(tree)
-        if isinstance(f, ast.FunctionDef)
-        for n in ast.walk(f)
-    ]
+    inside = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
     allowed = {n.lineno for n in inside if isinstance(n, ast.ImportFrom)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and "triton" in (node.module or "").split("."):
