@@ -9,17 +9,21 @@ from torch import nn
 
 import fedensemble as fe
 from fedensemble.core.types import Plan, VisitReports
+from fedensemble.personal.clusters import recovered_share
 from fedensemble.schedules import (
+    Balanced,
+    BestMode,
     ByGradient,
     ByGradientOncePerAge,
     WorstMode,
     WorstModeOncePerAge,
 )
+from fedensemble.schedules.best_mode import relative_losses
 from fedensemble.schedules.by_gradient import divide_slots
 from fedensemble.testing.assertions import require_equal
 from fedensemble.testing.toy_problems import SIZES, classification, small_federation, train
 
-ADAPTIVE = [WorstMode, WorstModeOncePerAge, ByGradient, ByGradientOncePerAge]
+ADAPTIVE = [BestMode, WorstMode, WorstModeOncePerAge, ByGradient, ByGradientOncePerAge]
 ENGINES = pytest.mark.parametrize("engine", ["loop", "vector"])
 KINDS = pytest.mark.parametrize("kind", ADAPTIVE, ids=lambda kind: kind.__name__)
 
@@ -99,6 +103,58 @@ def test_each_client_trains_the_mode_at_which_it_is_worst():
             last[i, k] = np.float32(result.reports.loss[j])
         made.run_round(result)
     assert len(last) == 3 * len(SIZES)  # unknown modes come first
+
+
+def test_each_client_trains_the_mode_that_suits_it_best():
+    made, last = federation(BestMode), {}
+    for _ in range(14):
+        plan = made.next_request().plan
+        visits = list(zip(plan.client.tolist(), plan.mode.tolist(), strict=True))
+        for i, k in visits:
+            known = {m: last.get((i, m), -np.inf) for m in range(3)}
+            assert known[k] == min(known.values())
+        result = made.engine.run_visits(*made.next_request())
+        losses = result.reports.loss.numpy()
+        for j, (i, k) in enumerate(visits):
+            mean = np.mean([losses[n] for n, (_, m) in enumerate(visits) if m == k])
+            last[i, k] = np.float32((losses[j] - mean) / mean)
+        made.run_round(result)
+    assert len(last) == 3 * len(SIZES)  # unknown modes come first
+
+
+def test_the_order_of_losses_is_kept_whatever_their_sign():
+    mode, loss = torch.tensor([0, 0, 0, 1]), torch.tensor([-3.0, -1.0, -2.0, 0.0])
+    np.testing.assert_allclose(relative_losses(mode, loss, 3), [-0.5, 0.5, 0, 0])
+    bad = torch.tensor([torch.inf, torch.nan, 1.0, 0.0])
+    assert relative_losses(mode, bad, 3).isfinite().all()
+
+
+def groups_of_clients(seed, clients=8):
+    """Three groups, each with a labelling rule of its own."""
+    rng = np.random.default_rng(seed)
+    rules = rng.normal(size=(3, 3, 16))
+    data = []
+    for rule in rules.repeat(clients, axis=0):
+        x = rng.normal(size=(60, 16))
+        data.append((torch.tensor(x), torch.tensor((x @ rule.T).argmax(1))))
+    return fe.FederatedData.from_clients(data).with_calibration(0.3)
+
+
+def recovered(seed, schedule):
+    """The share of clients that select the mode of their group after training."""
+    made = fe.Federation(
+        lambda: nn.Linear(16, 3), groups_of_clients(seed), fe.FedAvg(lr=0.2), batch_size=10,
+        seed=seed, schedule=schedule(modes=3, strata=1, clients_per_round=12),
+    )  # fmt: skip
+    train(made, 40)
+    groups = [str(i // 8) for i in range(24)]
+    return recovered_share(fe.personalize(made, "select").choice, groups)
+
+
+def test_modes_specialise_on_groups_of_clients():
+    best = [recovered(seed, BestMode) for seed in range(5)]
+    balanced = [recovered(seed, Balanced) for seed in range(5)]
+    assert min(best) >= 0.95 and np.mean(balanced) < 0.85, (best, balanced)
 
 
 def random_reports(plan, round, seed):

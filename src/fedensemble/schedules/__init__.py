@@ -1,6 +1,7 @@
 """Built-in schedules; importing this package registers them."""
 
 from .balanced import Balanced
+from .best_mode import BestMode
 from .by_gradient import ByGradient, ByGradientOncePerAge
 from .independent import Independent, IndependentKFold
 from .stratified import Stratified
@@ -8,6 +9,7 @@ from .worst_mode import WorstMode, WorstModeOncePerAge
 
 __all__ = [
     "Balanced",
+    "BestMode",
     "ByGradient",
     "ByGradientOncePerAge",
     "Independent",

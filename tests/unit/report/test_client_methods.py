@@ -22,6 +22,7 @@ METHODS = (
     "Fed-ensemble, select",
     "Fed-ensemble, mix",
     "Fed-ensemble, tune",
+    "best-mode, select",
     "worst-mode, mix",
 )
 

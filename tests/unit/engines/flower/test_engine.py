@@ -132,7 +132,7 @@ def test_a_client_that_claims_a_mode_that_is_not_there_is_refused():
     assert any("there is no mode 7" in str(log.refused) for log in logs)
 
 
-@pytest.mark.parametrize("name", ["worst-mode", "by-gradient-once-per-age"])
+@pytest.mark.parametrize("name", ["worst-mode", "best-mode", "by-gradient-once-per-age"])
 def test_clients_report_what_a_schedule_asks_for(name):
     schedule = fe.schedules[name](modes=3, strata=2, clients_per_round=4)
     federation = small_federation(fe.FedAvg(), "loop", 3, 2, schedule=schedule)
