@@ -12,7 +12,7 @@ from ..core.schedule import schedules
 from ..core.types import Plan, VisitReports
 from ..flat_params import Tree
 from .balanced import Balanced
-from .worst_mode import worst_first
+from .worst_mode import with_worst_modes
 
 
 @schedules.register("best-mode")
@@ -37,10 +37,7 @@ class BestMode(Balanced):
         return {**super().init(population, seed), "loss": unknown}
 
     def plan(self, state: Tree, round: int) -> Plan:
-        plan = super().plan(state, round)
-        # Among modes with equal losses, the one that the plan says comes first.
-        shifted = (plan.mode.unsqueeze(1) + torch.arange(self.modes)) % self.modes
-        return plan._replace(mode=worst_first(shifted, -state["loss"][plan.client])[:, 0])
+        return with_worst_modes(super().plan(state, round), -state["loss"])
 
     def observe(
         self, state: Tree, plan: Plan, loss: Tensor, reports: VisitReports | None = None

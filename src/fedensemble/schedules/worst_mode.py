@@ -53,9 +53,7 @@ class WorstMode(Balanced):
         plan = super().plan(state, round)
         if self.once_per_age:
             return plan
-        # Among modes with equal losses, the one that the plan says comes first.
-        shifted = (plan.mode.unsqueeze(1) + torch.arange(self.modes)) % self.modes
-        return plan._replace(mode=worst_first(shifted, state["loss"][plan.client])[:, 0])
+        return with_worst_modes(plan, state["loss"])
 
     def observe(
         self, state: Tree, plan: Plan, loss: Tensor, reports: VisitReports | None = None
@@ -76,6 +74,19 @@ class WorstModeOncePerAge(WorstMode):
     """`worst-mode` with `once_per_age`: each stratum trains its worst mode first in an age."""
 
     once_per_age: bool = True
+
+
+def with_worst_modes(plan: Plan, loss: Tensor) -> Plan:
+    """The plan in which each client trains the mode of its highest loss.
+
+    Of modes with equal losses, it trains the one that the plan says, or the next after it.
+
+    Args:
+        loss: of each client and mode, [N, K].
+    """
+    modes = loss.shape[1]
+    shifted = (plan.mode.unsqueeze(1) + torch.arange(modes)) % modes
+    return plan._replace(mode=worst_first(shifted, loss[plan.client])[:, 0])
 
 
 def worst_first(modes: Tensor, loss: Tensor) -> Tensor:

@@ -112,6 +112,8 @@ class IFCA(JointAlgorithm):
         return theta[:1].repeat(len(theta), 1), buffers[:1].repeat(len(buffers), 1)
 
     def gathers_uploads(self, sent: Tree) -> bool:
+        if self.start != "clusters":  # without waiting for a GPU
+            return self.gathers
         return bool(self._equal_modes(self.split(sent["theta"])).all())
 
     def reassign(self, buffers: Tensor, result: RoundResult) -> RoundResult:
@@ -123,9 +125,9 @@ class IFCA(JointAlgorithm):
         """
         cohort = result.cohort
         assert cohort.members is not None
-        changes = self.split(cohort.members.uploads["theta"])  # [J, K, P]
+        changes = self.split(cohort.members.uploads["theta"])  # [J, K, P], 0 for the other modes
         modes, seed = changes.shape[1], int(cohort.key(1)[0]) % 2**32
-        cluster = cluster_updates(changes[:, 0], modes, cohort.least, seed)
+        cluster = cluster_updates(changes.sum(1), modes, cohort.least, seed)
         picks = torch.nn.functional.one_hot(cluster, modes)
         picks[:, picks.sum(0) == 0] = 1
         return with_choices(result, buffers, picks.to(changes.device))
