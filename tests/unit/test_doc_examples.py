@@ -39,6 +39,7 @@ def blocks(page: str, language: str) -> list[str]:
         ("how-to-scikit-learn.md", 30),
         ("how-to-data.md", 8),
         ("how-to-distill.md", 12),
+        ("how-to-bring-your-own.md", 15),
     ],
 )
 def test_examples(page, least, tmp_path, monkeypatch):
