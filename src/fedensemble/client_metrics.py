@@ -13,7 +13,7 @@ from torch import Tensor
 from .data.client_rows import as_owners, check_owners
 from .errors import InputError
 from .metrics import BINS, MIN_PROBABILITY, round_to_6_digits
-from .predict import Prediction
+from .prediction import Prediction
 from .uncertainty.calibration_error import top_bin
 from .uncertainty.targets import check_below, check_targets
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .predict import Prediction
+from .prediction import Prediction
 from .uncertainty.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,

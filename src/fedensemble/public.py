@@ -52,7 +52,8 @@ from .participation import Devices, Everybody
 from .personal.personalize import personalize
 from .personal.result import Personalization, read_personalization
 from .personal.result import file_name as _personal_file
-from .predict import Ensemble, Prediction
+from .predict import Ensemble
+from .prediction import Prediction
 from .registry import Registry
 from .robust import CenteredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from .schedules import Balanced, Independent, IndependentKFold, Stratified

@@ -15,7 +15,7 @@ from fedensemble.experiment.prediction_summary import (
     describe_predictions,
 )
 from fedensemble.metrics import evaluate, evaluate_modes
-from fedensemble.predict import Prediction
+from fedensemble.prediction import Prediction
 
 MakeRun = Callable[..., Path]
 

@@ -47,9 +47,10 @@ ALLOWED = {
     "engines": {"engines"} | METHOD,
     "engines/flower": {"engines", "checkpoint_file", "participation"} | METHOD,
     "uncertainty": DATA | {"uncertainty"},
-    "predict": METHOD | {"uncertainty", "engines"},
-    "metrics": METHOD | {"predict", "uncertainty"},
-    "client_metrics": METHOD | {"metrics", "predict", "uncertainty"},
+    "prediction": METHOD | {"uncertainty"},
+    "predict": METHOD | {"prediction", "uncertainty", "engines"},
+    "metrics": METHOD | {"prediction", "uncertainty"},
+    "client_metrics": METHOD | {"metrics", "prediction", "uncertainty"},
     "tracking": GROUND | {"tracking", "checkpoint_file"},
 }
 # Ensemble.export imports it when it is called; at import time, export imports predict.

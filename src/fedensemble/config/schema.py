@@ -23,7 +23,8 @@ from ..data.sources.user_file import USER_FILES
 from ..errors import InputError, config_keys
 from ..federation.resolve import resolve_schedule
 from ..personal.settings import PersonalSettings
-from ..predict import MAX_DROPOUT_SAMPLES, Combine
+from ..predict import MAX_DROPOUT_SAMPLES
+from ..prediction import Combine
 from ..tracking.backends import trackers
 from ..uncertainty.calibration_settings import CalibrationSettings, Place, Scope
 from ..uncertainty.conformal_scores import Method

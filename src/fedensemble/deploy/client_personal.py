@@ -28,7 +28,8 @@ from ..personal.local_steps import OwnTraining, local_steps
 from ..personal.personalize import Comparison, compare_modes, mode_weights
 from ..personal.result import Personalization
 from ..personal.settings import TRAINING, PersonalSettings
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 from .app_spec import AppSpec
 from .calibration_messages import LABELS, MODE_LOSSES, ROWS, SUMS_OF, WEIGHTS, Session
 

@@ -26,7 +26,8 @@ from ..errors import InputError
 from ..federation.federation import Federation
 from ..federation.named_models import ask_for_facts
 from ..federation.resolve import Spec, resolve_algorithm
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 
 Floats = NDArray[np.floating[Any]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 
 from ..data.federated import FederatedData
 from ..data.pooled_moments import pooled_standardise
-from ..predict import Prediction
+from ..prediction import Prediction
 from .base import INPUTS, FedEnsembleEstimator, Floats, to_dense
 
 

@@ -28,7 +28,8 @@ from ..durable import json_bytes
 from ..errors import InputError, StoreError
 from ..metrics import evaluate, ood_metrics
 from ..modeling.factory import ModelFactory
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 from ..uncertainty.out_of_distribution import shuffle_features
 from .prediction_summary import compact_bytes, describe_predictions
 from .records import environment

@@ -14,7 +14,8 @@ from ..federation.federation import Federation
 from ..federation.training import evaluate_by_client, evaluate_own_models, predict_test_rows
 from ..metrics import evaluate, evaluate_modes
 from ..modeling.functional_model import FunctionalModel
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 from ..runtime.oom import raise_on_oom
 from ..uncertainty.calibration import Calibration
 from .prediction_summary import compact_bytes, describe_predictions

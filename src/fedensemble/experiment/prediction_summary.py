@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data import FederatedData
-from ..predict import Prediction
+from ..prediction import Prediction
 from ..uncertainty.selective import risk_coverage
 
 CALIBRATION_BINS = 15  # of the calibration diagram; the same as for the calibration error

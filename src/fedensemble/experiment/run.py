@@ -20,7 +20,7 @@ from ..errors import DivergedError, EngineWarning, RankError, StoreError
 from ..federation.calibration import check_calibration
 from ..federation.federation import Federation
 from ..federation.mode_bank import own_models
-from ..predict import Prediction
+from ..prediction import Prediction
 from ..tracking.tracker import Tracker, catch_up, check_installed, tracking
 from .evaluation import (
     TEST_KEYS,

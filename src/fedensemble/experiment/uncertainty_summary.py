@@ -19,7 +19,8 @@ from ..data import FederatedData, datasets
 from ..data.convert import as_inputs, as_tensor
 from ..errors import InputError, unknown
 from ..metrics import ood_metrics
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 from .studies.shifted_inputs import other_images
 
 OOD_BINS = 30

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..predict import Combine
+from ..prediction import Combine
 from ..uncertainty.targets import check_below, check_targets
 
 if TYPE_CHECKING:

@@ -41,7 +41,8 @@ from ..flat_params import Tree, select_rows
 from ..modeling.factory import ModelFactory
 from ..modeling.functional_model import FunctionalModel
 from ..modeling.losses import Loss
-from ..predict import Combine, Ensemble, Prediction, check_dropout_samples
+from ..predict import Ensemble, check_dropout_samples
+from ..prediction import Combine, Prediction
 from ..runtime.oom import out_of_memory
 from ..uncertainty.calibration import Calibration
 from ..uncertainty.calibration_settings import CalibrationSettings

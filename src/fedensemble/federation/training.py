@@ -17,7 +17,7 @@ from ..data import FederatedData
 from ..data.client_rows import NOBODY
 from ..errors import InputError, UntrainedWarning
 from ..metrics import evaluate, evaluate_modes
-from ..predict import Prediction
+from ..prediction import Prediction
 from .mode_bank import own_models
 from .progress import progress_bar
 

@@ -17,7 +17,8 @@ from ..data.federated import FederatedData
 from ..errors import InputError, StoreError
 from ..federation.mode_bank import ModeBank, with_models
 from ..modeling.frozen import is_earlier, read_earlier
-from ..predict import Ensemble, Prediction
+from ..predict import Ensemble
+from ..prediction import Prediction
 from ..text import as_path, shorten
 
 _FORMAT = 1

@@ -8,7 +8,7 @@ import torch
 from fedensemble import FederatedData
 from fedensemble.experiment.prediction_summary import describe_clients, describe_predictions
 from fedensemble.metrics import evaluate, evaluate_modes
-from fedensemble.predict import Prediction
+from fedensemble.prediction import Prediction
 
 MEMBERS = torch.tensor(
     [

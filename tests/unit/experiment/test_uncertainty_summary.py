@@ -20,7 +20,7 @@ from fedensemble.experiment.uncertainty_summary import (
     load_ood,
     shows_inputs,
 )
-from fedensemble.predict import Prediction
+from fedensemble.prediction import Prediction
 from fedensemble.report.html import write_page
 from fedensemble.uncertainty import Calibration, CalibrationSettings
 

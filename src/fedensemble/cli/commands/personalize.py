@@ -12,7 +12,8 @@ from ...experiment.personal_tests import summarize
 from ...federation.federation import Federation
 from ...personal.personalize import personalize
 from ...personal.result import Personalization, file_name, read_personalization
-from ...predict import Ensemble, Prediction
+from ...predict import Ensemble
+from ...prediction import Prediction
 from ...report.tables.client_tables import STATISTIC_TITLES
 from ...report.tables.result_table import NONE, TITLES, TextTable, show
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...checkpoint_file import write_bytes
 from ...errors import InputError, unknown
 from ...experiment.storage.ensemble_file import load_ensemble
-from ...predict import Prediction
+from ...prediction import Prediction
 from ...uncertainty.abstention import Abstention
 from ...uncertainty.scores import SCORES
 from ..inputs import read_new_inputs

@@ -29,7 +29,8 @@ from ...durable import write_json
 from ...errors import DataError, InputError
 from ...federation.federation import Federation
 from ...metrics import BINS, MIN_PROBABILITY, ood_metrics, round_to_6_digits
-from ...predict import Ensemble, Prediction
+from ...predict import Ensemble
+from ...prediction import Prediction
 from ...uncertainty.calibration_error import expected_calibration_error
 from ..storage.ensemble_file import read_ensemble
 from ..storage.read_json import read_table
