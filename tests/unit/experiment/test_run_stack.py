@@ -13,7 +13,7 @@ from fedensemble.config.build import build_data, build_federation, resolve_devic
 from fedensemble.config.schema import resolve
 from fedensemble.config.toml import merge
 from fedensemble.core.algorithm import algorithms
-from fedensemble.errors import DivergedError
+from fedensemble.errors import DivergedError, InputError
 from fedensemble.experiment.run import RunCallbacks, run
 from fedensemble.experiment.storage.run_folder import RunFolder
 from fedensemble.experiment.studies import run_groups, run_stack
@@ -227,6 +227,20 @@ def test_control_flow_on_a_hyperparameter_of_the_server(tmp_path, stacked):
         assert stacked == []
     finally:
         algorithms._items.pop("looking")
+
+
+def test_an_error_of_a_visit_is_the_error_of_all_runs(monkeypatch):
+    """Such as one visit that does not fit into memory."""
+    data = build_data(config())
+    runs = {n: build_federation(config(algorithm={"lr": 0.1 + n}), data) for n in range(3)}
+
+    def full(*arguments, **options):
+        raise InputError("One visit does not fit.")
+
+    monkeypatch.setattr(run_stack, "train_stacked", full)
+    outcomes = run_groups.Groups().advance(runs)
+    assert [str(error) for _, error in outcomes] == ["One visit does not fit."] * 3
+    assert all(federation.round == 0 for federation in runs.values())
 
 
 def test_an_interrupted_stack_is_resumed(tmp_path, stacked):

@@ -16,7 +16,7 @@ from ...engines.local.local_engine import LocalEngine
 from ...engines.local.run_visits import NOT_PASSED_PER_VISIT, concatenate_data, run_visits
 from ...errors import FedEnsembleError
 from ...federation.federation import Federation
-from .run_stack import FEWEST, DoesNotFit, RunStack, stack_key
+from .run_stack import FEWEST, DoesNotFit, NotStackable, RunStack, stack_key
 
 logger = logging.getLogger("fedensemble")
 
@@ -92,14 +92,15 @@ class Groups:
             outcomes: list[RoundReport | Exception] = [*stack.train_round()]
         except DoesNotFit:
             return None
-        except (RuntimeError, TypeError, ValueError) as error:
-            # Python control flow on a hyperparameter that differs ("if self.tau > 0"), on the
-            # server or on clients, or not enough memory. The runs have not changed. They train
-            # without a stack from here on, which raises the error again if it is another one.
+        except NotStackable as error:
+            # They train without a stack from here on, which raises the error again if it has
+            # another cause than the stack.
             logger.debug("Runs are not stacked: %s", error)
             self._unstackable.add(type(stack.federations[0].algorithm))
             self._groups.clear()
             return None
+        except FedEnsembleError as error:
+            return [error] * len(stack.federations)
         _count_time(stack.federations, started)
         return outcomes
 

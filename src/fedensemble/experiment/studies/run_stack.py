@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from ...engines.local.stacked_runs import (
     train_stacked,
     write_memory,
 )
-from ...errors import DivergedError
+from ...errors import DivergedError, FedEnsembleError
 from ...federation.federation import Federation
 from ...flat_params import Tree
 
@@ -106,6 +106,27 @@ class DoesNotFit(Exception):  # noqa: N818 (no error: the runs then train withou
     """The runs cannot train as one stack in this round."""
 
 
+class NotStackable(Exception):  # noqa: N818 (the same)
+    """Runs with this algorithm cannot train as one stack."""
+
+
+class Computed(NamedTuple):
+    """A round of all runs that none of them has accepted yet."""
+
+    state: EnsembleState  # after the round, with the modes of all runs
+    plan: StackedPlan
+    result: RoundResult
+    memory: Tree  # new client state of all visits
+    lr: list[float]  # of each run
+    trained: list[tuple[int, ...]]  # modes with clients, of each run
+    losses: Tensor  # [R, J]
+    means: list[float]  # of the losses of each run
+    finite: list[bool]  # whether all losses of a run are
+    bad_steps: Tensor | None  # [R, J] if any loss is not finite
+    bytes_down: list[int]
+    bytes_up: list[int]
+
+
 class RunStack:
     """Runs with equal `stack_key`, which train round by round.
 
@@ -164,66 +185,115 @@ class RunStack:
 
         Raises:
             DoesNotFit: the visits do not fit into one block; no run has changed.
+            NotStackable: the algorithm cannot be computed for all runs at once; the same.
         """
+        try:
+            computed = self._compute_round()
+        except FedEnsembleError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            # Python control flow on a hyperparameter that differs ("if self.tau > 0"), on the
+            # server or on clients, or not enough memory.
+            raise NotStackable(str(error)) from error
+        self._stacked = computed.state
+        self._states = [self._state_of(run) for run in range(self.runs)]
+        return [self._accept(run, computed) for run in range(self.runs)]
+
+    def _compute_round(self) -> Computed:
+        """Computes the round of all runs, and changes none of them."""
         engine, state = self._engines[0], self._stack_states()
         plan = self._plan(state.round)
-        visits = len(plan.mode)
-        with engine.round_threads(visits):
-            result = self._train(state, plan)
         lr = [federation.algorithm.learning_rate(state.round) for federation in self.federations]
+        rates = self._column(lr)
+        with engine.round_threads(len(plan.mode)):
+            result = self._train(state, plan, rates)
         draws = self._shared_draws(state.round)
+        done = self._collect(result, state.round, draws, lr, rates)
+        trained = [tuple(sorted(set(plan.plans[run].mode.tolist()))) for run in self._sources]
+        idle = any(len(modes) < self.modes for modes in trained)
+        modes, buffers = update_modes(state, self._server, done, idle)
+        down, up = self._count_bytes(state, result, plan, draws)
+        # While the GPU works through the kernels of this round, the CPU prepares the next one.
+        if engine.model.device.type == "cuda":
+            self._next = self._make_plan(state.round + 1)
+        # Reading the losses waits for the GPU.
+        losses = result.loss.detach().cpu().reshape(self.runs, -1)
+        finite = losses.isfinite().all(1).tolist()
+        bad_steps = None
+        if not all(finite):
+            bad_steps = result.first_bad_step.cpu().reshape(self.runs, -1)
+        return Computed(
+            state=replace(state, round=state.round + 1, modes=modes, buffers=buffers),
+            plan=plan,
+            result=done,
+            memory=result.memory,
+            lr=lr,
+            trained=[trained[stream] for stream in self._stream],
+            losses=losses,
+            means=losses.mean(1).tolist(),
+            finite=finite,
+            bad_steps=bad_steps,
+            bytes_down=down,
+            bytes_up=up,
+        )
+
+    def _accept(self, run: int, computed: Computed) -> RoundReport | DivergedError:
+        """Lets a run continue from its new state; returns its report, or the error if diverged."""
+        federation, new = self.federations[run], self._states[run]
+        plan, losses, round = computed.plan.plans[run], computed.losses[run], new.round - 1
+        if not computed.finite[run]:
+            assert computed.bad_steps is not None
+            result = computed.result._replace(first_bad_step=computed.bad_steps[run])
+            try:
+                check_losses_finite(losses, result, plan, round)
+            except DivergedError as error:
+                return error
+        if not isinstance(federation.average, NoAverage):
+            average = update_average(
+                federation.average, new, computed.trained[run], computed.lr[run]
+            )
+            new = self._states[run] = replace(new, average=average)
+        report = RoundReport(
+            round=new.round,
+            age=round // self.modes + 1,
+            plan=plan,
+            loss=computed.means[run],
+            losses=losses,
+            bytes_up=computed.bytes_up[run],
+            bytes_down=computed.bytes_down[run],
+            trained=computed.trained[run],
+        )
+        if computed.memory:
+            write_memory(self._engines[run], plan, computed.memory, run)
+        federation.accept_round(new, report)
+        return report
+
+    def _collect(
+        self,
+        result: StackedResult,
+        round: int,
+        draws: Tensor,
+        lr: Sequence[float],
+        rates: Tensor,
+    ) -> RoundResult:
+        """The result of all visits as that of one run; bytes are counted for each run."""
         cohort = replace(
             result.cohort(
                 self._totals, len(self._first.data), to_device_async(draws, self._totals.device)
             ),
-            round=state.round,
-            lr=lr[0] if len(set(lr)) == 1 else self._column(lr).repeat_interleave(self.modes, 0),
+            round=round,
+            lr=lr[0] if len(set(lr)) == 1 else rates.repeat_interleave(self.modes, 0),
         )
-        done = RoundResult(
-            result.uploads, result.buffers, cohort, result.loss, result.first_bad_step, *_NO_BYTES
+        uncounted = torch.empty(0)
+        return RoundResult(
+            result.uploads,
+            result.buffers,
+            cohort,
+            result.loss,
+            result.first_bad_step,
+            uncounted,
+            uncounted,
         )
-        trained = [tuple(sorted(set(each.mode.tolist()))) for each in self._distinct(plan.plans)]
-        idle = any(len(modes) < self.modes for modes in trained)
-        modes, buffers = update_modes(state, self._server, done, idle)
-        down, up = self._count_bytes(state, result, plan, draws)
-        if engine.model.device.type == "cuda":
-            # While the GPU works through the kernels of this round, the CPU prepares the next one.
-            self._next = self._make_plan(state.round + 1)
-        # Reading the losses waits for the GPU. Nothing of any run has changed up to here.
-        losses = result.loss.detach().cpu().reshape(self.runs, -1)
-        bad_steps: Tensor | None = None
-        outcomes: list[RoundReport | DivergedError] = []
-        means, finite = losses.mean(1).tolist(), losses.isfinite().all(1).tolist()
-        self._stacked = replace(state, round=state.round + 1, modes=modes, buffers=buffers)
-        self._states = []
-        for run, federation in enumerate(self.federations):
-            own = plan.plans[run]
-            new = self._state_of(run)
-            self._states.append(new)
-            if not finite[run]:
-                if bad_steps is None:
-                    bad_steps = result.first_bad_step.cpu().reshape(self.runs, -1)
-                outcomes.append(_divergence(losses[run], bad_steps[run], done, own, state.round))
-                continue
-            modes_trained = trained[self._stream[run]]
-            if not isinstance(federation.average, NoAverage):
-                average = update_average(federation.average, new, modes_trained, lr[run])
-                new = self._states[run] = replace(new, average=average)
-            report = RoundReport(
-                round=new.round,
-                age=state.round // self.modes + 1,
-                plan=own,
-                loss=means[run],
-                losses=losses[run],
-                bytes_up=up[run],
-                bytes_down=down[run],
-                trained=modes_trained,
-            )
-            if result.memory:
-                write_memory(self._engines[run], own, result.memory, run)
-            federation.accept_round(new, report)
-            outcomes.append(report)
-        return outcomes
 
     def _stack_states(self) -> EnsembleState:
         """The states of all runs as one, with the rows of their modes one below the other."""
@@ -265,16 +335,17 @@ class RunStack:
         engines = [self._engines[run] for run in self._sources]
         return make_stacked_plan(engines, plans, self._stream, self.modes, round)
 
-    def _train(self, state: EnsembleState, plan: StackedPlan) -> StackedResult:
-        """Trains all visits in one block; raises DoesNotFit if they are too many."""
+    def _train(self, state: EnsembleState, plan: StackedPlan, rates: Tensor) -> StackedResult:
+        """Trains all visits in one block; raises DoesNotFit if they are too many.
+
+        Args:
+            rates: learning rate of each run, [R, 1].
+        """
         engine, results = self._engines[0], list[StackedResult]()
         if len(plan.mode) > engine.block:
             raise DoesNotFit
         counts = torch.cat(
             [self._engines[run].count_steps(plan.plans[run]) for run in self._sources]
-        )
-        lr = self._column(
-            [federation.algorithm.learning_rate(state.round) for federation in self.federations]
         )
 
         def train() -> None:
@@ -285,7 +356,7 @@ class RunStack:
                     self._server.broadcast(state.modes),
                     state.buffers,
                     plan,
-                    lr,
+                    rates,
                     self._hyperparameters,
                     ragged=bool(counts.min() < counts.max()),
                 )
@@ -329,12 +400,6 @@ class RunStack:
         )
         return (down * counts).sum(1).tolist(), (up * counts).sum(1).tolist()
 
-    def _distinct(self, plans: Sequence[Any]) -> list[Any]:
-        return [plans[run] for run in self._sources]
-
-
-_NO_BYTES = (torch.empty(0), torch.empty(0))  # they are counted for each run
-
 
 def _local(federation: Federation) -> LocalEngine:
     assert isinstance(federation.engine, LocalEngine)
@@ -351,14 +416,3 @@ def _stream_key(federation: Federation) -> Hashable:
     }
     arrays = tuple((name, value.cpu().numpy().tobytes()) for name, value in tensors.items())
     return federation.schedule, engine.seed, arrays
-
-
-def _divergence(
-    losses: Tensor, bad_steps: Tensor, result: RoundResult, plan: Any, round: int
-) -> DivergedError:
-    """The error of a run with a loss that is not finite."""
-    try:
-        check_losses_finite(losses, result._replace(first_bad_step=bad_steps), plan, round)
-    except DivergedError as error:
-        return error
-    raise AssertionError("all losses are finite")
