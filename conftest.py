@@ -21,17 +21,27 @@ collect_ignore_glob = [
 ]
 
 
+def pytest_collection_modifyitems(items):
+    """Puts tests/fleet first: it takes longest, and most of the time it waits."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/fleet/"))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With --dist loadgroup, one process for tests/fleet: under pytest 9.2, xdist 3.8 does not see
-    its own marks.
+    """With --dist loadgroup, one process for tests/fleet, and one for each other file.
+
+    Otherwise each process would make the fixtures of a module for itself, such as a trained model.
+    `xdist_group` is not used: under pytest 9.2, xdist 3.8 does not see its own marks.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling
 
-    class OneFleet(LoadGroupScheduling):
-        def _split_scope(self, nodeid):
-            return "fleet" if nodeid.startswith("tests/fleet/") else super()._split_scope(nodeid)
+    # In the order of collection, in which folders with long tests come first.
+    config.option.loadscopereorder = False
 
-    return OneFleet(config, log)
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            return "fleet" if nodeid.startswith("tests/fleet/") else nodeid.split("::")[0]
+
+    return ByFile(config, log)
