@@ -1,5 +1,7 @@
 """Runs that are stacked on a GPU give what each of them gives alone in a loop on the CPU."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -88,7 +90,9 @@ def test_preparing_a_round_does_not_wait_for_the_gpu(data):
     waits = []
     original = torch.Tensor.cpu
     try:
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         torch.Tensor.cpu = lambda self: (
             waits.append(self.is_cuda),
             _allowing_sync(original, self),
