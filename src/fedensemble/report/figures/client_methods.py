@@ -46,7 +46,7 @@ ENOUGH = 0.95  # share of clients that a method must find for each seed
 
 
 def client_methods(reproduction: Reproduction, results: Sequence[CellResult]) -> PaperReport:
-    """The table, its unrounded values, a figure of accuracy against bytes, and sentences.
+    """The table, its unrounded values, a figure of accuracy with bytes, and sentences.
 
     A column's `way` is the key of the summary that has its metrics. Those of new clients are under
     the key that the option `new` of the table gives for a column, by default that of `way` with
@@ -209,34 +209,40 @@ def _found_groups(row: str, own: Sequence[CellResult]) -> list[str]:
 def _figure(
     reproduction: Reproduction, known: Sequence[CellResult], new: Mapping[str, str]
 ) -> Figure:
-    """One panel per row: accuracy of the mean client and of the worst tenth against bytes."""
+    """One panel per row: the accuracy of the mean client, down to the worst tenth, with the bytes.
+
+    Each method has a line of its own, because many methods send the same bytes.
+    """
     rows = list(dict.fromkeys(result.cell.row for result in known))
-    columns = list(dict.fromkeys(result.cell.column for result in known))
+    own = {row: [each for each in known if each.cell.row == row] for row in rows}
+    heights = [1 + 0.28 * len(results) for results in own.values()]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 3.6 * len(rows)), layout="constrained")
-        for axis, row in zip(figure.subplots(len(rows), 1, squeeze=False).flat, rows, strict=True):
-            for result in (each for each in known if each.cell.row == row):
-                color = COLORS[columns.index(result.cell.column) % len(COLORS)]
-                marker = "os^Dv"[columns.index(result.cell.column) // len(COLORS) % 5]
+        figure = Figure(figsize=(8.2, 0.6 + sum(heights)), layout="constrained")
+        axes = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights).flat
+        for axis, (row, results) in zip(axes, own.items(), strict=True):
+            labels = []
+            for place, result in enumerate(results):
+                megabytes = in_megabytes(sum(total_bytes(result)))
+                labels.append(f"{escape_label(result.cell.column)}  ({megabytes} MB)")
                 mean, worst = (
-                    _values(result, "accuracy", statistic, new, of_new=False)
+                    [
+                        scaled("accuracy", value)
+                        for value in _values(result, "accuracy", statistic, new, of_new=False)
+                    ]
                     for statistic in ("mean", "worst_10")
                 )
                 if not mean:
                     continue
-                megabytes = max(sum(total_bytes(result)) / 1e6, 1e-2)
-                top = scaled("accuracy", mean_and_std(mean)[0])
-                label = escape_label(result.cell.column)
-                axis.plot(megabytes, top, marker=marker, color=color, linestyle="", label=label)
-                if worst:
-                    low = scaled("accuracy", mean_and_std(worst)[0])
-                    axis.plot([megabytes] * 2, [top, low], color=color, linewidth=0.8)
-            axis.set_xscale("symlog", linthresh=1)
+                top = mean_and_std(mean)[0]
+                low = mean_and_std(worst)[0] if worst else top
+                axis.plot([low, top], [place, place], color=COLORS[0], linewidth=1)
+                axis.plot(low, place, marker="|", color=COLORS[0])
+                axis.plot(top, place, marker="o", color=COLORS[0])
+            axis.set_yticks(range(len(results)), labels)
+            axis.set_ylim(len(results) - 0.5, -0.5)
             axis.set(
                 title=escape_label(row),
-                xlabel="MB up and down, all clients",
-                ylabel="accuracy %: mean, down to worst tenth",
+                xlabel="accuracy % of clients: mean (dot), and mean of the worst tenth (bar)",
             )
-            axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize="small")
         figure.suptitle(escape_label(headline(reproduction)))
         return figure
