@@ -364,13 +364,17 @@ def test_the_command_follows_a_run_of_another_process_and_can_be_stopped(end, tm
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/events")
         answer = connection.getresponse()
-        with start("run", "--out", "run", "--set", "rounds=30") as training:
-            while not (tmp_path / "run" / "metrics.jsonl").exists():
-                assert training.poll() is None, training.stdout.read()
-                time.sleep(0.05)
-            updates = 0
-            while updates < 3:  # the empty folder, its first rounds, later ones
-                updates += answer.readline().startswith(b"event: update")
+
+        def see_update():
+            while not answer.readline().startswith(b"event: update"):
+                pass
+
+        see_update()  # the empty folder
+        with start("run", "--out", "run", "--set", "rounds=3") as training:
+            assert training.wait(60) == 0
+        see_update()  # however few looks a run of a second gets, one comes after it
+        with start("run", "run", "--set", "rounds=30") as training:
+            see_update()
             viewer.send_signal(end)
             output = training.stdout.read()
             assert training.wait(60) == 0 and "Report: run/report.html" in output
