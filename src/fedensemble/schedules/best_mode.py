@@ -32,9 +32,9 @@ class BestMode(Balanced):
     needs_reports: ClassVar[bool] = True
 
     def init(self, population: int, seed: int) -> Tree:
+        state = super().init(population, seed)  # first, because it checks the options
         # The last relative loss of each client and mode; minus infinity if unknown.
-        unknown = torch.full((population, self.modes), -torch.inf)
-        return {**super().init(population, seed), "loss": unknown}
+        return {**state, "loss": torch.full((population, self.modes), -torch.inf)}
 
     def plan(self, state: Tree, round: int) -> Plan:
         return with_worst_modes(super().plan(state, round), -state["loss"])
