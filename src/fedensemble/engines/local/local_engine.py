@@ -37,6 +37,7 @@ from .block import (
 )
 from .client_state import ClientMemory, Placement
 from .device_cache import cached_on_device, to_device_async
+from .divide_by_length import block_sizes
 from .joint_minibatches import JointMinibatches
 from .oom_retry import halve_block_size
 from .run_visits import run_visits
@@ -55,7 +56,10 @@ class LocalEngine(Engine):
     """
 
     batched: ClassVar[bool]
-    block: int = 1  # number of visits trained together
+    block: int = 1  # largest number of visits trained together
+    # Time of a local step that does not grow with its visits, in units of visits, see
+    # `divide_by_length.py`; None: blocks are as large as possible.
+    step_overhead: float | None = None
     # Dataset of random numbers that only the client knows; None derives them from the seed.
     secret: SecretSource | None = None
 
@@ -94,6 +98,15 @@ class LocalEngine(Engine):
     @abstractmethod
     def order(self, counts: Tensor) -> Tensor:
         """The order in which to train visits with these numbers of local steps, as indices."""
+
+    def block_sizes(self, counts: Tensor, modes: int = 1) -> list[int]:
+        """The numbers of visits of successive blocks.
+
+        Args:
+            counts: local steps of the visits, in the order of `order`.
+            modes: models per visit, more than one in joint visits.
+        """
+        return block_sizes(counts.tolist(), max(1, self.block // modes), self.step_overhead)
 
     def round_threads(self, visits: int) -> AbstractContextManager[None]:
         """Sets how many threads torch's operators use in a round of so many visits."""
@@ -163,7 +176,9 @@ class LocalEngine(Engine):
         """Makes the batch plan of the first block of a later round in advance."""
         if not len(plan.client):
             return
-        part = plan.select(self.order(self.count_steps(plan))[: self.block])
+        counts = self.count_steps(plan)
+        order = self.order(counts)
+        part = plan.select(order[: self.block_sizes(counts[order])[0]])
         try:
             self.keep_batch_plan(part, round, self._make_batch_plan(part, round))
         except OOM_ERRORS as error:

@@ -56,18 +56,23 @@ class ThreadedTrainer:
     ) -> BlockResult:
         """Trains a block of visits."""
         count, visits = available_threads(), len(inputs.model_key)
-        if self.work < _WORTH or min(count, visits) < 2:
+        if self.work < _WORTH or visits < 2 or (count < 2 and not ragged):
             with num_threads(self.inside(visits)):
                 return engine.train_eager(algorithm, inputs, ragged)
         parts = split_inputs(inputs, min(visits, count * _PARTS_PER_CORE if ragged else count))
+        if count < 2:
+            # One core gains from parts, too, if visits have different numbers of steps: each part
+            # has only as many as its longest visit.
+            with num_threads(1):
+                results = [_train_part(engine, algorithm, part) for part in parts]
+            return concatenate_results(results, len(inputs.batch_index))
         pool = self._prepare_workers(engine, count)
 
         def train_part(part: BlockInputs) -> BlockResult:
             torch.set_num_threads(1)  # inside operations: the other cores have parts of their own
             worker = self._idle.pop()
             try:
-                part_ragged = bool(part.counts.min() < part.counts.max())
-                return worker.train_eager(algorithm, part, part_ragged)
+                return _train_part(worker, algorithm, part)
             finally:
                 self._idle.append(worker)
 
@@ -100,6 +105,12 @@ def _make_worker(engine: VectorEngine) -> VectorEngine:
     worker, model = copy(engine), engine.model.clone_module()
     worker.model, worker.gradient, worker.threads = model, engine.gradient_of(model), None
     return worker
+
+
+def _train_part(engine: VectorEngine, algorithm: Algorithm, part: BlockInputs) -> BlockResult:
+    """Trains a part of a block."""
+    ragged = bool(part.counts.min() < part.counts.max())
+    return engine.train_eager(algorithm, part, ragged)
 
 
 def split_inputs(inputs: BlockInputs, count: int) -> list[BlockInputs]:

@@ -29,6 +29,7 @@ from .block import BlockInputs, BlockResult, Minibatches
 from .block_size import max_block_size
 from .client_state import Placement
 from .cuda_graph_training import CapturedTraining
+from .divide_by_length import step_overhead
 from .flops import count_flops
 from .local_engine import LocalEngine
 from .thread_pool import ThreadedTrainer
@@ -105,6 +106,11 @@ class VectorEngine(LocalEngine):
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
         self.gradient = self.gradient_of(self.model)
         self.threads = None if cuda else ThreadedTrainer(flops * self.work.batch_size)
+        if cuda:
+            # On a CPU, `ThreadedTrainer` divides blocks into parts of similar visits.
+            length = x.shape[-2] if x.dim() > 3 else x.shape[-1]
+            batch = flops * self.work.batch_size
+            self.step_overhead = step_overhead(self.model.eval_model, length, batch)
         self.graphs = cuda if graphs is None else graphs and cuda
         if graphs and not cuda:
             self.notes.append(

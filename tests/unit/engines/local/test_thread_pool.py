@@ -220,3 +220,15 @@ def test_models_made_in_threads_have_the_same_initial_parameters():
         for _ in range(5):
             assert all(map(torch.equal, pool.map(start, range(8)), alone))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_core_trains_parts_with_as_many_steps_as_they_need(monkeypatch):
+    monkeypatch.setattr(thread_pool, "available_threads", lambda: 1)
+    one = federation()
+    steps, train_eager = [], one.engine.train_eager
+    one.engine.train_eager = lambda algorithm, inputs, ragged: (
+        steps.append(len(inputs.batch_index)),
+        train_eager(algorithm, inputs, ragged),
+    )[1]
+    one.run_round()
+    assert len(steps) == 4 and steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
