@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..flat_params import Tree
 from ..text import shorten
 from ..uncertainty.calibration_client import Query
-from ..uncertainty.score_histogram import BINS
+from ..uncertainty.conformal_threshold import BINS
 from ..uncertainty.temperature import LOG_TEMPERATURES, SUMS
 
 QUERY, PROBLEM = "query", "problem"  # names of records

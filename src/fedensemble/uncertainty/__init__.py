@@ -15,6 +15,7 @@ from .calibration_error import (
 )
 from .calibration_settings import CalibrationSettings
 from .conformal_scores import class_scores, interval_scores, interval_within
+from .conformal_threshold import conformal_threshold
 from .intervals import (
     gaussian_mixture_interval,
     gaussian_mixture_noise,
@@ -24,7 +25,6 @@ from .intervals import (
 )
 from .out_of_distribution import detection_metrics
 from .regression import crps, gaussian_mixture_nll
-from .score_histogram import conformal_threshold
 from .scores import SCORES, ensemble_energy, variation_ratio
 from .selective import RiskCoverage, risk_coverage
 from .temperature import fit_temperature, temperature_sums

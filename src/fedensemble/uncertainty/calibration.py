@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InputError, unknown
 from .calibration_settings import CalibrationSettings, Place
 from .conformal_scores import class_scores, interval_within
-from .score_histogram import bin_edges
+from .conformal_threshold import bin_edges
 from .scores import score_range
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import prng
 from .calibration_settings import TEMPERATURE_SHARE
 from .conformal_scores import INTERVAL_METHODS, class_scores, interval_scores
-from .score_histogram import bin_edges, count_scores
+from .conformal_threshold import bin_edges, count_scores
 from .scores import probability_score
 from .temperature import (
     combine_members,

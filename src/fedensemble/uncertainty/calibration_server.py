@@ -13,7 +13,7 @@ from .calibration import Calibration
 from .calibration_client import Answer, Query
 from .calibration_settings import CalibrationSettings, Place
 from .conformal_scores import CLASS_METHODS, largest_class_score
-from .score_histogram import BINS, bin_edges, conformal_rank, find_bins, rows_needed
+from .conformal_threshold import BINS, bin_edges, conformal_rank, find_bins, rows_needed
 from .scores import score_range
 from .temperature import fit_temperature
 

@@ -13,7 +13,7 @@ from ..arguments import (
 )
 from ..errors import InputError
 from .conformal_scores import CLASS_METHODS, INTERVAL_METHODS, Method
-from .score_histogram import BINS
+from .conformal_threshold import BINS
 from .scores import SCORES, Score
 
 Scope = Literal["mixture", "pool", "client", "class"]

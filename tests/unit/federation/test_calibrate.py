@@ -18,7 +18,7 @@ from fedensemble.uncertainty.calibration_client import CalibrationClient, rows_s
 from fedensemble.uncertainty.calibration_server import CalibrationFacts, fit_calibration
 from fedensemble.uncertainty.calibration_settings import CalibrationSettings
 from fedensemble.uncertainty.conformal_scores import class_scores
-from fedensemble.uncertainty.score_histogram import conformal_rank, conformal_threshold
+from fedensemble.uncertainty.conformal_threshold import conformal_rank, conformal_threshold
 
 
 def net() -> nn.Module:

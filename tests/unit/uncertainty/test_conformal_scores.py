@@ -20,7 +20,7 @@ from fedensemble.uncertainty.conformal_scores import (
     largest_class_score,
     row_uniform,
 )
-from fedensemble.uncertainty.score_histogram import (
+from fedensemble.uncertainty.conformal_threshold import (
     BINS,
     bin_edges,
     conformal_rank,

@@ -17,7 +17,7 @@ from ..dataset import Dataset, Rows, datasets, make_rng
 from ..federated import FederatedData
 from ..labels.label_checks import single_client_classes
 from ..recipe import partition_recipe, with_recipe
-from .test_owner import assign_test_rows
+from .owners_of_test_rows import assign_test_rows
 
 # Maps the name of a partition to a function f(source, clients, seed, **options). It returns one
 # array of row numbers per client; no row occurs twice.
