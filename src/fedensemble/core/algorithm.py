@@ -234,7 +234,7 @@ class Algorithm(ABC):
 
         Args:
             buffers: running statistics that were sent, [1, K * R].
-            result: of the engine, see `core/joint.py`.
+            result: of the engine, see `core/visits/joint.py`.
         """
         return result
 

@@ -14,7 +14,7 @@ with the overhead of a step in units of visits, and `block_sizes` minimizes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from itertools import accumulate
 
 from torch import nn
 
@@ -46,28 +46,36 @@ def block_sizes(counts: Sequence[int], most: int, overhead: float | None) -> lis
     """
     visits, most = len(counts), min(most, len(counts))
     whole = [min(most, visits - first) for first in range(0, visits, most or 1)]
-    if overhead is None or not visits or counts[0] == counts[-1]:
+    if overhead is None or most <= 1 or counts[0] == counts[-1]:
         return whole
     piece = -(-most // _PIECES)
     sizes = [most, *range(most - most % piece, 0, -piece)]
 
-    @cache
-    def best(first: int) -> tuple[float, tuple[int, ...]]:
-        """The least time of the visits from `first` on, and the sizes of their blocks."""
-        if first == visits:
-            return 0.0, ()
-        options = []
-        for largest in sizes:
-            size = min(largest, visits - first)
-            rest, later = best(first + size)
-            options.append((counts[first] * (overhead + size) + rest, (size, *later)))
-        return min(options, key=lambda option: option[0])
-
-    time, divided = best(0)
+    # Dynamic programming over the places where a block may begin. Not recursive: with a large model
+    # a round has more blocks than Python allows nested calls.
+    places = {0}
+    for first in range(visits):
+        if first in places:
+            places |= {min(first + size, visits) for size in sizes}
+    # The least time of the visits from each place on, and the size of the block that begins there.
+    best: dict[int, tuple[float, int]] = {visits: (0.0, 0)}
+    for first in sorted(places - {visits}, reverse=True):
+        fitting = [min(size, visits - first) for size in sizes]
+        best[first] = min(
+            ((counts[first] * (overhead + size) + best[first + size][0], size) for size in fitting),
+            key=lambda option: option[0],
+        )
+    firsts = accumulate(whole[:-1], initial=0)
     undivided = sum(
-        counts[sum(whole[:index])] * (overhead + size) for index, size in enumerate(whole)
+        counts[first] * (overhead + size) for first, size in zip(firsts, whole, strict=True)
     )
-    return list(divided) if time < _WORTH * undivided else whole
+    if best[0][0] >= _WORTH * undivided:
+        return whole
+    divided, first = list[int](), 0
+    while first < visits:
+        divided.append(best[first][1])
+        first += divided[-1]
+    return divided
 
 
 def step_overhead(model: nn.Module, sequence: int, flops: int) -> float:

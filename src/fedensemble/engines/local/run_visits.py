@@ -76,9 +76,9 @@ def _run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> 
     # A joint visit takes the memory of as many visits as there are modes.
     request, width = requests[0], engine.model.theta_layout.total
     modes = request.sent["theta"].shape[-1] // width if request.algorithm.joint else 1
-    sizes = engine.block_sizes(counts[queue], modes)
+    sizes = iter(engine.block_sizes(counts[queue], modes))
     while len(queue):
-        size, *sizes = sizes
+        size = next(sizes)
         block, queue = queue[:size], queue[size:]
         ragged = bool(counts[block].min() < counts[block].max())
         owner = run_of_visit[block]
@@ -87,7 +87,7 @@ def _run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> 
         if not fits_in_memory(engine, train_block, len(block), requests[0].round):
             # Visits of runs that were added already have left `remaining`: they are not repeated.
             queue = torch.cat([block[torch.isin(owner, torch.tensor([*remaining]))], queue])
-            sizes = engine.block_sizes(counts[queue], modes)  # the limit is lower now
+            sizes = iter(engine.block_sizes(counts[queue], modes))  # the limit is lower now
     for run in runs:
         run.engine.pending_state = run.new_state
     return [run.result() for run in runs]

@@ -57,6 +57,13 @@ def test_few_sizes_occur(counts, most, overhead):
     assert all(size == most or size % piece == 0 for size in sizes[:-1])
 
 
+@pytest.mark.parametrize(("most", "visits"), [(1, 3000), (2, 3000), (4, 6000)])
+def test_large_models_have_more_blocks_than_python_allows_nested_calls(most, visits):
+    counts = sorted((1 + place % 50 for place in range(visits)), reverse=True)
+    sizes = block_sizes(counts, most, overhead=0.1)
+    assert sum(sizes) == visits and max(sizes) <= most
+
+
 def test_a_larger_batch_or_fewer_layers_have_less_overhead():
     small, large = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(*[nn.Linear(4, 4)] * 3)
     assert step_overhead(small, 1, 10**9) < step_overhead(small, 1, 10**8)
