@@ -14,6 +14,8 @@ from ..flat_params import Tree
 from .balanced import Balanced
 from .worst_mode import with_worst_modes
 
+_WORST = 1e300  # stands for an infinite loss; sums of it are finite
+
 
 @schedules.register("best-mode")
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ def relative_losses(mode: Tensor, loss: Tensor, modes: int) -> Tensor:
     >>> relative_losses(torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0, 9.0]), 2).tolist()
     [-0.5, 0.5, 0.0]
     """
-    loss = torch.nan_to_num(loss.double())
+    # A loss that is nan is the worst, as infinity is, and not 0.
+    loss = torch.nan_to_num(loss.double(), nan=_WORST, posinf=_WORST, neginf=-_WORST)
     one_hot = (mode == torch.arange(modes).unsqueeze(1)).double()  # [K, J]
     mean = (one_hot @ loss / one_hot.sum(1).clamp(min=1))[mode]
     tiny = torch.finfo(torch.float64).tiny

@@ -9,6 +9,7 @@ from torch import Tensor
 
 _RESTARTS = 20  # of k-means; the result of the smallest cost counts
 _CHUNK = 1 << 16  # columns of the updates that are converted to float64 at once
+_EQUAL = 1 - 1e-9  # cosine from which two directions are equal up to rounding
 
 
 def cluster_updates(changes: Tensor, clusters: int, least: int, seed: int) -> Tensor:
@@ -68,7 +69,10 @@ def _coordinates(products: Tensor) -> Tensor:
     """Points [J, J] that have these inner products; k-means needs points, and P may be large."""
     value, vector = torch.linalg.eigh(products)
     points: Tensor = vector * value.clamp(min=0).sqrt()
-    return points
+    # Equal directions get one point. Their own points differ by about 1e-8, the square root of the
+    # rounding of an eigenvalue that is zero, and k-means would divide them into spare clusters.
+    first = (products > _EQUAL).fill_diagonal_(True).long().argmax(1)
+    return points[first]
 
 
 def _number_by_first(label: Tensor) -> Tensor:

@@ -62,3 +62,13 @@ def test_updates_of_length_zero_and_equal_updates():
     assert set(cluster_updates(same, 3, 1, seed=0).tolist()) <= {0, 1}
     still = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 0.0]])
     assert cluster_updates(still, 2, 1, seed=0).tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("directions", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_directions_are_not_divided_into_spare_clusters(directions, seed):
+    generator = torch.Generator().manual_seed(seed)
+    group = torch.arange(9) % directions
+    lengths = 1 + torch.rand(9, 1, generator=generator)
+    changes = torch.randn(directions, 50, generator=generator)[group] * lengths
+    assert cluster_updates(changes, clusters=4, least=1, seed=seed).tolist() == group.tolist()
