@@ -29,7 +29,7 @@ def fits_in_memory(
     """Calls `train_block`; if it runs out of memory, halves the block size and returns False.
 
     Args:
-        train_block: trains a block of `visits` visits.
+        train_block: trains a block of `visits` visits; a joint visit counts once per mode.
         round: counted from 0.
 
     Raises:

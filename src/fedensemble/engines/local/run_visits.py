@@ -84,7 +84,9 @@ def _run_visits(engines: Sequence[LocalEngine], requests: Sequence[Request]) -> 
         owner = run_of_visit[block]
         remaining = {run: index[block[owner == run]] for run in sorted(set(owner.tolist()))}
         train_block = partial(_train_block, engine, runs, remaining, ragged)
-        if not fits_in_memory(engine, train_block, len(block), requests[0].round):
+        # In the unit of the block size, so that half of it is half of these visits.
+        tried = len(block) * modes if len(block) > 1 else 1
+        if not fits_in_memory(engine, train_block, tried, requests[0].round):
             # Visits of runs that were added already have left `remaining`: they are not repeated.
             queue = torch.cat([block[torch.isin(owner, torch.tensor([*remaining]))], queue])
             sizes = iter(engine.block_sizes(counts[queue], modes))  # the limit is lower now

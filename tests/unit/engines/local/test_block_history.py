@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedensemble import EngineWarning, FedAvg, Federation
+from fedensemble.algorithms import IFCA
 from fedensemble.config.schema import resolve
 from fedensemble.engines.distributed.engine import DistributedEngine
 from fedensemble.engines.distributed.process_group import ProcessGroup
@@ -212,3 +213,17 @@ def test_every_rank_keeps_its_own_block(monkeypatch):
     assert isinstance(alone, VectorEngine)
     alone.load_numerics({"blocks.cpu": rows})  # ignored: sums over ranks differ anyway
     assert alone.block == 5
+
+
+def test_half_of_the_joint_visits_train_after_oom(monkeypatch):
+    """A joint visit takes the memory of as many visits as there are modes."""
+    federations = [
+        small_federation(IFCA(), "vector", 3, 1, engine_options={"block": 12}) for _ in range(2)
+    ]
+    train(federations[0], 2)
+    limit_memory(monkeypatch, 2)
+    with pytest.warns(EngineWarning, match="6 visits are trained at once instead of 12"):
+        train(federations[1], 2)
+    assert federations[1].engine.block == 6  # two clients
+    one, other = (federation.tensors() for federation in federations)
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
