@@ -167,6 +167,17 @@ def test_rm_deletes_a_run(folder):
     assert not path.exists()
 
 
+def test_rm_deletes_a_run_with_personal_models(folder):
+    assert run("run", "small.toml", *FAST, "--set", "data.calibration=0.2", cwd=folder)[0] == 0
+    (path,) = runs_of(folder)
+    code, _, errors = run("personalize", path, "--method", "select,tune", cwd=folder)
+    assert code == 0, errors
+    assert len(list(path.glob("personal-*.safetensors"))) == 2
+    code, _, errors = run("rm", path, "--yes", cwd=folder)
+    assert code == 0, errors
+    assert not path.exists()
+
+
 def test_rm_asks(folder):
     path = trained(folder)
     code, said, _ = run("rm", path, cwd=folder)  # the input of this process is empty

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ... import durable
 from ...errors import InputError
+from ...personal.result import file_name
+from ...personal.settings import METHODS
 from ...tracking.backends import trackers
 from ..profile import FILE as PROFILE
 from .checksums import CHECKED, FILE
@@ -29,6 +31,7 @@ _FILES = {
     "report.html",
     "report.md",
     "curves.png",
+    *(file_name(method) for method in METHODS),  # of `fedensemble personalize`
 }
 
 
