@@ -63,7 +63,7 @@ def test_predict_takes_whole_numbers_for_a_model_of_numbers(folder: Path) -> Non
 
 
 def test_a_finished_run_is_served_in_python(folder: Path) -> None:
-    with pytest.raises(InputError, match="is not a run"):
+    with pytest.raises(InputError, match="is not a run: there is no such folder"):
         fe.load_ensemble(folder / "a")
     RunFolder(folder / "b").path.mkdir()
     (folder / "b" / "config.toml").write_text(run("show", "small.toml", cwd=folder)[1])

@@ -231,6 +231,11 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Returns the settings in config.toml."""
+        if not self.path.exists():
+            raise InputError(
+                f"{self.path} is not a run: there is no such folder. "
+                "'fedensemble ls runs' shows all runs."
+            )
         if not self.config_file.exists():
             raise InputError(f"{self.path} is not a run: it has no config.toml.")
         try:
