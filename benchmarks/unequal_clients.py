@@ -42,9 +42,8 @@ def measure(model: str, alpha: float, device: str, rounds: int) -> str:
             batch_size=batch,
             device=device,
             engine="vector",
+            engine_options={"divide": divided},
         )
-        if not divided:
-            federation.engine.step_overhead = None
         federations.append(federation)
     seconds = [0.0, 0.0]
     examples = steps = padded = 0

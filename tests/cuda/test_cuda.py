@@ -5,7 +5,7 @@ there is no GPU.
 import pytest
 import torch
 
-from fedensemble import EngineWarning, FedAvg, FederatedData, Federation
+from fedensemble import EngineWarning, FedAvg, Federation
 from fedensemble.core.algorithm import algorithms
 from fedensemble.testing.assertions import remembered
 from fedensemble.testing.cases import CASES
@@ -407,30 +407,12 @@ def test_personal_parts_are_trained_by_graphs(alternate):
 
 def test_rounds_divided_by_length_are_those_of_a_loop():
     """Blocks of visits with similar numbers of steps, captured one by one."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = [90, 9, 10, 40, 4, 12, 60, 8]
-    clients = [
-        (torch.randn(n, 5, generator=generator), torch.randint(3, (n,), generator=generator))
-        for n in sizes
-    ]
-    federations = [
-        Federation(
-            {"name": "mlp", "hidden": [6]},
-            FederatedData.from_clients(clients, classes=3),
-            FedAvg(lr=0.1),
-            modes=2,
-            strata=2,
-            clients_per_round=8,
-            batch_size=4,
-            dtype=torch.float64,
-            engine=engine,
-            device=device,
-        )
-        for engine, device in (("loop", "cpu"), ("vector", "cuda"))
-    ]
-    loop, vector = federations
-    assert vector.engine.step_overhead > 8  # too small a model to be divided
-    vector.engine.step_overhead = 0.5
+    options = {"clients_per_round": 6}
+    loop = small_federation(FedAvg(lr=0.1), "loop", 2, 2, **options)
+    options |= {"device": "cuda", "engine_options": {"divide": True}}
+    vector = small_federation(FedAvg(lr=0.1), "vector", 2, 2, **options)
+    assert vector.engine.step_overhead > 6  # too small a model to be divided
+    vector.engine.step_overhead = 0.1
     for _ in range(4):
         assert vector.run_round().loss == pytest.approx(loop.run_round().loss, rel=1e-9)
     assert len(vector.engine._captured) > 1

@@ -23,9 +23,10 @@ from torch import nn
 _PIECES = 4
 # Blocks are only divided if that saves a tenth of the time, because `step_overhead` is an estimate.
 _WORTH = 0.9
-# What the launch of a layer costs in FLOPs of a forward pass. On an H200, a step of ResNet-18
-# (62 layers) and one of the MNIST CNN take 1.35 and 0.24 ms in addition to what grows with the
-# visits: about 25 us per layer, in which the GPU could do 0.8 GFLOP of a forward pass.
+# What the launch of a layer costs in FLOPs of a forward pass. An estimate from the throughput on an
+# H200 with 10 visits and with 60 or 100 (docs/performance.md): steps of ResNet-18 (62 layers) and
+# of the MNIST CNN have about 1.35 and 0.24 ms that do not grow with the visits. That is 25 us per
+# layer, in which the GPU could do 0.8 GFLOP of a forward pass.
 _LAUNCH = 800_000_000
 
 

@@ -56,6 +56,8 @@ class VectorEngine(LocalEngine):
         graphs: capture local training as CUDA graphs; None does so on a GPU.
         deterministic: use only kernels that take sums in the same order every time, even if they
             are slower.
+        divide: on a GPU, divide rounds of clients of unequal size into blocks of visits of similar
+            length where that should save time, see `divide_by_length.py`. Not measured yet.
     """
 
     batched: ClassVar[bool] = True
@@ -70,12 +72,14 @@ class VectorEngine(LocalEngine):
         precision: Precision = "auto",
         graphs: bool | None = None,
         deterministic: bool = False,
+        divide: bool = False,
         client_memory: Placement = "auto",
     ) -> None:
         block = block if block is None else require_integer(_NAME, "block", block, 1)
         memory = memory if memory is None else require_positive(_NAME, "memory", memory)
         graphs = graphs if graphs is None else require_bool(_NAME, "graphs", graphs)
         self.deterministic = require_bool(_NAME, "deterministic", deterministic)
+        divide = require_bool(_NAME, "divide", divide)
         super().__init__(*args, client_memory=client_memory)
         cuda = self.model.device.type == "cuda"
         self.precision = self._check_precision(precision, cuda)
@@ -106,8 +110,8 @@ class VectorEngine(LocalEngine):
                 self.notes.append("Without batched layers there is no bf16; using tf32.")
         self.gradient = self.gradient_of(self.model)
         self.threads = None if cuda else ThreadedTrainer(flops * self.work.batch_size)
-        if cuda:
-            # On a CPU, `ThreadedTrainer` divides blocks into parts of similar visits.
+        if cuda and divide:
+            # On a CPU, `ThreadedTrainer` divides blocks into parts of similar visits in any case.
             length = x.shape[-2] if x.dim() > 3 else x.shape[-1]
             batch = flops * self.work.batch_size
             self.step_overhead = step_overhead(self.model.eval_model, length, batch)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedensemble import FederatedData, Federation
 from fedensemble.algorithms import Scaffold
 from fedensemble.engines.local.divide_by_length import block_sizes, step_overhead
+from fedensemble.testing.toy_problems import small_federation
 
 COUNTS = st.lists(st.integers(1, 60), min_size=1, max_size=24).map(
     lambda counts: sorted(counts, reverse=True)
@@ -74,31 +74,12 @@ def test_a_larger_batch_or_fewer_layers_have_less_overhead():
 
 
 def unequal_federation(engine):
-    generator = torch.Generator().manual_seed(0)
-    sizes = [90, 9, 10, 40, 4, 12, 60, 8]
-    clients = [
-        (
-            torch.randn(n, 5, generator=generator),
-            torch.randint(3, (n,), generator=generator),
-        )
-        for n in sizes
-    ]
-    return Federation(
-        {"name": "mlp", "hidden": [6]},
-        FederatedData.from_clients(clients, classes=3),
-        Scaffold(lr=0.1),
-        modes=2,
-        strata=2,
-        clients_per_round=6,
-        batch_size=4,
-        dtype=torch.float64,
-        engine=engine,
-    )
+    return small_federation(Scaffold(lr=0.1), engine, 2, 2, clients_per_round=6)
 
 
 def test_divided_rounds_give_the_results_of_a_loop():
     loop, vector = unequal_federation("loop"), unequal_federation("vector")
-    vector.engine.step_overhead = 0.5
+    vector.engine.step_overhead = 0.1
     trained = []
     train = vector.engine.train
     vector.engine.train = lambda algorithm, inputs, ragged: (
